@@ -2,6 +2,7 @@
 
 mod maintenance;
 mod remote;
+mod service;
 
 use std::{
     ffi::OsString,
@@ -20,6 +21,10 @@ use thiserror::Error;
 
 pub use maintenance::{CheckArguments, MonitorArguments, RepairArguments, SyncArguments};
 pub use remote::{DiscoverArguments, Offload, RemoteArguments, TargetArguments};
+pub use service::{
+    AssembleArguments, ConfigAction, ConfigArguments, ConfigCheckArguments, ConfigurationArguments,
+    IncrementalArguments, Which,
+};
 
 /// Parity RAID in user space, with the on-disk format of Linux MD.
 ///
@@ -50,6 +55,19 @@ pub enum Command {
     Create(CreateArguments),
     /// Show what devices hold: the array they belong to, their role in it, or other content.
     Examine(ExamineArguments),
+    /// Start a server, in the background, for each array that is configured and isn't served.
+    ///
+    /// Waits until each server answers. An array with too few members isn't started, nor one whose members
+    /// the kernel's md holds. With `run-after` in its configuration, members that are late are waited for.
+    Assemble(AssembleArguments),
+    /// Take a device that has appeared into the array that it is a member of; udev calls this.
+    ///
+    /// Does nothing unless the array is configured, and not with auto = false. If the array is served and
+    /// lacks this member, the device is added. If it isn't served, and all its members are there now, it is
+    /// started.
+    Incremental(IncrementalArguments),
+    /// Check the configuration.
+    Config(ConfigArguments),
     /// Erase the MD superblocks of devices that are no longer to be members.
     ///
     /// All devices are checked before any is written. A device in use is refused. Without --force, these are
@@ -207,13 +225,19 @@ pub struct CreateArguments {
 
 #[derive(Debug, Args)]
 pub struct ExamineArguments {
+    /// Search for arrays, where the configuration says or on all block devices, and print an entry of the
+    /// configuration for each
+    #[arg(long, conflicts_with = "devices")]
+    pub scan: bool,
+    #[command(flatten)]
+    pub configuration: ConfigurationArguments,
     #[command(flatten)]
     pub remote: RemoteArguments,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
     /// Block devices or files
-    #[arg(required = true, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
+    #[arg(required_unless_present = "scan", value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub devices: Vec<PathBuf>,
 }
 
@@ -349,6 +373,9 @@ pub struct ServeArguments {
     /// Print JSON lines instead of text
     #[arg(long)]
     pub json: bool,
+    /// Leave the session of the terminal; what `assemble` starts does
+    #[arg(long, hide = true)]
+    pub own_session: bool,
     /// Members, in any order: block devices, files, NVMe generic devices (/dev/ngXnY), pmem:PATH for a file
     /// in persistent memory, and with --create mem:SIZE. Names in /dev/disk/by-id are best: they don't change
     #[arg(required = true, value_name = "DEVICE", value_hint = ValueHint::FilePath)]

@@ -1,5 +1,7 @@
 //! `pinstripe examine`: what devices hold.
 
+pub mod scan;
+
 use std::{
     path::Path,
     time::{Duration, UNIX_EPOCH},

@@ -3,6 +3,9 @@
 //! ```text
 //!   create, examine,       work on devices, with nothing running
 //!   zero-superblock
+//!   examine --scan,        go by the configuration; what they start is a `serve` of its own
+//!   assemble, incremental,
+//!   config
 //!   serve                  assembles an array and serves it until it is told to stop
 //!   list, detail, fail,    talk to a running `serve` over its control socket
 //!   add, remove, replace, grow,
@@ -24,8 +27,10 @@
 #![forbid(unsafe_code)]
 
 mod accept;
+mod assemble;
 mod bench;
 mod command_line;
+mod configuration;
 mod create;
 mod demo;
 mod discover;
@@ -33,6 +38,7 @@ mod ending;
 mod examine;
 mod failure;
 mod fuse;
+mod incremental;
 mod limits;
 mod list;
 mod manual;
@@ -46,6 +52,7 @@ mod open;
 mod output;
 mod probe;
 mod progress;
+mod scan;
 mod scrub;
 mod serve;
 mod server_process;
@@ -58,7 +65,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use command_line::{Cli, Command, UblkAction};
+use command_line::{Cli, Command, ConfigAction, UblkAction};
 
 /// A panic ends the process (C12): builds for tests unwind, and would go on without one of their threads.
 fn abort_on_panic() {
@@ -83,7 +90,13 @@ pub fn main() -> ExitCode {
     };
     let done = match cli.command {
         Command::Create(arguments) => create::run(&arguments),
+        Command::Examine(arguments) if arguments.scan => examine::scan::run(&arguments),
         Command::Examine(arguments) => examine::run(&arguments),
+        Command::Assemble(arguments) => assemble::run(&arguments),
+        Command::Incremental(arguments) => incremental::run(&arguments),
+        Command::Config(arguments) => match arguments.action {
+            ConfigAction::Check(arguments) => configuration::run(&arguments),
+        },
         Command::ZeroSuperblock(arguments) => zero_superblock::run(&arguments),
         Command::Serve(arguments) => serve::run(*arguments),
         Command::Discover(arguments) => discover::run(&arguments),

@@ -1,6 +1,9 @@
 //! `pinstripe list`: the arrays that are served on this machine, as far as this user may see them.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use pinstripe_control::{
     Detail,
@@ -17,14 +20,7 @@ use crate::{command_line::ListArguments, failure::Failure, output};
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
 pub fn run(arguments: &ListArguments) -> Result<(), Failure> {
-    let mut found = Vec::new();
-    for path in place::sockets() {
-        match ask(&path) {
-            // A socket that a server left behind when it was killed, or one that ends just now.
-            Err(ClientError::NotServed { .. } | ClientError::Ended { .. }) => {}
-            answer => found.push((path, answer)),
-        }
-    }
+    let found = servers();
     if arguments.json {
         let all: Vec<Value> = found.iter().map(|(path, answer)| value(path, answer)).collect();
         return output::print_json(&all);
@@ -36,7 +32,21 @@ pub fn run(arguments: &ListArguments) -> Result<(), Failure> {
     output::print(&lines.concat())
 }
 
-fn ask(path: &Path) -> Result<Detail, ClientError> {
+/// All control sockets with a server, and what each answers.
+pub fn servers() -> Vec<(PathBuf, Result<Detail, ClientError>)> {
+    let mut found = Vec::new();
+    for path in place::sockets() {
+        match ask(&path) {
+            // A socket that a server left behind when it was killed, or one that ends just now.
+            Err(ClientError::NotServed { .. } | ClientError::Ended { .. }) => {}
+            answer => found.push((path, answer)),
+        }
+    }
+    found
+}
+
+/// What the server at a control socket says of its array.
+pub fn ask(path: &Path) -> Result<Detail, ClientError> {
     let mut client = Client::connect(&path.to_string_lossy())?;
     client.set_timeout(Some(ANSWER_LIMIT))?;
     client.call("detail", Value::Null)

@@ -2,8 +2,8 @@
 //!
 //! [`client`] calls a server, [`place`] finds it. [`size`] and [`text`] read and show values.
 //!
-//! The protocol is described for those who write a client of their own in `docs/control-protocol.md`. Here, each
-//! type says of which method it is.
+//! `docs/control-protocol.md` describes the protocol to authors of other clients. Here, each type says of
+//! which method it is.
 
 #![forbid(unsafe_code)]
 
@@ -28,8 +28,8 @@ pub const RESPONSE_BYTES_MAX: usize = 16 << 20;
 /// JSON-RPC's version.
 pub const VERSION: &str = "2.0";
 
-/// Counts changes after which an older client would misread a server, or the other way round. What is only
-/// added (methods, parameters that can be left out, fields of results) doesn't count: a reader ignores what it
+/// Counts changes after which an older client would misread a server, or the other way round. What is added
+/// (methods, parameters that can be left out, fields of results) doesn't count: a reader ignores what it
 /// doesn't know.
 pub const PROTOCOL: u32 = 1;
 

@@ -37,6 +37,14 @@ const STATE: (&str, &str) = (
     "/var/lib/pinstripe",
     "State of the target that must be kept over a restart, if --state names this directory: which host may write.",
 );
+const CONFIGURATION: (&str, &str) = (
+    "/etc/pinstripe/pinstripe.toml",
+    "The configuration, with the files conf.d/*.toml beside it. PINSTRIPE_CONFIG names another main file. docs/configuration.md lists the keys.",
+);
+const LOG: (&str, &str) = (
+    "/run/pinstripe/NAME.log",
+    "The log of a server that assemble or incremental has started, unless the configuration names another file.",
+);
 const DEMO: (&str, &str) =
     ("/tmp", "The folder of the demo's files while it runs, unless --folder names another one.");
 
@@ -49,6 +57,7 @@ pub fn page(command: &str) -> Page {
         "create" | "examine" | "zero-superblock" | "serve" | "target" | "discover" => of_devices(command),
         "list" | "detail" | "monitor" | "stop" | "sync" | "check" | "repair" => of_service(command),
         "add" | "fail" | "remove" | "replace" | "grow" => of_members(command),
+        "assemble" | "incremental" | "config" => of_configuration(command),
         _ => of_the_rest(command),
     };
     Page { examples, files, related }
@@ -105,9 +114,13 @@ fn of_devices(command: &str) -> Parts {
             &[
                 ("What a device holds:", "pinstripe examine /dev/sda"),
                 ("For a program:", "pinstripe examine --json /dev/sda /dev/sdb"),
+                (
+                    "All arrays that are found, as configuration:",
+                    "pinstripe examine --scan > /etc/pinstripe/conf.d/found.toml",
+                ),
             ],
-            ON_DEVICES,
-            &["", "create", "detail", "mdadm(8)"],
+            &[CONFIGURATION, SECRETS, HOST],
+            &["", "assemble", "create", "detail", "mdadm(8)"],
         ),
         "zero-superblock" => (
             &[("Free a removed device for another use:", "pinstripe zero-superblock /dev/sdb")],
@@ -249,6 +262,30 @@ fn of_members(command: &str) -> Parts {
     }
 }
 
+fn of_configuration(command: &str) -> Parts {
+    match command {
+        "assemble" => (
+            &[
+                ("What would be started:", "pinstripe assemble --scan --dry-run"),
+                ("All arrays of the configuration:", "pinstripe assemble --scan"),
+                ("One array:", "pinstripe assemble --name data"),
+            ],
+            &[CONFIGURATION, CONTROL, LOG],
+            &["", "config", "examine", "incremental", "serve", "stop", "mdadm(8)"],
+        ),
+        "incremental" => (
+            &[("A device has appeared:", "pinstripe incremental /dev/sdc")],
+            &[CONFIGURATION, CONTROL, LOG],
+            &["", "assemble", "add", "config", "udev(7)"],
+        ),
+        _ => (
+            &[("Is the configuration right?", "pinstripe config check")],
+            &[CONFIGURATION],
+            &["", "assemble", "serve"],
+        ),
+    }
+}
+
 fn of_the_rest(command: &str) -> Parts {
     match command {
         "ublk" => (
@@ -308,10 +345,13 @@ fn of_the_command() -> Parts {
             ("", "pinstripe detail data"),
             ("", "pinstripe stop data"),
         ],
-        &[CONTROL, NBD, SECRETS, STATE, HOST],
+        &[CONFIGURATION, CONTROL, NBD, SECRETS, STATE, HOST],
         &[
             "create",
             "examine",
+            "assemble",
+            "incremental",
+            "config",
             "zero-superblock",
             "serve",
             "list",

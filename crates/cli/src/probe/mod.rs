@@ -16,7 +16,7 @@ use std::{
     sync::{Arc, mpsc},
 };
 
-pub use md::{BadBlockSummary, BitmapSummary, MdFinding, Metadata};
+pub use md::{BadBlockSummary, BitmapSummary, MdFinding, Metadata, find as superblocks};
 use pinstripe_runtime::{
     DeviceInfo, DeviceSource, Outcome, ShardHandle,
     uring::{path_of, readable_path},

@@ -50,7 +50,7 @@ impl ControlSocket {
 }
 
 /// The folder for sockets, made if need be for this user only.
-fn default_folder() -> Result<PathBuf, Failure> {
+pub fn default_folder() -> Result<PathBuf, Failure> {
     let folder = place::folders().swap_remove(0);
     match fs::DirBuilder::new().mode(0o700).create(&folder) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(Failure::new(format!(

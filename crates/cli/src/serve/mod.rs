@@ -35,6 +35,8 @@ mod stopping;
 mod ublk;
 mod vhost_user;
 
+pub use control_socket::default_folder;
+
 use std::{path::PathBuf, rc::Rc};
 
 use pinstripe_block::first_of::{First, first_of};
@@ -71,9 +73,18 @@ use crate::{
 };
 
 pub fn run(arguments: ServeArguments) -> Result<(), Failure> {
+    if arguments.own_session {
+        // A process that leads its group has a session of its own already, or is asked for nothing.
+        let _ = rustix::process::setsid();
+    }
     let plan = Plan::new(arguments)?;
     let config = plan.runtime();
     uring::run(&config, move |context| serve(context, plan))?
+}
+
+/// Refuses arguments that can't be served by, whatever the members are.
+pub fn check(arguments: ServeArguments) -> Result<(), Failure> {
+    Plan::new(arguments).map(drop)
 }
 
 /// The arguments, checked against each other.

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 mod bench;
+mod configured;
 mod control;
 mod demo;
 mod devices;

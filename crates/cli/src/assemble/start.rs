@@ -1,0 +1,207 @@
+//! A `serve` as a process of its own: in the background, with its log in a file, until it answers.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{Read, Seek, SeekFrom},
+    os::unix::{fs::OpenOptionsExt, process::ExitStatusExt},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use pinstripe_control::{
+    Detail,
+    client::ClientError,
+    place::stem,
+    size::ByteSize,
+    text::{printable, printable_lines},
+};
+use rustix::fs::{FlockOperation, OFlags, flock};
+use serde_json::{Value, json};
+
+use super::{Outcome, Wanted};
+use crate::{
+    failure::Failure,
+    list,
+    scan::{Served, shown},
+    serve::default_folder,
+};
+
+/// How often a server is looked for.
+const LOOK: Duration = Duration::from_millis(50);
+/// What is shown of the log of a server that didn't start.
+const LOG_LINES: usize = 8;
+const LOG_BYTES_MAX: u64 = 16 << 10;
+
+/// A server that answers.
+pub struct Started {
+    detail: Detail,
+    control: PathBuf,
+    log: PathBuf,
+    pid: u32,
+}
+
+impl Started {
+    pub fn value(&self) -> Value {
+        let Self { detail, control, log, pid } = self;
+        json!({
+            "state": "started", "name": detail.name, "level": detail.level, "size_bytes": detail.size_bytes,
+            "degraded": detail.degraded, "addresses": detail.addresses, "control": shown(control), "log": shown(log), "pid": pid,
+        })
+    }
+
+    pub fn in_words(&self) -> String {
+        let Self { detail, control, log, .. } = self;
+        let addresses: Vec<String> = detail.addresses.iter().map(|address| printable(&address.uri)).collect();
+        format!(
+            "{}, {}, {} members{}, on {}; control socket {}; log {}",
+            printable(&detail.level),
+            ByteSize(detail.size_bytes),
+            detail.members.len(),
+            if detail.degraded { ", degraded" } else { "" },
+            addresses.join(" and "),
+            printable(&control.display().to_string()),
+            printable(&log.display().to_string()),
+        )
+    }
+}
+
+/// Starts `words`, which is a `serve`, unless another process did so meanwhile.
+pub fn start(wanted: &Wanted, words: &[String], limit: Duration) -> Result<Outcome, Failure> {
+    let folder = default_folder()?;
+    let uuid = wanted.uuid().map(|uuid| uuid.to_string()).unwrap_or_default();
+    let stem = stem(&wanted.name().unwrap_or_default(), &uuid);
+    // Held until the server answers or has ended. The server doesn't inherit it.
+    let _turn = turn(&folder, &if uuid.is_empty() { stem.clone() } else { uuid.replace(':', "") })?;
+    if let Some(control) = wanted.server_in(&Served::all().0) {
+        return Ok(Outcome::Served(control));
+    }
+    let own = wanted.entry.as_ref().and_then(|entry| entry.log.clone());
+    let log = Log::open(own.unwrap_or_else(|| folder.join(format!("{stem}.log"))))?;
+    let program =
+        std::env::current_exe().map_err(|error| Failure::new(format!("can't find this program: {error}")))?;
+    let mut serve = Command::new(program);
+    // After the word `serve`, for what follows `--` is members.
+    serve.args(&words[..1]).arg("--own-session").args(&words[1..]);
+    serve.current_dir("/").stdin(Stdio::null()).stdout(log.file.try_clone()?).stderr(log.file.try_clone()?);
+    let mut child = serve.spawn().map_err(|error| Failure::new(format!("can't start a server: {error}")))?;
+    let socket = folder.join(format!("{stem}.sock"));
+    // It waits itself for members on servers, which only it looks at.
+    let patience = wanted.patience().filter(|_| !wanted.servers.is_empty()).unwrap_or_default();
+    wait(wanted, &mut child, &log, &socket, limit + patience)
+}
+
+/// Waits until the server answers. One that ended was refused, unless another one has the array now.
+fn wait(
+    wanted: &Wanted,
+    child: &mut Child,
+    log: &Log,
+    socket: &Path,
+    limit: Duration,
+) -> Result<Outcome, Failure> {
+    let begun = Instant::now();
+    loop {
+        // Before the look: a server that answered and ended then has ended.
+        let ended = child.try_wait()?;
+        if let Some((control, detail)) = answer(wanted, socket) {
+            let pid = child.id();
+            return Ok(match ended {
+                None => Outcome::Started(Box::new(Started { detail, control, log: log.path.clone(), pid })),
+                Some(_) => Outcome::Served(control),
+            });
+        }
+        let path = log.path.display();
+        if let Some(status) = ended {
+            return Err(Failure::new(format!(
+                "its server {}; its log {path} ends with\n{}",
+                how(status),
+                log.end()
+            )));
+        }
+        if begun.elapsed() > limit {
+            return Err(Failure::new(format!(
+                "its server (process {}) has not answered for {} seconds, and goes on starting; its log {path} ends with\n{}",
+                child.id(),
+                limit.as_secs(),
+                log.end()
+            )));
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+fn how(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("ended with status {code}"),
+        (None, Some(signal)) => format!("was ended by signal {signal}"),
+        (None, None) => "ended".to_owned(),
+    }
+}
+
+/// What the array's server says of it. It listens on `socket`, unless only it knows the array's name.
+fn answer(wanted: &Wanted, socket: &Path) -> Option<(PathBuf, Detail)> {
+    let said = match list::ask(socket) {
+        Err(ClientError::NotServed { .. }) if wanted.found.is_none() => Served::all().0,
+        answer => {
+            answer.ok().map(|detail| Served { control: socket.to_owned(), detail }).into_iter().collect()
+        }
+    };
+    let control = wanted.server_in(&said)?;
+    said.into_iter().find(|served| served.control == control).map(|served| (control, served.detail))
+}
+
+/// Waits for this process's turn to start the array.
+fn turn(folder: &Path, name: &str) -> Result<File, Failure> {
+    let path = folder.join(format!("{name}.lock"));
+    let failed = |error: std::io::Error| Failure::new(format!("can't lock {}: {error}", path.display()));
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(no_follow());
+    let file = options.open(&path).map_err(failed)?;
+    flock(&file, FlockOperation::LockExclusive).map_err(|error| failed(error.into()))?;
+    Ok(file)
+}
+
+fn no_follow() -> i32 {
+    OFlags::NOFOLLOW.bits().cast_signed()
+}
+
+/// The file for the server's log.
+struct Log {
+    path: PathBuf,
+    file: File,
+    /// Where this server's part begins.
+    begin: u64,
+}
+
+impl Log {
+    fn open(path: PathBuf) -> Result<Self, Failure> {
+        let failed =
+            |error: std::io::Error| Failure::new(format!("can't open the log {}: {error}", path.display()));
+        let mut options = OpenOptions::new();
+        options.read(true).append(true).create(true).mode(0o640).custom_flags(no_follow());
+        let mut file = options.open(&path).map_err(failed)?;
+        let begin = file.seek(SeekFrom::End(0)).map_err(failed)?;
+        Ok(Self { path, file, begin })
+    }
+
+    /// The last lines of this server's part.
+    fn end(&self) -> String {
+        let read = || -> std::io::Result<Vec<u8>> {
+            let mut file = File::open(&self.path)?;
+            let length = file.metadata()?.len();
+            file.seek(SeekFrom::Start(self.begin.max(length.saturating_sub(LOG_BYTES_MAX))))?;
+            let mut bytes = Vec::new();
+            file.take(LOG_BYTES_MAX).read_to_end(&mut bytes)?;
+            Ok(bytes)
+        };
+        let bytes = read().unwrap_or_default();
+        let text = printable_lines(&String::from_utf8_lossy(&bytes));
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(LOG_LINES)..]
+            .iter()
+            .map(|line| format!("  {line}"))
+            .collect::<Vec<_>>()
+            .join("\n")
+    }
+}

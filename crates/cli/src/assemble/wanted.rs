@@ -1,0 +1,269 @@
+//! Which arrays are meant, and what is to become of each. Looks, and changes nothing.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use pinstripe_config::{Array, Configuration, Settings, expand, is_server};
+use pinstripe_md::identity::Uuid;
+use pinstripe_runtime::uring::Storage;
+
+use crate::{
+    command_line::Which,
+    failure::Failure,
+    scan::{FoundArray, Seen, Served, scan, slots},
+};
+
+/// An array that is meant.
+pub struct Wanted {
+    /// What it is called in messages.
+    pub label: String,
+    /// Its entry in the configuration, if it has one.
+    pub entry: Option<Array>,
+    /// What was found of it on this machine's devices.
+    pub found: Option<FoundArray>,
+    /// Its members on servers, which `serve` looks at.
+    pub servers: Vec<PathBuf>,
+    /// Options of its server.
+    words: Vec<String>,
+    /// The server that it has already.
+    served: Option<PathBuf>,
+    /// Why it is not known which array is meant.
+    unclear: Option<String>,
+}
+
+/// What is to become of it.
+pub enum State {
+    /// Nothing: this control socket's server has it.
+    Served(PathBuf),
+    /// All is here.
+    Ready,
+    /// Members are missing that may still come. Whether it has all data without them.
+    Late { why: String, enough: bool },
+    /// It can't be served, whatever comes.
+    Hopeless(String),
+}
+
+impl Wanted {
+    pub fn uuid(&self) -> Option<Uuid> {
+        self.found.as_ref().map(|found| found.uuid).or_else(|| self.entry.as_ref()?.uuid)
+    }
+
+    /// Its name without the host, where one is known.
+    pub fn name(&self) -> Option<String> {
+        let short = |name: &String| name.split_once(':').map_or(name.clone(), |(_, short)| short.to_owned());
+        let found = self.found.as_ref().map(FoundArray::short_name);
+        found.or_else(|| self.entry.as_ref()?.name.as_ref().map(short))
+    }
+
+    /// How long its members are waited for.
+    pub fn patience(&self) -> Option<Duration> {
+        self.entry.as_ref()?.run_after().map(Duration::from_secs)
+    }
+
+    /// The command line of its server. `run`: members were waited for in vain.
+    pub fn serve_words(&self, run: bool) -> Vec<String> {
+        let mut words = vec!["serve".to_owned()];
+        words.extend(self.words.iter().cloned());
+        words.extend(run.then(|| "--run".to_owned()));
+        words.push("--".to_owned());
+        let found = self.found.iter().flat_map(|found| &found.members).map(|member| &member.path);
+        words.extend(found.chain(&self.servers).map(|path| path.display().to_string()));
+        words
+    }
+
+    pub fn state(&self) -> State {
+        if let Some(why) = &self.unclear {
+            return State::Hopeless(why.clone());
+        }
+        if let Some(control) = &self.served {
+            return State::Served(control.clone());
+        }
+        let Some(found) = &self.found else {
+            return if self.servers.is_empty() {
+                State::Late { why: "no member of it was found".to_owned(), enough: false }
+            } else {
+                State::Ready
+            };
+        };
+        if let Some(why) = found.obstacle() {
+            return State::Hopeless(why);
+        }
+        if found.members.iter().any(|member| member.path.to_str().is_none()) {
+            return State::Hopeless("a member's path is no UTF-8: name it by another one".to_owned());
+        }
+        if !self.servers.is_empty() {
+            return State::Ready;
+        }
+        let (missing, awaited) = (found.missing(), found.awaited());
+        if !found.is_enough() {
+            let words = format!("too few members are here: {}", slots(&missing, "missing"));
+            return State::Late { why: words, enough: false };
+        }
+        if found.lacks_journal() {
+            let why = "its journal is missing: `pinstripe serve --force` starts it without, and resyncs it"
+                .to_owned();
+            return State::Late { why, enough: false };
+        }
+        if awaited.is_empty() {
+            return State::Ready;
+        }
+        let why = format!(
+            "{}: give `run-after` in its [[array]] to wait for late members and then start without them, or start it by `pinstripe serve --run`",
+            slots(&awaited, "missing")
+        );
+        State::Late { why, enough: true }
+    }
+}
+
+/// The arrays that are meant, and what a person should know.
+pub fn wanted(configuration: &Configuration, which: &Which) -> Result<(Vec<Wanted>, Vec<String>), Failure> {
+    let (served, mut remarks) = Served::all();
+    let mut everywhere = Seen::default();
+    let all = !which.scan || configuration.scan.all;
+    if all || configuration.arrays.iter().any(|entry| entry.members.is_empty()) {
+        everywhere = scan(configuration.scan.devices.as_deref());
+        remarks.append(&mut everywhere.remarks);
+    }
+    let mut of_entries = Vec::new();
+    for entry in &configuration.arrays {
+        let own = (!entry.members.is_empty()).then(|| scan(Some(&entry.members)));
+        let arrays = own.as_ref().map_or(&everywhere.arrays, |own| &own.arrays);
+        of_entries.push(of_entry(entry, arrays, &served));
+        remarks.extend(own.map(|own| own.remarks).unwrap_or_default());
+    }
+    refuse_doubled(&mut of_entries);
+    let known: Vec<Uuid> = of_entries.iter().filter_map(Wanted::uuid).collect();
+    let others = everywhere.arrays.into_iter().filter(|found| !known.contains(&found.uuid));
+    let others = others.map(|found| without_entry(found, &configuration.defaults, &served)).collect();
+    Ok((select(which, configuration.scan.all, of_entries, others)?, remarks))
+}
+
+/// The one of `entry`, of which `arrays` have what is found.
+pub fn of_entry(entry: &Array, arrays: &[FoundArray], served: &[Served]) -> Wanted {
+    let mut matching = arrays.iter().filter(|found| entry.is(found.uuid, &found.name));
+    let (found, second) = (matching.next(), matching.next());
+    let unclear = found.zip(second).map(|(one, other)| {
+        format!("{} and {} both have this name: give the uuid in {}", one.uuid, other.uuid, entry.place)
+    });
+    let names = expand(&entry.members).paths.into_iter();
+    let mut wanted = Wanted {
+        label: entry.label(),
+        found: found.cloned(),
+        servers: names.filter(|path| is_server(&path.to_string_lossy())).collect(),
+        words: entry.words(),
+        served: None,
+        unclear,
+        entry: Some(entry.clone()),
+    };
+    wanted.served = wanted.server_in(served);
+    wanted
+}
+
+fn without_entry(found: FoundArray, defaults: &Settings, served: &[Served]) -> Wanted {
+    let mut wanted = Wanted {
+        label: found.short_name(),
+        entry: None,
+        found: Some(found),
+        servers: Vec::new(),
+        words: defaults.iter().flat_map(|(name, setting)| setting.words(name)).collect(),
+        served: None,
+        unclear: None,
+    };
+    wanted.served = wanted.server_in(served);
+    wanted
+}
+
+/// Two entries can turn out to be of one array: one by its uuid, the other by its name.
+fn refuse_doubled(wanted: &mut [Wanted]) {
+    for index in 1..wanted.len() {
+        let (before, rest) = wanted.split_at_mut(index);
+        let is_same = |other: &&mut Wanted| other.uuid().is_some() && other.uuid() == rest[0].uuid();
+        if let Some(other) = before.iter_mut().find(is_same) {
+            let place = |wanted: &Wanted| {
+                wanted.entry.as_ref().map(|entry| entry.place.to_string()).unwrap_or_default()
+            };
+            let (one, two) = (place(other), place(&rest[0]));
+            let why = format!("the entries {one} and {two} are of one array: keep one of them");
+            rest[0].unclear.get_or_insert_with(|| why.clone());
+            other.unclear.get_or_insert(why);
+        }
+    }
+}
+
+/// Those that are asked for. What has no entry is only started if a person names it, or the configuration
+/// says `assemble = "all"`; and that doesn't mean what the kernel has, or what we can't serve.
+fn select(
+    which: &Which,
+    all: bool,
+    of_entries: Vec<Wanted>,
+    others: Vec<Wanted>,
+) -> Result<Vec<Wanted>, Failure> {
+    if which.scan {
+        let configured =
+            of_entries.into_iter().filter(|wanted| wanted.entry.as_ref().is_some_and(|entry| entry.auto));
+        let is_free = |wanted: &Wanted| wanted.found.as_ref().is_some_and(|found| found.obstacle().is_none());
+        return Ok(configured.chain(others.into_iter().filter(|wanted| all && is_free(wanted))).collect());
+    }
+    let is_meant = |wanted: &Wanted| match (&which.uuid, &which.name) {
+        (Some(uuid), _) => wanted.uuid() == Some(*uuid),
+        (None, Some(name)) => wanted.is_called(name),
+        (None, None) => false,
+    };
+    let configured: Vec<Wanted> = of_entries.into_iter().filter(is_meant).collect();
+    let mut meant =
+        if configured.is_empty() { others.into_iter().filter(is_meant).collect() } else { configured };
+    let asked = match (&which.uuid, &which.name) {
+        (Some(uuid), _) => format!("the UUID {uuid}"),
+        (None, name) => format!("the name {}", name.as_deref().unwrap_or_default()),
+    };
+    if meant.is_empty() {
+        return Err(Failure::new(format!(
+            "no array with {asked} is configured or was found: `pinstripe examine --scan` shows what is found"
+        )));
+    }
+    if meant.len() > 1 {
+        for wanted in &mut meant {
+            wanted
+                .unclear
+                .get_or_insert_with(|| format!("several arrays have {asked}: start it by its --uuid"));
+        }
+    }
+    Ok(meant)
+}
+
+impl Wanted {
+    fn is_called(&self, name: &str) -> bool {
+        let entry = self.entry.as_ref().and_then(|entry| entry.name.as_deref());
+        let found = self.found.as_ref().map(|found| found.name.as_str());
+        self.name().as_deref() == Some(name) || entry == Some(name) || found == Some(name)
+    }
+
+    /// The control socket of the server that has it.
+    pub fn server_in(&self, served: &[Served]) -> Option<PathBuf> {
+        let is_it = |served: &&Served| match self.uuid() {
+            Some(uuid) => served.is(uuid),
+            None => self.name().is_some_and(|name| served.detail.name == name),
+        };
+        served.iter().find(is_it).map(|served| served.control.clone())
+    }
+
+    /// By which it is told from others.
+    pub fn key(&self) -> String {
+        let place = self.entry.as_ref().map(|entry| entry.place.to_string());
+        place.or_else(|| self.uuid().map(|uuid| uuid.to_string())).unwrap_or_default()
+    }
+}
+
+/// Whether the configuration has members of this entry searched for on a device.
+pub fn allows(configuration: &Configuration, entry: &Array, device: &Path) -> bool {
+    let names = match (&entry.members[..], &configuration.scan.devices) {
+        ([], None) => return true,
+        ([], Some(devices)) => devices,
+        (members, _) => members,
+    };
+    let Ok(storage) = Storage::of(device) else { return false };
+    let overlaps = |path: &PathBuf| Storage::of(path).is_ok_and(|other| other.overlaps(&storage));
+    expand(names).paths.iter().any(overlaps)
+}

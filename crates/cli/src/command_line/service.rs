@@ -1,0 +1,89 @@
+//! What is asked of commands that go by the configuration.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueHint};
+use pinstripe_md::identity::Uuid;
+
+/// Where the configuration is.
+#[derive(Clone, Debug, Default, Args)]
+pub struct ConfigurationArguments {
+    /// The configuration's main file; files in conf.d beside it are read, too [default: $PINSTRIPE_CONFIG, or
+    /// /etc/pinstripe/pinstripe.toml]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub config: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct ConfigArguments {
+    #[command(subcommand)]
+    pub action: ConfigAction,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ConfigAction {
+    /// Read the configuration, and say that it is OK, or all errors with file and line.
+    Check(ConfigCheckArguments),
+}
+
+#[derive(Debug, Args)]
+pub struct ConfigCheckArguments {
+    /// The main file; files in conf.d beside it are read, too [default: $PINSTRIPE_CONFIG, or
+    /// /etc/pinstripe/pinstripe.toml]
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct AssembleArguments {
+    #[command(flatten)]
+    pub which: Which,
+    #[command(flatten)]
+    pub configuration: ConfigurationArguments,
+    /// Seconds that a server may take until it answers. It goes on starting after that
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub timeout: u32,
+    /// Say what would be started, and start nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Which arrays are meant.
+#[derive(Clone, Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct Which {
+    /// All arrays of the configuration but those with auto = false, and with `assemble = "all"` in [scan]
+    /// also all others that are found
+    #[arg(long)]
+    pub scan: bool,
+    /// The array with this UUID, whether the configuration has it or not
+    #[arg(long, value_name = "UUID")]
+    pub uuid: Option<Uuid>,
+    /// The array with this name, whether the configuration has it or not
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct IncrementalArguments {
+    #[command(flatten)]
+    pub configuration: ConfigurationArguments,
+    /// Seconds that a server may take until it answers. It goes on starting after that
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub timeout: u32,
+    /// Say what would be done, and do nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// The device that has appeared
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub device: PathBuf,
+}

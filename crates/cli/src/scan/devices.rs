@@ -1,0 +1,79 @@
+//! What block devices this machine has, and what lies on top of each.
+
+use std::{
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+const FOLDER: &str = "/sys/class/block";
+/// Devices that aren't searched unless the configuration names them: those by which arrays are served, whose
+/// server may be the one that is to be started, and those that answer late or hold no arrays.
+const LEFT_OUT: [&str; 5] = ["ublkb", "nbd", "zram", "fd", "sr"];
+
+/// All that have any bytes, and what is wrong.
+pub fn block_devices() -> (Vec<PathBuf>, Vec<String>) {
+    let entries = match fs::read_dir(FOLDER) {
+        Ok(entries) => entries,
+        Err(error) => return (Vec::new(), vec![format!("can't read {FOLDER}: {error}")]),
+    };
+    let mut names: Vec<String> =
+        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    let is_searched = |name: &String| {
+        let folder = Path::new(FOLDER).join(name);
+        let said = |what: &str| fs::read_to_string(folder.join(what)).unwrap_or_default();
+        !LEFT_OUT.iter().any(|kind| is_of(name, kind))
+            && said("size").trim().parse::<u64>().is_ok_and(|sectors| sectors > 0)
+            && said("hidden").trim() != "1"
+    };
+    let paths = names.iter().filter(|name| is_searched(name)).map(|name| node(name)).collect();
+    (paths, Vec::new())
+}
+
+/// Whether a device's name is `kind` and a number.
+fn is_of(name: &str, kind: &str) -> bool {
+    name.strip_prefix(kind).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+}
+
+/// The path of a device of `/sys`, where '!' stands for '/'.
+fn node(name: &str) -> PathBuf {
+    Path::new("/dev").join(name.replace('!', "/"))
+}
+
+/// The kernel's devices that lie on a block device: md arrays, mappings. None on a file.
+pub fn holders(path: &Path) -> Vec<String> {
+    use std::os::unix::fs::FileTypeExt;
+    let (path, _) = pinstripe_runtime::uring::path_of(path);
+    let Ok(metadata) = fs::metadata(path) else { return Vec::new() };
+    if !metadata.file_type().is_block_device() {
+        return Vec::new();
+    }
+    let number = metadata.rdev();
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    let folder = format!("/sys/dev/block/{major}:{minor}/holders");
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.file_name().to_string_lossy().replace('!', "/")).collect();
+    names.sort();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_serves_arrays_is_not_searched() {
+        let left_out = |name: &str| LEFT_OUT.iter().any(|kind| is_of(name, kind));
+        assert!(left_out("ublkb0") && left_out("nbd12") && left_out("sr0") && left_out("nbd0p1"));
+        assert!(!left_out("sda") && !left_out("srx") && !left_out("nvme0n1") && !left_out("dm-0"));
+        assert_eq!(node("cciss!c0d0"), Path::new("/dev/cciss/c0d0"));
+    }
+
+    #[test]
+    fn a_file_has_nothing_on_top_that_the_kernel_knows() {
+        assert_eq!(holders(Path::new("/proc/self/exe")), Vec::<String>::new());
+        assert_eq!(holders(Path::new("/nowhere")), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,81 @@
+//! Reads the superblocks of devices.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+use pinstripe_md::superblock::{Superblock, SuperblockError};
+use pinstripe_runtime::uring::Storage;
+
+use super::holders;
+use crate::probe::{ProbeError, Probed, superblocks};
+
+/// Time that devices get to answer: as long as the kernel gives a disk before it tries again.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Devices that are looked at at a time: a glob may match any number.
+const THREADS_MAX: usize = 64;
+
+/// A device with a superblock.
+pub struct Candidate {
+    pub path: PathBuf,
+    /// What lies under the path; none if it could not be found out.
+    pub storage: Option<Storage>,
+    pub superblock: Result<Superblock, SuperblockError>,
+    /// The kernel's devices on top of it.
+    pub holders: Vec<String>,
+}
+
+/// Looks at one device. The superblock that counts is the first one that is whole.
+pub fn look_at(path: &Path) -> Result<Option<Candidate>, ProbeError> {
+    let found = superblocks(&Probed::open(path)?)?;
+    let (mut whole, damaged): (Vec<_>, Vec<_>) =
+        found.into_iter().map(|found| found.superblock).partition(Result::is_ok);
+    let counts = if whole.is_empty() { damaged.into_iter().next() } else { Some(whole.swap_remove(0)) };
+    Ok(counts.map(|superblock| Candidate {
+        path: path.to_owned(),
+        storage: Storage::of(path).ok(),
+        superblock: superblock.map(|metadata| metadata.superblock),
+        holders: holders(path),
+    }))
+}
+
+/// Looks at all of them at a time, for one that doesn't answer must not keep others from being found.
+/// Candidates come in the order of the paths. What could not be read is told in words.
+pub fn look(paths: &[PathBuf]) -> (Vec<Candidate>, Vec<String>) {
+    let (answers, answer) = mpsc::channel();
+    // Owned: a thread that is stuck outlives this.
+    let owned = paths.to_vec();
+    let left = Arc::new(Mutex::new(owned.into_iter().enumerate()));
+    for _ in 0..paths.len().min(THREADS_MAX) {
+        let (answers, left) = (answers.clone(), Arc::clone(&left));
+        thread::spawn(move || {
+            let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
+            while let Some((index, path)) = next() {
+                if answers.send((index, look_at(&path))).is_err() {
+                    // The time is over.
+                    return;
+                }
+            }
+        });
+    }
+    drop(answers);
+    let begun = Instant::now();
+    let mut found: Vec<Option<Result<Option<Candidate>, ProbeError>>> = paths.iter().map(|_| None).collect();
+    while let Ok((index, looked)) = answer.recv_timeout(LIMIT.saturating_sub(begun.elapsed())) {
+        found[index] = Some(looked);
+    }
+    let (mut candidates, mut remarks) = (Vec::new(), Vec::new());
+    for (path, looked) in paths.iter().zip(found) {
+        match looked {
+            Some(Ok(candidate)) => candidates.extend(candidate),
+            // A device that went meanwhile is one that isn't there.
+            Some(Err(error)) => remarks.push(error.to_string()),
+            None => remarks.push(format!("{} does not answer: it was left out", path.display())),
+        }
+    }
+    (candidates, remarks)
+}

@@ -1,0 +1,242 @@
+//! Which arrays are there: superblocks of all devices, put together by the array's UUID.
+//!
+//! ```text
+//!   devices    what block devices there are, and what lies on top of each
+//!   look       reads superblocks, from all devices at a time
+//!   group      arrays of superblocks. Pure
+//! ```
+//!
+//! This only looks. Devices are read without a lock, and may be members of an array that runs. What comes of
+//! it is a proposal: `serve` opens and locks the members, reads them again, and decides whether they are an
+//! array.
+
+mod devices;
+mod group;
+mod look;
+
+use std::path::{Path, PathBuf};
+
+use pinstripe_control::{Detail, text::printable};
+use pinstripe_md::{
+    identity::Uuid,
+    superblock::{Role, Superblock, Support},
+};
+use serde_json::{Value, json};
+
+pub use devices::holders;
+pub use group::group;
+pub use look::{Candidate, look, look_at};
+
+/// What a scan has found.
+#[derive(Default)]
+pub struct Seen {
+    pub arrays: Vec<FoundArray>,
+    /// Devices that could not be read, or hold a superblock that can't be; in words.
+    pub remarks: Vec<String>,
+}
+
+/// An array of which a device at least was found.
+#[derive(Clone)]
+pub struct FoundArray {
+    pub uuid: Uuid,
+    /// As it stands on disk, with the host.
+    pub name: String,
+    /// The superblock with the most events.
+    pub freshest: Superblock,
+    /// Its devices: those with a slot first, by slot.
+    pub members: Vec<FoundMember>,
+    /// Pairs of devices that both say that they are one member, and are two.
+    pub doubled: Vec<(PathBuf, PathBuf)>,
+}
+
+/// A device of an array.
+#[derive(Clone)]
+pub struct FoundMember {
+    pub path: PathBuf,
+    /// Other paths to it.
+    pub also: Vec<PathBuf>,
+    /// What the freshest superblock says that it is.
+    pub role: Role,
+    pub events: u64,
+    /// It missed writes.
+    pub stale: bool,
+    /// It has everything that a member of its slot has.
+    pub whole: bool,
+    /// The kernel's devices on top of it.
+    pub holders: Vec<String>,
+}
+
+impl FoundArray {
+    /// Its name without the host.
+    pub fn short_name(&self) -> String {
+        self.freshest.array.name.short()
+    }
+
+    /// How many slots it has.
+    pub fn wanted(&self) -> usize {
+        usize::try_from(self.freshest.array.raid_disks).unwrap_or(usize::MAX)
+    }
+
+    fn holds(&self, slot: usize) -> bool {
+        let is_here = |member: &FoundMember| match member.role {
+            Role::Slot(own) => usize::from(own.0) == slot && member.whole && !member.stale,
+            _ => false,
+        };
+        self.members.iter().any(is_here)
+    }
+
+    /// Slots without a member that has everything.
+    pub fn missing(&self) -> Vec<usize> {
+        (0..self.wanted()).filter(|slot| !self.holds(*slot)).collect()
+    }
+
+    /// Those of them that had one when the array was used last, by whose absence it would lose redundancy.
+    pub fn awaited(&self) -> Vec<usize> {
+        let array = &self.freshest.array;
+        let numbers_here = |slot: usize| {
+            let slot = pinstripe_md::units::MemberSlot(u16::try_from(slot).unwrap_or(u16::MAX));
+            array.devices_in(slot).next().is_some()
+        };
+        // A member that is here and being rebuilt isn't waited for.
+        let is_here = |slot: usize| {
+            self.members.iter().any(|member| {
+                !member.stale && matches!(member.role, Role::Slot(own) if usize::from(own.0) == slot)
+            })
+        };
+        self.missing().into_iter().filter(|slot| numbers_here(*slot) && !is_here(*slot)).collect()
+    }
+
+    /// Whether the members here are enough to have all data.
+    pub fn is_enough(&self) -> bool {
+        self.missing().len() <= usize::from(self.freshest.array.level.parity_count())
+    }
+
+    /// Whether it has a journal that isn't here.
+    pub fn lacks_journal(&self) -> bool {
+        self.freshest.array.journal && !self.members.iter().any(|member| member.role == Role::Journal)
+    }
+
+    /// The kernel's md devices that have members of it.
+    pub fn kernel(&self) -> Vec<String> {
+        let mut names: Vec<String> =
+            self.members.iter().flat_map(|member| member.holders.iter()).cloned().collect();
+        names.retain(|name| name.starts_with("md"));
+        names.sort();
+        names.dedup();
+        names
+    }
+
+    /// Why it can't be served, whatever is still to come; none if it can.
+    pub fn obstacle(&self) -> Option<String> {
+        if let Some(name) = self.kernel().first() {
+            return Some(format!(
+                "the kernel's md has it as /dev/{name}: stop that first (mdadm --stop /dev/{name})"
+            ));
+        }
+        if let Some((one, other)) = self.doubled.first() {
+            return Some(format!(
+                "{} and {} both say that they are the same member: take the copy away, or name the members in the configuration",
+                one.display(),
+                other.display()
+            ));
+        }
+        match self.freshest.support() {
+            Support::Refused(reason) => Some(reason.to_string()),
+            Support::Full | Support::ReadOnly(_) => None,
+        }
+    }
+
+    /// What it is, and how much of it is here.
+    pub fn in_words(&self) -> String {
+        let missing = self.missing();
+        let array = &self.freshest.array;
+        let here = self.wanted() - missing.len();
+        let lacking =
+            if missing.is_empty() { String::new() } else { format!(" ({})", slots(&missing, "missing")) };
+        let mut words = format!("{}, {here} of {} members{lacking}", array.level, self.wanted());
+        if array.journal {
+            words += if self.lacks_journal() { ", its journal missing" } else { ", a journal" };
+        }
+        words
+    }
+
+    /// All that a program may want to know; `served` are the servers' answers.
+    pub fn value(&self, served: &[Served]) -> Value {
+        let array = &self.freshest.array;
+        let members = self.members.iter().map(|member| {
+            let (role, slot) = match member.role {
+                Role::Slot(slot) => ("active", Some(slot.0)),
+                Role::Spare => ("spare", None),
+                Role::Faulty => ("faulty", None),
+                Role::Journal => ("journal", None),
+            };
+            json!({
+                "device": shown(&member.path), "also": member.also.iter().map(|path| shown(path)).collect::<Vec<_>>(), "role": role, "slot": slot, "events": member.events,
+                "stale": member.stale, "whole": member.whole, "holders": member.holders,
+            })
+        });
+        let server = served.iter().find(|served| served.is(self.uuid));
+        json!({
+            "uuid": self.uuid.to_string(), "name": self.name, "level": array.level.name(), "events": array.events,
+            "members_wanted": self.wanted(), "missing_slots": self.missing(), "awaited_slots": self.awaited(),
+            "journal": array.journal, "journal_missing": self.lacks_journal(),
+            "members": members.collect::<Vec<_>>(), "kernel": self.kernel(), "obstacle": self.obstacle(),
+            "control": server.map(|server| shown(&server.control)),
+        })
+    }
+}
+
+/// A path for JSON, which has no others than UTF-8.
+pub fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// `slots 1, 3 are missing`.
+pub fn slots(slots: &[usize], what: &str) -> String {
+    let numbers: Vec<String> = slots.iter().map(ToString::to_string).collect();
+    let (noun, verb) = if slots.len() == 1 { ("slot", "is") } else { ("slots", "are") };
+    format!("{noun} {} {verb} {what}", numbers.join(", "))
+}
+
+/// A server that answers.
+pub struct Served {
+    pub control: PathBuf,
+    pub detail: Detail,
+}
+
+impl Served {
+    /// All there are, as far as this user may see them; and those that should answer and don't, in words.
+    pub fn all() -> (Vec<Self>, Vec<String>) {
+        let (mut all, mut silent) = (Vec::new(), Vec::new());
+        for (control, answer) in crate::list::servers() {
+            match answer {
+                Ok(detail) => all.push(Self { control, detail }),
+                Err(error) => silent.push(printable(&format!("{}: {error}", control.display()))),
+            }
+        }
+        (all, silent)
+    }
+
+    /// Whether it serves this array.
+    pub fn is(&self, uuid: Uuid) -> bool {
+        self.detail.uuid.parse() == Ok(uuid)
+    }
+}
+
+/// Searches where `names` says (paths and globs), or all block devices.
+pub fn scan(names: Option<&[String]>) -> Seen {
+    let (paths, mut remarks) = match names {
+        None => devices::block_devices(),
+        Some(names) => {
+            let expanded = pinstripe_config::expand(names);
+            let empty = expanded.empty.iter().map(|glob| format!("{glob} matches nothing"));
+            (expanded.paths, empty.chain(expanded.unreadable).collect())
+        }
+    };
+    let paths: Vec<PathBuf> =
+        paths.into_iter().filter(|path| !pinstripe_config::is_server(&path.to_string_lossy())).collect();
+    let (candidates, unread) = look(&paths);
+    let (arrays, damaged) = group(candidates);
+    remarks.extend(unread.into_iter().chain(damaged));
+    Seen { arrays, remarks }
+}

@@ -1,0 +1,399 @@
+//! Arrays by configuration: found, assembled, and completed by devices that appear.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use crate::{
+    nbd::{Client, pattern},
+    world::{LoopDevice, MEMBER_BYTES, World},
+};
+
+/// A world with a configuration whose scan finds the files `member*` and what else the globs say.
+struct Configured {
+    world: World,
+}
+
+impl Configured {
+    fn new(text: &str) -> Self {
+        let configured = Self { world: World::new() };
+        configured.write("pinstripe.toml", text);
+        configured
+    }
+
+    /// `@` in the text is the folder.
+    fn write(&self, name: &str, text: &str) {
+        let folder = self.world.path("").display().to_string();
+        let path = self.world.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text.replace("@/", &folder)).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+    }
+
+    fn run(&self, arguments: &[&str]) -> crate::world::Ran {
+        let path = self.world.path("pinstripe.toml").display().to_string();
+        self.world.run_with(("PINSTRIPE_CONFIG", &path), arguments)
+    }
+
+    fn assemble(&self) -> Vec<Value> {
+        let ran = self.run(&["assemble", "--scan", "--json"]).ok();
+        ran.json().as_array().unwrap().clone()
+    }
+}
+
+impl Drop for Configured {
+    fn drop(&mut self) {
+        // What was assembled is no child of the test.
+        let arrays = self.world.run(&["list", "--json"]);
+        for array in
+            serde_json::from_str::<Value>(&arrays.out).unwrap_or_default().as_array().into_iter().flatten()
+        {
+            let _ = self.world.run(&["stop", array["control"].as_str().unwrap_or_default(), "--force"]);
+        }
+    }
+}
+
+const SCAN: &str = "[scan]\ndevices = ['@/member*']\n[defaults]\nshards = 1\n";
+const DATA: &str = "[scan]\ndevices = ['@/member*']\n[defaults]\nshards = 1\n[[array]]\nname = 'data'\n";
+
+#[test]
+fn an_array_is_found_configured_assembled_used_and_stopped() {
+    let configured = Configured::new(SCAN);
+    let world = &configured.world;
+    world.raid5(3);
+    let found = configured.run(&["examine", "--scan"]).ok().out;
+    assert!(found.contains("raid5, 3 of 3 members") && found.contains("name = \"data\""), "{found}");
+    configured.write("conf.d/found.toml", &found);
+    let checked = configured.run(&["config", "check"]).ok().out;
+    assert_eq!(checked, "OK: 1 array of 2 files\n");
+
+    let would = configured.run(&["assemble", "--scan", "--dry-run"]).ok().out;
+    assert!(
+        would.contains("data: would start: serve --shards=1 -- ") && would.contains("member2"),
+        "{would}"
+    );
+    assert_eq!(configured.run(&["list"]).ok().out, "no array is served\n");
+
+    let started = configured.assemble();
+    assert_eq!(
+        (started.len(), &started[0]["state"], &started[0]["degraded"]),
+        (1, &"started".into(), &false.into())
+    );
+    let socket =
+        started[0]["addresses"][0]["uri"].as_str().unwrap().split_once("socket=").unwrap().1.to_owned();
+    let mut client = Client::connect(std::path::Path::new(&socket));
+    let data = pattern(1, 1 << 20);
+    assert_eq!(client.write(0, &data), 0);
+    assert!(client.read(0, data.len()) == data);
+    drop(client);
+    let list = configured.run(&["list"]).ok().out;
+    assert!(list.contains("data: raid5") && list.contains("3 members"), "{list}");
+    let log = fs::read_to_string(started[0]["log"].as_str().unwrap()).unwrap();
+    assert!(log.contains("ready: raid5 array data"), "{log}");
+    // A session of its own: the end of the terminal is not its end.
+    let stat = fs::read_to_string(format!("/proc/{}/stat", started[0]["pid"])).unwrap();
+    let session = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(3).unwrap();
+    assert_eq!(session, started[0]["pid"].to_string());
+
+    let again = configured.assemble();
+    assert_eq!((&again[0]["state"], &again[0]["control"]), (&"served".into(), &started[0]["control"]));
+    let scanned = configured.run(&["examine", "--scan", "--json"]).ok().json();
+    assert_eq!(scanned["arrays"][0]["control"], started[0]["control"]);
+    configured.run(&["stop", "data"]).ok();
+    assert_eq!(configured.assemble()[0]["state"], "started", "after the end, it is started anew");
+}
+
+#[test]
+fn what_is_wrong_with_the_configuration_is_said_with_its_lines_and_nothing_is_started() {
+    let configured = Configured::new("[[array]]\nname = 'data'\npolicy = 'fast'\nshard = 2\n");
+    configured.world.raid5(3);
+    configured.write(
+        "conf.d/a.toml",
+        "[[array]]\nname = 'b'\nnbd = ['tcp:here']\nshards = 0\nsync-speed-min = 5\nsync-speed-max = 4\n",
+    );
+    let checked =
+        configured.run(&["config", "check"]).refused(1, &["pinstripe.toml:4: unknown key \"shard\""]);
+    assert!(
+        !checked.error.contains("invalid value"),
+        "values are looked at when all keys are right: {}",
+        checked.error
+    );
+    configured.write("pinstripe.toml", "[[array]]\nname = 'data'\npolicy = 'fast'\n");
+    let words = [
+        "pinstripe.toml:3: \"policy\": invalid value 'fast'",
+        "a.toml:3: \"nbd\": ",
+        "a.toml:4: \"shards\": ",
+    ];
+    configured.run(&["config", "check"]).refused(1, &words);
+    configured.run(&["assemble", "--scan"]).refused(1, &words);
+    let json = configured.run(&["config", "check", "--json"]);
+    assert_eq!((json.status, json.json()["errors"].as_array().unwrap().len()), (1, 4), "{}", json.out);
+    configured
+        .run(&["config", "check", "/nowhere/x.toml"])
+        .refused(1, &["/nowhere/x.toml: the configuration can't be read"]);
+    configured.run(&["assemble"]).refused(64, &["--scan"]);
+}
+
+#[test]
+fn a_configuration_that_others_can_write_is_refused() {
+    let configured = Configured::new(DATA);
+    fs::set_permissions(configured.world.path("pinstripe.toml"), fs::Permissions::from_mode(0o666)).unwrap();
+    configured.run(&["assemble", "--scan"]).refused(1, &["can be written by other users", "chmod"]);
+}
+
+#[test]
+fn an_array_that_lacks_members_is_not_started_unless_the_configuration_says_so() {
+    let configured = Configured::new(DATA);
+    let world = &configured.world;
+    let members = world.raid5(4);
+    fs::rename(world.path(&members[1]), world.path("away")).unwrap();
+    configured
+        .run(&["assemble", "--scan"])
+        .refused(1, &["data was not started", "slot 1 is missing", "run-after"]);
+    fs::rename(world.path(&members[3]), world.path("away3")).unwrap();
+    let refused = configured.run(&["assemble", "--scan", "--json"]);
+    assert_eq!(refused.status, 1);
+    let value = &refused.json()[0];
+    assert_eq!(
+        (&value["state"], &value["missing_slots"]),
+        (&"not-started".into(), &serde_json::json!([1, 3]))
+    );
+    assert!(value["error"].as_str().unwrap().contains("too few members"), "{value}");
+    assert_eq!(configured.run(&["list"]).ok().out, "no array is served\n");
+
+    configured.write("pinstripe.toml", &format!("{DATA}run-after = 2\n"));
+    let begun = Instant::now();
+    configured.run(&["assemble", "--scan"]).refused(1, &["too few members"]);
+    assert!(begun.elapsed() >= Duration::from_secs(2), "members that are late are waited for");
+    fs::rename(world.path("away3"), world.path(&members[3])).unwrap();
+    let started = configured.assemble();
+    assert_eq!((&started[0]["state"], &started[0]["degraded"]), (&"started".into(), &true.into()));
+
+    // The device appears after all: it is taken back, and gets what it missed.
+    fs::rename(world.path("away"), world.path(&members[1])).unwrap();
+    let device = world.path(&members[1]).display().to_string();
+    let would = configured.run(&["incremental", "--dry-run", "--json", &device]).ok().json();
+    assert_eq!(would["state"], "would-add");
+    let added = configured.run(&["incremental", "--json", &device]).ok().json();
+    assert_eq!((&added["state"], &added["slot"]), (&"added".into(), &1.into()), "{added}");
+    while configured.run(&["detail", "data", "--json"]).ok().json()["degraded"] == true {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let again = configured.run(&["incremental", "--json", &device]).ok().json();
+    assert_eq!((&again["state"], &again["why"]), (&"left-alone".into(), &"data has it already".into()));
+    configured.run(&["check", "data"]).ok();
+}
+
+#[test]
+fn a_member_that_was_taken_out_by_command_stays_out() {
+    let configured = Configured::new(DATA);
+    let members = configured.world.raid5(3);
+    configured.assemble();
+    configured.run(&["fail", "data", "1"]).ok();
+    let device = configured.world.path(&members[1]).display().to_string();
+    let left = configured.run(&["incremental", &device]).ok().out;
+    assert!(left.contains("taken out of data by command"), "{left}");
+    assert_eq!(configured.run(&["detail", "data", "--json"]).ok().json()["degraded"], true);
+}
+
+#[test]
+fn the_last_device_that_appears_starts_the_array() {
+    let configured = Configured::new(DATA);
+    let world = &configured.world;
+    let members = world.raid5(3);
+    let device = |slot: usize| world.path(&members[slot]).display().to_string();
+    fs::rename(device(2), world.path("away")).unwrap();
+    let waiting = configured.run(&["incremental", "--json", &device(0)]).ok().json();
+    assert_eq!(waiting["state"], "waiting", "{waiting}");
+    assert!(waiting["why"].as_str().unwrap().contains("slot 2 is missing"), "{waiting}");
+    fs::rename(world.path("away"), device(2)).unwrap();
+    let started = configured.run(&["incremental", "--json", &device(2)]).ok().json();
+    assert_eq!((&started["state"], &started["degraded"]), (&"started".into(), &false.into()));
+}
+
+#[test]
+fn what_is_not_configured_is_left_alone() {
+    let configured = Configured::new(SCAN);
+    let world = &configured.world;
+    let members = world.raid5(3);
+    let hashes = world.hashes(&members);
+    let device = world.path(&members[0]).display().to_string();
+    let left = configured.run(&["incremental", &device]).ok().out;
+    assert!(left.contains("is not configured"), "{left}");
+    let empty = world.path(&world.file("empty", MEMBER_BYTES)).display().to_string();
+    let left = configured.run(&["incremental", &empty]).ok().out;
+    assert!(left.contains("holds no member"), "{left}");
+    assert_eq!(configured.run(&["assemble", "--scan"]).ok().out, "no array is configured to be started\n");
+
+    configured.write("pinstripe.toml", &format!("{DATA}auto = false\n"));
+    assert_eq!(configured.run(&["assemble", "--scan"]).ok().out, "no array is configured to be started\n");
+    let left = configured.run(&["incremental", &device]).ok().out;
+    assert!(left.contains("auto = false"), "{left}");
+    configured.write("pinstripe.toml", &format!("{DATA}members = ['@/other*']\n"));
+    let left = configured.run(&["incremental", &device]).ok().out;
+    assert!(left.contains("elsewhere only"), "{left}");
+    configured
+        .run(&["assemble", "--scan"])
+        .refused(1, &["no member of it was found", "other* matches nothing"]);
+    assert_eq!(world.hashes(&members), hashes, "nothing was written");
+
+    // By name or uuid it is asked for, and with `assemble = "all"` every one is.
+    configured.write("pinstripe.toml", SCAN);
+    configured.run(&["assemble", "--name", "other"]).refused(1, &["no array with the name other"]);
+    assert!(configured.run(&["assemble", "--name", "data"]).ok().out.contains("data: started: raid5"));
+    configured.run(&["stop", "data"]).ok();
+    configured.write("pinstripe.toml", &SCAN.replace("[defaults]", "assemble = 'all'\n[defaults]"));
+    assert_eq!(configured.assemble()[0]["state"], "started");
+}
+
+#[test]
+fn one_device_by_two_paths_is_one_member_and_its_copy_is_refused() {
+    let configured = Configured::new(DATA);
+    let world = &configured.world;
+    let members = world.raid5(3);
+    std::os::unix::fs::symlink(world.path(&members[0]), world.path("member-link")).unwrap();
+    fs::hard_link(world.path(&members[1]), world.path("member-hard")).unwrap();
+    let scanned = configured.run(&["examine", "--scan", "--json"]).ok().json();
+    let found = &scanned["arrays"][0];
+    assert_eq!(
+        (found["members"].as_array().unwrap().len(), &found["obstacle"]),
+        (3, &Value::Null),
+        "{found}"
+    );
+    assert_eq!(found["members"][0]["also"].as_array().unwrap().len(), 1, "{found}");
+    assert_eq!(configured.assemble()[0]["state"], "started");
+    configured.run(&["stop", "data"]).ok();
+
+    fs::copy(world.path(&members[2]), world.path("member-copy")).unwrap();
+    configured
+        .run(&["assemble", "--scan"])
+        .refused(1, &["member-copy", "member2", "both say that they are the same member"]);
+    configured.write("pinstripe.toml", &format!("{DATA}members = ['@/member[0-2]']\n"));
+    assert_eq!(configured.assemble()[0]["state"], "started");
+}
+
+#[test]
+fn a_loop_device_and_its_file_are_one_member() {
+    let configured = Configured::new(
+        "[scan]\ndevices = ['@/member*', '/dev/loop*']\n[defaults]\nshards = 1\n[[array]]\nname = 'looped'\n",
+    );
+    let world = &configured.world;
+    let members = world.members(3);
+    world.create(&["--level", "5", "--name", "looped", "--metadata", "1.0", "--assume-clean"], &members).ok();
+    let Some(_device) = LoopDevice::new(world, &members[0], &[]) else { return };
+    let scanned = configured.run(&["examine", "--scan", "--json"]).ok().json();
+    let arrays = scanned["arrays"].as_array().unwrap();
+    let found = arrays.iter().find(|array| array["name"].as_str().unwrap().ends_with("looped")).unwrap();
+    assert_eq!(found["members"].as_array().unwrap().len(), 3, "{found}");
+    assert_eq!(configured.assemble()[0]["state"], "started");
+}
+
+#[test]
+fn an_array_that_another_process_has_is_not_taken() {
+    let configured = Configured::new(DATA);
+    let world = &configured.world;
+    let members = world.raid5(3);
+    let other = world.path("elsewhere");
+    fs::create_dir(&other).unwrap();
+    fs::set_permissions(&other, fs::Permissions::from_mode(0o700)).unwrap();
+    // Its control socket is not one that we look at.
+    let server =
+        world.serve_with(("PINSTRIPE_RUNTIME_DIR", other.to_str().unwrap()), &["--shards", "1"], &members);
+    let refused = configured.run(&["assemble", "--scan"]);
+    refused.refused(
+        1,
+        &["data was not started: its server ended with status 1", "member0 is held by another process"],
+    );
+    drop(server);
+}
+
+#[test]
+fn two_that_assemble_at_once_start_one_server() {
+    let configured = Configured::new(DATA);
+    configured.world.raid5(3);
+    let states = std::thread::scope(|scope| {
+        let both: Vec<_> =
+            (0..2).map(|_| scope.spawn(|| configured.assemble()[0]["state"].clone())).collect();
+        let mut states: Vec<String> =
+            both.into_iter().map(|one| one.join().unwrap().as_str().unwrap().to_owned()).collect();
+        states.sort();
+        states
+    });
+    assert_eq!(states, ["served", "started"]);
+}
+
+#[test]
+fn two_entries_of_one_array_and_two_arrays_of_one_name_are_refused() {
+    let configured = Configured::new(SCAN);
+    let world = &configured.world;
+    world.raid5(3);
+    let uuid = configured.run(&["examine", "--scan", "--json"]).ok().json()["arrays"][0]["uuid"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    configured.write("pinstripe.toml", &format!("{DATA}[[array]]\nuuid = '{uuid}'\n"));
+    configured
+        .run(&["assemble", "--scan"])
+        .refused(1, &["are of one array", "pinstripe.toml:5", "pinstripe.toml:7"]);
+    let others: Vec<String> = (3..6).map(|slot| world.file(&format!("member{slot}"), MEMBER_BYTES)).collect();
+    world.create(&["--level", "5", "--name", "data", "--assume-clean"], &others).ok();
+    configured.write("pinstripe.toml", DATA);
+    configured.run(&["assemble", "--scan"]).refused(1, &["both have this name", &uuid]);
+    configured.write("pinstripe.toml", SCAN);
+    configured.run(&["assemble", "--name", "data"]).refused(1, &["several arrays have the name data"]);
+    assert!(configured.run(&["assemble", "--uuid", &uuid]).ok().out.contains("started"));
+}
+
+/// Gives a member's superblock (version 1.2) another array name, with its checksum.
+fn rename(world: &World, member: &str, name: &[u8]) {
+    const PLACE: usize = 4096;
+    let bytes = fs::read(world.path(member)).unwrap();
+    let word = |at: usize| u32::from_le_bytes(bytes[PLACE + at..PLACE + at + 4].try_into().unwrap());
+    let mut superblock = bytes[PLACE..PLACE + 256 + 2 * word(220) as usize].to_vec();
+    superblock[32..64].fill(0);
+    superblock[32..32 + name.len()].copy_from_slice(name);
+    superblock[216..220].fill(0);
+    let words =
+        superblock.chunks_exact(4).map(|word| u64::from(u32::from_le_bytes(word.try_into().unwrap())));
+    let sum: u64 = words.sum();
+    let sum = u32::try_from(sum & 0xffff_ffff).unwrap().wrapping_add(u32::try_from(sum >> 32).unwrap());
+    superblock[216..220].copy_from_slice(&sum.to_le_bytes());
+    world.poke(member, PLACE as u64, &superblock);
+}
+
+#[test]
+fn a_name_from_a_disk_steers_neither_terminal_nor_paths_nor_the_configuration() {
+    let configured = Configured::new(SCAN);
+    let world = &configured.world;
+    let members = world.raid5(3);
+    for member in &members {
+        rename(world, member, b"../\x1b[2J\n[scan]\"x");
+    }
+    let found = configured.run(&["examine", "--scan"]).ok().out;
+    assert!(!found.contains('\x1b') && found.lines().all(|line| !line.starts_with("[scan]")), "{found:?}");
+    assert!(found.contains("Its name can't stand here"), "{found}");
+    configured.write("conf.d/found.toml", &found);
+    configured.run(&["config", "check"]).ok();
+    let started = configured.run(&["assemble", "--scan"]).ok().out;
+    assert!(started.contains("started: raid5") && !started.contains('\x1b'), "{started:?}");
+    let folder = fs::read_dir(world.path("pinstripe")).unwrap();
+    let names: Vec<String> = folder.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let is_ours =
+        |name: &String| name.split('.').next().unwrap().bytes().all(|byte| byte.is_ascii_hexdigit());
+    assert!(names.len() >= 3 && names.iter().all(is_ours), "{names:?}");
+}
+
+#[test]
+fn a_name_that_is_no_text_matches_no_glob_and_does_not_end_the_scan() {
+    use std::os::unix::ffi::OsStrExt;
+    let configured = Configured::new(DATA);
+    let world = &configured.world;
+    let members = world.raid5(3);
+    let odd = world.path("").join(std::ffi::OsStr::from_bytes(b"member\xff"));
+    fs::rename(world.path(&members[1]), odd).unwrap();
+    configured.run(&["assemble", "--scan"]).refused(1, &["slot 1 is missing"]);
+}

@@ -1,0 +1,328 @@
+//! One file: TOML, and each key of it checked. All errors are gathered, so that one look shows them all.
+
+use std::{fs, ops::Range, os::unix::fs::MetadataExt, path::Path};
+
+use pinstripe_control::{place::stem, text::printable};
+use pinstripe_md::identity::Uuid;
+use pinstripe_runtime::trust::check_place;
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
+
+use crate::{
+    Array, Place, Problem, Scan, Setting, Settings, Value,
+    keys::{ARRAY, AUTO, Kind, OPTIONS, SCAN, Where},
+    members,
+};
+
+/// Bytes of a file at most: what is longer is something else.
+const BYTES_MAX: u64 = 1 << 20;
+/// Writable by the group or by all.
+const OTHERS_WRITE: u32 = 0o022;
+
+/// A part of a file.
+pub enum Section {
+    /// `[defaults]`.
+    Defaults(Defaults),
+    /// `[scan]`, and where it is.
+    Scan(Scan, Place),
+    /// `[[array]]`.
+    Array(RawArray),
+}
+
+/// See [`Section`].
+#[derive(Default)]
+pub struct Defaults {
+    pub settings: Settings,
+    pub auto: Option<bool>,
+}
+
+/// An array before the defaults are known.
+pub struct RawArray {
+    pub array: Array,
+    pub auto: Option<bool>,
+}
+
+/// The text of a file, if only root and this user can have written it.
+pub fn read(path: &Path) -> Result<String, String> {
+    let failed = |error| format!("the configuration can't be read: {error}");
+    let metadata = fs::metadata(path).map_err(failed)?;
+    // Opening a fifo would wait for its other end.
+    if !metadata.is_file() || metadata.len() > BYTES_MAX {
+        return Err("this is no configuration: a file of at most 1 MiB is needed".to_owned());
+    }
+    check_place(path).map_err(|error| format!("the configuration can't be trusted: {error}"))?;
+    let mode = metadata.mode() & 0o7777;
+    if mode & OTHERS_WRITE != 0 {
+        return Err(format!(
+            "the configuration can be written by other users (mode {mode:04o}), and it decides which devices are written: chmod go-w it"
+        ));
+    }
+    fs::read_to_string(path).map_err(failed)
+}
+
+/// The sections of a file's `text`.
+pub fn sections(path: &Path, text: &str, problems: &mut Vec<Problem>) -> Vec<Section> {
+    let mut file = File { path, text, problems };
+    let (table, errors) = DeTable::parse_recoverable(text);
+    if !errors.is_empty() {
+        // What stands in for a value that can't be read would be complained about again.
+        for error in errors {
+            file.problem(error.span().unwrap_or_default(), error.message().to_owned());
+        }
+        return Vec::new();
+    }
+    let mut sections = Vec::new();
+    for (key, value) in table.get_ref() {
+        let span = value.span();
+        match (key.get_ref().as_ref(), value.get_ref()) {
+            ("defaults", DeValue::Table(table)) => sections.push(Section::Defaults(file.defaults(table))),
+            ("scan", DeValue::Table(table)) => {
+                let place = file.place(&key.span());
+                sections.push(Section::Scan(file.scan(table), place));
+            }
+            ("array", DeValue::Array(all)) if all.iter().all(|array| array.get_ref().is_table()) => {
+                for array in all {
+                    let DeValue::Table(table) = array.get_ref() else { continue };
+                    sections.extend(file.array(table, &array.span()).map(Section::Array));
+                }
+            }
+            ("defaults" | "scan", _) => {
+                file.problem(span, format!("{} is a section: write [{}]", key.get_ref(), key.get_ref()));
+            }
+            ("array", _) => {
+                file.problem(span, "every array is a section of its own: write [[array]]".to_owned());
+            }
+            (name, _) => {
+                let words = "there are [defaults], [scan] and [[array]]";
+                file.problem(key.span(), format!("unknown section or key \"{}\": {words}", printable(name)));
+            }
+        }
+    }
+    sections
+}
+
+struct File<'a> {
+    path: &'a Path,
+    text: &'a str,
+    problems: &'a mut Vec<Problem>,
+}
+
+impl File<'_> {
+    fn place(&self, span: &Range<usize>) -> Place {
+        let line = 1 + self
+            .text
+            .char_indices()
+            .take_while(|(at, _)| *at < span.start)
+            .filter(|(_, c)| *c == '\n')
+            .count();
+        Place { file: self.path.to_owned(), line: Some(line) }
+    }
+
+    fn problem(&mut self, span: Range<usize>, what: String) {
+        let place = self.place(&span);
+        self.problems.push(Problem { place, what });
+    }
+
+    fn unknown<'n>(
+        &mut self,
+        span: Range<usize>,
+        name: &str,
+        section: &str,
+        known: impl Iterator<Item = &'n str>,
+    ) {
+        let known: Vec<&str> = known.collect();
+        let name = printable(name);
+        let words = match known.iter().find(|known| **known == name.replace('_', "-")) {
+            Some(near) => format!("the key is \"{near}\""),
+            None => format!("{section} has {}", known.join(", ")),
+        };
+        self.problem(span, format!("unknown key \"{name}\": {words}"));
+    }
+
+    fn defaults(&mut self, table: &DeTable<'_>) -> Defaults {
+        let mut defaults = Defaults::default();
+        let names = || OPTIONS.iter().filter(|key| key.place == Where::Anywhere).map(|key| key.name);
+        for (key, value) in table {
+            let name = key.get_ref().as_ref();
+            if name == AUTO.name {
+                defaults.auto = self.flag(name, value);
+            } else if OPTIONS.iter().any(|option| option.name == name && option.place == Where::Array) {
+                let what =
+                    format!("\"{name}\" can't hold for every array: give it in the [[array]] that it is for");
+                self.problem(key.span(), what);
+            } else if !self.option(name, value, &mut defaults.settings) {
+                self.unknown(key.span(), name, "[defaults]", names().chain([AUTO.name]));
+            }
+        }
+        if let Some(ublk) = defaults.settings.get("ublk")
+            && let Value::Number(_) = ublk.value
+        {
+            let what =
+                "two arrays can't have one ublk number: write true here, or the number in an [[array]]";
+            self.problems.push(Problem { place: ublk.place.clone(), what: what.to_owned() });
+        }
+        defaults
+    }
+
+    fn scan(&mut self, table: &DeTable<'_>) -> Scan {
+        let mut scan = Scan::default();
+        for (key, value) in table {
+            match key.get_ref().as_ref() {
+                "devices" => {
+                    let devices = self.devices("devices", value);
+                    if let Some(name) = devices.iter().flatten().find(|name| members::is_server(name)) {
+                        let what = format!(
+                            "{name:?} is on a server, which isn't searched: name it in the members of its [[array]]"
+                        );
+                        self.problem(value.span(), what);
+                    }
+                    scan.devices = devices;
+                }
+                "assemble" => match value.get_ref().as_str() {
+                    Some("configured") => {}
+                    Some("all") => scan.all = true,
+                    _ => {
+                        let what = "\"assemble\" is \"configured\" or \"all\"".to_owned();
+                        self.problem(value.span(), what);
+                    }
+                },
+                name => self.unknown(key.span(), name, "[scan]", SCAN.iter().map(|key| key.name)),
+            }
+        }
+        scan
+    }
+
+    fn array(&mut self, table: &DeTable<'_>, span: &Range<usize>) -> Option<RawArray> {
+        let mut array = Array {
+            place: self.place(span),
+            uuid: None,
+            name: None,
+            members: Vec::new(),
+            auto: true,
+            log: None,
+            settings: Settings::new(),
+        };
+        let mut auto = None;
+        for (key, value) in table {
+            match key.get_ref().as_ref() {
+                "uuid" => array.uuid = self.uuid(value),
+                "name" => array.name = self.name(value),
+                "members" => {
+                    array.members = self.devices("members", value).unwrap_or_default();
+                }
+                "auto" => auto = self.flag("auto", value),
+                "log" => {
+                    array.log = self.value("log", Kind::Path, value).and_then(|value| match value {
+                        Value::Text(path) => Some(path.into()),
+                        _ => None,
+                    });
+                }
+                name => {
+                    if !self.option(name, value, &mut array.settings) {
+                        let own = ARRAY.iter().map(|key| key.name);
+                        let known = own.chain(OPTIONS.iter().map(|key| key.name));
+                        self.unknown(key.span(), name, "[[array]]", known);
+                    }
+                }
+            }
+        }
+        if !table.contains_key("uuid") && !table.contains_key("name") {
+            let what = "this [[array]] doesn't say which array it is: give its uuid or its name (`pinstripe examine --scan` prints them)";
+            self.problem(span.clone(), what.to_owned());
+        }
+        // What has neither is wrong, and said to be so.
+        (array.uuid.is_some() || array.name.is_some()).then_some(RawArray { array, auto })
+    }
+
+    fn uuid(&mut self, value: &Spanned<DeValue<'_>>) -> Option<Uuid> {
+        let Value::Text(text) = self.value("uuid", Kind::Text, value)? else { return None };
+        match text.parse() {
+            Ok(uuid) => Some(uuid),
+            Err(error) => {
+                self.problem(value.span(), printable(&format!("{error}")));
+                None
+            }
+        }
+    }
+
+    fn name(&mut self, value: &Spanned<DeValue<'_>>) -> Option<String> {
+        let Value::Text(name) = self.value("name", Kind::Text, value)? else { return None };
+        let short = name.split_once(':').map_or(name.as_str(), |(_, short)| short);
+        // Such a name is no file's, so it would be one of nothing that a person could ask for.
+        if stem(short, "/") != short || stem(&name, "/") != name || name.len() > 32 {
+            let what = "a name has 1 to 32 bytes, no '/', nothing that can't be seen, and doesn't begin with '.': name the array by its uuid";
+            self.problem(value.span(), what.to_owned());
+            return None;
+        }
+        Some(name)
+    }
+
+    fn flag(&mut self, name: &str, value: &Spanned<DeValue<'_>>) -> Option<bool> {
+        match self.value(name, Kind::Flag, value)? {
+            Value::Flag(flag) => Some(flag),
+            _ => None,
+        }
+    }
+
+    fn devices(&mut self, key: &str, value: &Spanned<DeValue<'_>>) -> Option<Vec<String>> {
+        let Value::List(names) = self.value(key, Kind::List, value)? else { return None };
+        if names.is_empty() {
+            self.problem(
+                value.span(),
+                format!("\"{key}\" names nothing: leave the key out, or name devices"),
+            );
+        }
+        for what in names.iter().filter_map(|name| members::check(name).err()) {
+            self.problem(value.span(), what);
+        }
+        Some(names)
+    }
+
+    /// Takes an option of `serve`; false if there is none of this name.
+    fn option(&mut self, name: &str, value: &Spanned<DeValue<'_>>, into: &mut Settings) -> bool {
+        let Some(key) = OPTIONS.iter().find(|key| key.name == name) else { return false };
+        let place = self.place(&value.span());
+        if let Some(checked) = self.value(name, key.kind, value) {
+            if let ("nbd", Value::List(addresses)) = (name, &checked)
+                && addresses
+                    .iter()
+                    .any(|address| address.strip_prefix("unix:").is_some_and(|p| !p.starts_with('/')))
+            {
+                self.problem(value.span(), "a socket's path must be absolute: unix:/PATH".to_owned());
+            }
+            into.insert(key.name, Setting { value: checked, place });
+        }
+        true
+    }
+
+    /// A value of the right kind, or a problem.
+    fn value(&mut self, name: &str, kind: Kind, value: &Spanned<DeValue<'_>>) -> Option<Value> {
+        let number = |value: &DeValue<'_>| {
+            let number = value.as_integer()?;
+            u64::from_str_radix(number.as_str(), number.radix()).ok()
+        };
+        let found = value.get_ref();
+        let text =
+            |value: &DeValue<'_>| value.as_str().filter(|text| !text.contains('\0')).map(str::to_owned);
+        let checked = match kind {
+            Kind::Flag => found.as_bool().map(Value::Flag),
+            Kind::Number => number(found).map(Value::Number),
+            Kind::Text => text(found).map(Value::Text),
+            Kind::Path => text(found).filter(|path| path.starts_with('/')).map(Value::Text),
+            Kind::Size => number(found).map(Value::Number).or_else(|| text(found).map(Value::Text)),
+            Kind::FlagOrNumber => {
+                found.as_bool().map(Value::Flag).or_else(|| number(found).map(Value::Number))
+            }
+            Kind::List => found.as_array().and_then(|list| {
+                list.iter().map(|entry| text(entry.get_ref())).collect::<Option<Vec<_>>>().map(Value::List)
+            }),
+        };
+        if checked.is_none() {
+            let kind = kind.in_words();
+            self.problem(value.span(), format!("\"{name}\" must be {kind}"));
+        }
+        checked
+    }
+}

@@ -1,0 +1,151 @@
+//! The keys of the configuration: the one list that the reader and docs/configuration.md go by.
+
+/// What a key's value is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `true` or `false`.
+    Flag,
+    /// A whole number, not negative.
+    Number,
+    /// A text.
+    Text,
+    /// A text: an absolute path.
+    Path,
+    /// A list of texts.
+    List,
+    /// A number of bytes, or a text such as `"64M"`.
+    Size,
+    /// `true`, `false`, or a number.
+    FlagOrNumber,
+}
+
+impl Kind {
+    /// For a sentence: what is needed.
+    pub fn in_words(self) -> &'static str {
+        match self {
+            Self::Flag => "true or false",
+            Self::Number => "a whole number",
+            Self::Text => "a text in quotes",
+            Self::Path => "an absolute path in quotes",
+            Self::List => "a list of texts in quotes",
+            Self::Size => "a size: a number of bytes, or a text such as \"64M\"",
+            Self::FlagOrNumber => "true, false or a whole number",
+        }
+    }
+}
+
+/// Where a key may stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Where {
+    /// In `[[array]]`, and in `[defaults]` for all arrays.
+    Anywhere,
+    /// In `[[array]]` only: two arrays can't have the same.
+    Array,
+}
+
+/// A key of `[defaults]` and `[[array]]` that is an option of `pinstripe serve`, of the same name.
+#[derive(Clone, Copy, Debug)]
+pub struct OptionKey {
+    /// The key, and the option behind its `--`.
+    pub name: &'static str,
+    /// Its value.
+    pub kind: Kind,
+    /// Where it may stand.
+    pub place: Where,
+}
+
+/// A key that is none.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// The key.
+    pub name: &'static str,
+    /// Its value.
+    pub kind: Kind,
+    /// What it says, as a sentence of docs/configuration.md.
+    pub doc: &'static str,
+}
+
+const fn anywhere(name: &'static str, kind: Kind) -> OptionKey {
+    OptionKey { name, kind, place: Where::Anywhere }
+}
+
+const fn of_one(name: &'static str, kind: Kind) -> OptionKey {
+    OptionKey { name, kind, place: Where::Array }
+}
+
+/// The options of `serve` that make sense for good. Those that are consents for once (`--force`, `--run`,
+/// `--takeover`) are none of them.
+pub const OPTIONS: [OptionKey; 26] = [
+    of_one("nbd", Kind::List),
+    anywhere("ublk", Kind::FlagOrNumber),
+    of_one("vhost-user", Kind::Path),
+    of_one("fuse", Kind::Path),
+    of_one("nvme-tcp", Kind::Text),
+    of_one("nqn", Kind::Text),
+    anywhere("dhchap-hosts", Kind::Path),
+    anywhere("allow-remote", Kind::Flag),
+    anywhere("read-only", Kind::Flag),
+    anywhere("run-after", Kind::Number),
+    anywhere("shards", Kind::Number),
+    anywhere("cpus", Kind::Text),
+    anywhere("cache", Kind::Size),
+    anywhere("policy", Kind::Text),
+    anywhere("offload", Kind::Text),
+    anywhere("reducer", Kind::Text),
+    anywhere("poll", Kind::Flag),
+    anywhere("member-timeout", Kind::Number),
+    anywhere("max-read-errors", Kind::Number),
+    anywhere("journal-mode", Kind::Text),
+    anywhere("sync-speed-min", Kind::Number),
+    anywhere("sync-speed-max", Kind::Number),
+    anywhere("spare-pool", Kind::List),
+    anywhere("spare-pool-delay", Kind::Number),
+    anywhere("dhchap-secrets", Kind::Path),
+    anywhere("client-address", Kind::List),
+];
+
+/// The keys of `[[array]]` that say which array it is, and what becomes of it.
+pub const ARRAY: [Key; 5] = [
+    Key {
+        name: "uuid",
+        kind: Kind::Text,
+        doc: "The array's UUID, as `pinstripe examine` prints it. An array has this key, or `name`, or both.",
+    },
+    Key {
+        name: "name",
+        kind: Kind::Text,
+        doc: "The array's name, with or without its host (`host:name`). If two arrays at hand have the name, neither is started: give the UUID.",
+    },
+    Key {
+        name: "members",
+        kind: Kind::List,
+        doc: "Where its members are: absolute paths, globs of paths, `nvme-tcp://` names, or `pmem:PATH`. Devices that are not named here are left alone, whatever they hold. Without this key, members are searched for where `[scan]` says.",
+    },
+    AUTO,
+    Key {
+        name: "log",
+        kind: Kind::Path,
+        doc: "The file that gets the server's log [default: NAME.log beside the control socket].",
+    },
+];
+
+/// Also a key of `[defaults]`.
+pub const AUTO: Key = Key {
+    name: "auto",
+    kind: Kind::Flag,
+    doc: "Whether `assemble --scan` and `incremental` start the array [default: true]. `assemble --uuid` and `--name` do so in any case.",
+};
+
+/// The keys of `[scan]`.
+pub const SCAN: [Key; 2] = [
+    Key {
+        name: "devices",
+        kind: Kind::List,
+        doc: "Where members are searched for: absolute paths and globs of them [default: all block devices but ublkb*, nbd*, zram*, fd* and sr*].",
+    },
+    Key {
+        name: "assemble",
+        kind: Kind::Text,
+        doc: "Which arrays `assemble --scan` starts: `configured`, those that have an `[[array]]`; `all`, also every other array that is found [default: configured].",
+    },
+];

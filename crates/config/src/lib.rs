@@ -1,0 +1,313 @@
+//! What the administrator says for good: `/etc/pinstripe/pinstripe.toml` and the files in `conf.d` beside it.
+//!
+//! [`Configuration::load`] reads all of it, and gives either a whole configuration or every error, each with
+//! its file and line. Unknown keys are errors, for a key that is misspelt would be an order that is not
+//! carried out. [`keys`] lists the keys.
+//!
+//! The values of options of `serve` are checked here by their type only. What they mean is for the command
+//! line of `serve` to say: [`Array::words`] gives them as it takes them.
+//!
+//! What stands here decides which devices are written. So a file that other users could change or exchange
+//! is refused.
+#![forbid(unsafe_code)]
+
+mod file;
+pub mod keys;
+mod members;
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fmt,
+    path::{Path, PathBuf},
+};
+
+use pinstripe_md::identity::Uuid;
+
+pub use members::{Expanded, expand, is_server};
+
+use file::Section;
+
+/// Where the configuration is, unless it is said.
+pub const MAIN: &str = "/etc/pinstripe/pinstripe.toml";
+/// Names another main file.
+pub const VARIABLE: &str = "PINSTRIPE_CONFIG";
+/// The folder of further files, beside the main file.
+const FOLDER: &str = "conf.d";
+
+/// A place in a file.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The file.
+    pub file: PathBuf,
+    /// The line, from 1; none for the whole file.
+    pub line: Option<usize>,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            Some(line) => write!(f, "{}:{line}", self.file.display()),
+            None => write!(f, "{}", self.file.display()),
+        }
+    }
+}
+
+/// What is wrong at a place, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+#[error("{place}: {what}")]
+pub struct Problem {
+    /// Where.
+    pub place: Place,
+    /// A sentence.
+    pub what: String,
+}
+
+/// All that is wrong; not empty. A line each.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct Problems(pub Vec<Problem>);
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lines: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+        f.write_str(&lines.join("\n"))
+    }
+}
+
+/// The value of an option of `serve`, of its key's [`keys::Kind`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    /// `true` or `false`.
+    Flag(bool),
+    /// A number.
+    Number(u64),
+    /// A text.
+    Text(String),
+    /// Several.
+    List(Vec<String>),
+}
+
+/// A value, and where it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// What.
+    pub value: Value,
+    /// Where.
+    pub place: Place,
+}
+
+impl Setting {
+    /// The words of the command line of `serve` that say this of the option `name`.
+    pub fn words(&self, name: &str) -> Vec<String> {
+        match &self.value {
+            Value::Flag(true) => vec![format!("--{name}")],
+            Value::Flag(false) => Vec::new(),
+            Value::Number(number) => vec![format!("--{name}={number}")],
+            Value::Text(text) => vec![format!("--{name}={text}")],
+            Value::List(texts) => texts.iter().map(|text| format!("--{name}={text}")).collect(),
+        }
+    }
+}
+
+/// Options of `serve`, by name.
+pub type Settings = BTreeMap<&'static str, Setting>;
+
+/// An `[[array]]`, with what `[defaults]` says where it says nothing itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Array {
+    /// Where it stands.
+    pub place: Place,
+    /// Its identity. This or the name is there.
+    pub uuid: Option<Uuid>,
+    /// Its name.
+    pub name: Option<String>,
+    /// Where its members are, see [`expand`]; empty if scan is to find them.
+    pub members: Vec<String>,
+    /// Whether it is started without being asked for.
+    pub auto: bool,
+    /// The file for its server's log.
+    pub log: Option<PathBuf>,
+    /// The options of its server.
+    pub settings: Settings,
+}
+
+impl Array {
+    /// For a sentence.
+    pub fn label(&self) -> String {
+        match (&self.name, self.uuid) {
+            (Some(name), _) => name.clone(),
+            (None, Some(uuid)) => uuid.to_string(),
+            (None, None) => self.place.to_string(),
+        }
+    }
+
+    /// Whether this is the array `uuid`, called `name`, which may have its host before it.
+    pub fn is(&self, uuid: Uuid, name: &str) -> bool {
+        let short = name.split_once(':').map_or(name, |(_, short)| short);
+        self.uuid.is_none_or(|own| own == uuid)
+            && self.name.as_ref().is_none_or(|own| own == name || own == short)
+    }
+
+    /// Seconds to wait for members that are late.
+    pub fn run_after(&self) -> Option<u64> {
+        match self.settings.get("run-after")?.value {
+            Value::Number(seconds) => Some(seconds),
+            _ => None,
+        }
+    }
+
+    /// The options of its server, as the command line of `serve` takes them.
+    pub fn words(&self) -> Vec<String> {
+        self.settings.iter().flat_map(|(name, setting)| setting.words(name)).collect()
+    }
+}
+
+/// `[scan]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scan {
+    /// Paths and globs; none for all block devices.
+    pub devices: Option<Vec<String>>,
+    /// Whether arrays without an `[[array]]` are started, too.
+    pub all: bool,
+}
+
+/// All that the files say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Configuration {
+    /// Where members are searched for.
+    pub scan: Scan,
+    /// The arrays, in the order of the files.
+    pub arrays: Vec<Array>,
+    /// What `[defaults]` says: for arrays that have no `[[array]]`.
+    pub defaults: Settings,
+    /// The files that were read.
+    pub files: Vec<PathBuf>,
+}
+
+impl Configuration {
+    /// Reads the main file and those in `conf.d` beside it, in the order of their names. The main file is
+    /// `given`, or what the environment names, or [`MAIN`]; only the last may be missing.
+    pub fn load(given: Option<&Path>) -> Result<Self, Problems> {
+        Self::load_from(given, std::env::var_os(VARIABLE))
+    }
+
+    fn load_from(given: Option<&Path>, variable: Option<OsString>) -> Result<Self, Problems> {
+        let named = given.map(Path::to_owned).or_else(|| variable.map(PathBuf::from));
+        let main = named.clone().unwrap_or_else(|| PathBuf::from(MAIN));
+        let mut reader = Reader::default();
+        if named.is_some() || main.symlink_metadata().is_ok() {
+            reader.read(&main);
+        }
+        let folder = main.parent().unwrap_or(Path::new("")).join(FOLDER);
+        for file in reader.files_in(&folder) {
+            reader.read(&file);
+        }
+        reader.finish()
+    }
+}
+
+/// What has been read so far.
+#[derive(Default)]
+struct Reader {
+    files: Vec<PathBuf>,
+    sections: Vec<Section>,
+    problems: Vec<Problem>,
+}
+
+impl Reader {
+    fn files_in(&mut self, folder: &Path) -> Vec<PathBuf> {
+        let entries = match std::fs::read_dir(folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Vec::new(),
+            Err(error) => {
+                let place = Place { file: folder.to_owned(), line: None };
+                self.problems.push(Problem { place, what: format!("the folder can't be read: {error}") });
+                return Vec::new();
+            }
+        };
+        let paths = entries.flatten().map(|entry| entry.path());
+        // A name that begins with a dot is an editor's.
+        let is_ours = |path: &PathBuf| {
+            path.extension().is_some_and(|extension| extension == "toml")
+                && path.file_name().is_some_and(|name| !name.to_string_lossy().starts_with('.'))
+        };
+        let mut files: Vec<PathBuf> = paths.filter(is_ours).collect();
+        files.sort();
+        files
+    }
+
+    fn read(&mut self, path: &Path) {
+        self.files.push(path.to_owned());
+        match file::read(path) {
+            Ok(text) => self.sections.extend(file::sections(path, &text, &mut self.problems)),
+            Err(what) => {
+                let place = Place { file: path.to_owned(), line: None };
+                self.problems.push(Problem { place, what });
+            }
+        }
+    }
+
+    fn finish(self) -> Result<Configuration, Problems> {
+        let Self { files, sections, mut problems } = self;
+        let mut configuration = Configuration { files, ..Configuration::default() };
+        let mut auto = None;
+        let mut arrays = Vec::new();
+        for section in sections {
+            match section {
+                Section::Defaults(defaults) => {
+                    for (name, setting) in defaults.settings {
+                        let place = setting.place.clone();
+                        if let Some(first) = configuration.defaults.insert(name, setting) {
+                            problems.push(twice(&format!("[defaults] {name}"), place, &first.place));
+                        }
+                    }
+                    auto = defaults.auto.or(auto);
+                }
+                Section::Scan(scan, place) => {
+                    let (old_devices, old_all) =
+                        (configuration.scan.devices.is_some(), configuration.scan.all);
+                    if (old_devices && scan.devices.is_some()) || (old_all && scan.all) {
+                        let what = "[scan] says again what an earlier file says: keep one of them".to_owned();
+                        problems.push(Problem { place, what });
+                    }
+                    configuration.scan.devices = configuration.scan.devices.take().or(scan.devices);
+                    configuration.scan.all |= scan.all;
+                }
+                Section::Array(array) => arrays.push(array),
+            }
+        }
+        for file::RawArray { mut array, auto: own } in arrays {
+            array.auto = own.or(auto).unwrap_or(true);
+            for (name, setting) in &configuration.defaults {
+                array.settings.entry(name).or_insert_with(|| setting.clone());
+            }
+            if let Some(other) = configuration.arrays.iter().find(|other| is_twice(other, &array)) {
+                problems.push(twice(
+                    &format!("the array {}", array.label()),
+                    array.place.clone(),
+                    &other.place,
+                ));
+            }
+            configuration.arrays.push(array);
+        }
+        if problems.is_empty() {
+            return Ok(configuration);
+        }
+        problems.sort();
+        Err(Problems(problems))
+    }
+}
+
+fn is_twice(one: &Array, other: &Array) -> bool {
+    match (one.uuid, other.uuid) {
+        (Some(one), Some(other)) => one == other,
+        _ => one.name.is_some() && one.name == other.name,
+    }
+}
+
+fn twice(what: &str, place: Place, first: &Place) -> Problem {
+    Problem { place, what: format!("{what} stands in {first} already: keep one of them") }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,219 @@
+//! What is read, what is refused, and with which line.
+
+use std::{fs, os::unix::fs::PermissionsExt};
+
+use super::*;
+
+/// A folder with configuration files.
+struct Files(tempfile::TempDir);
+
+impl Files {
+    fn new(files: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join(FOLDER)).unwrap();
+        for (name, text) in files {
+            fs::write(folder.path().join(name), text).unwrap();
+        }
+        Self(folder)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn load(&self) -> Result<Configuration, Problems> {
+        Configuration::load_from(Some(&self.path("main.toml")), None)
+    }
+
+    /// All errors, each as `FILE:LINE: WORDS` with the file's name only.
+    fn errors(&self) -> Vec<String> {
+        let Problems(problems) = self.load().unwrap_err();
+        let prefix = format!("{}/", self.0.path().display());
+        problems.iter().map(|problem| problem.to_string().replace(&prefix, "")).collect()
+    }
+}
+
+#[track_caller]
+fn errors(text: &str, expected: &[&str]) {
+    let found = Files::new(&[("main.toml", text)]).errors();
+    assert_eq!(found.len(), expected.len(), "{found:#?}");
+    for (found, expected) in found.iter().zip(expected) {
+        assert!(found.starts_with("main.toml:") && found.contains(expected), "{found} is not: {expected}");
+    }
+}
+
+#[test]
+fn an_array_has_the_defaults_where_it_says_nothing_itself() {
+    let files = Files::new(&[
+        (
+            "main.toml",
+            "[defaults]\nauto = false\nshards = 2\nread-only = true\npolicy = 'cost'\n[scan]\ndevices = ['/dev/sd?']\n",
+        ),
+        ("conf.d/b.toml", "[[array]]\nname = 'b'\n"),
+        (
+            "conf.d/a.toml",
+            "[[array]]\nuuid = '6d41c174:a77e88e8:3d543c04:9a78354b'\nmembers = ['/dev/sda']\nauto = true\nshards = 4\nread-only = false\ncache = '64M'\nublk = 7\nspare-pool = ['a:1', 'b:2']\n",
+        ),
+        ("conf.d/.c.toml", "nonsense"),
+        ("conf.d/c.toml~", "nonsense"),
+    ]);
+    let configuration = files.load().unwrap();
+    let [a, b] = &configuration.arrays[..] else { panic!("{configuration:?}") };
+    let words =
+        ["--cache=64M", "--policy=cost", "--shards=4", "--spare-pool=a:1", "--spare-pool=b:2", "--ublk=7"];
+    assert_eq!(a.words(), words);
+    assert!(a.auto && !b.auto);
+    assert_eq!(b.words(), ["--policy=cost", "--read-only", "--shards=2"]);
+    assert_eq!(a.place, Place { file: files.path("conf.d/a.toml"), line: Some(1) });
+    assert_eq!(configuration.scan.devices, Some(vec!["/dev/sd?".to_owned()]));
+    assert_eq!(configuration.files.len(), 3);
+}
+
+#[test]
+fn an_array_is_the_one_of_its_uuid_and_its_name() {
+    let text = "[[array]]\nname = 'data'\n[[array]]\nuuid = '6d41c174-a77e-88e8-3d54-3c049a78354b'\nname = 'host:log'\n";
+    let configuration = Files::new(&[("main.toml", text)]).load().unwrap();
+    let [data, log] = &configuration.arrays[..] else { panic!("{configuration:?}") };
+    let (one, other) = (Uuid([1; 16]), "6d41c174:a77e88e8:3d543c04:9a78354b".parse().unwrap());
+    assert!(data.is(one, "data") && data.is(other, "host:data") && !data.is(one, "data2"));
+    assert!(log.is(other, "host:log") && !log.is(one, "host:log") && !log.is(other, "log"));
+}
+
+#[test]
+fn every_error_is_said_with_its_line() {
+    errors(
+        "[defaults]\nshard = 2\nmember_timeout = 3\n[alerts]\n",
+        &[
+            "2: unknown key \"shard\": [defaults] has ublk, dhchap-hosts",
+            "3: unknown key \"member_timeout\": the key is \"member-timeout\"",
+            "4: unknown section or key \"alerts\"",
+        ],
+    );
+    errors(
+        "[[array]]\nname = 'a'\nshards = 'two'\nread-only = 1\nnbd = 'unix:/a'\nfuse = 'a'\ncache = true\nrun-after = -1\n",
+        &[
+            "3: \"shards\" must be a whole number",
+            "4: \"read-only\" must be true or false",
+            "5: \"nbd\" must be a list of texts",
+            "6: \"fuse\" must be an absolute path",
+            "7: \"cache\" must be a size",
+            "8: \"run-after\" must be a whole number",
+        ],
+    );
+    errors("[[array]]\nname = 'a'\nname = 'b'\n", &["3: duplicate key"]);
+    errors("[[array]]\nname = \n", &["2: "]);
+    errors("array = 3\ndefaults = 4\n", &["1: every array", "2: defaults is a section"]);
+}
+
+#[test]
+fn an_array_must_be_named_by_what_can_be_its_name() {
+    errors("\n[[array]]\nshards = 2\n", &["2: this [[array]] doesn't say which array it is"]);
+    errors("[[array]]\nuuid = 'x'\n", &["2: 'x' is no UUID"]);
+    for name in ["", "a/b", ".a", "host:", "a\\u0007", "da\\u200bta", "123456789012345678901234567890123"] {
+        errors(&format!("[[array]]\nname = \"{name}\"\n"), &["2: a name has 1 to 32 bytes"]);
+    }
+}
+
+#[test]
+fn an_array_and_a_default_stand_there_once() {
+    let uuid = "uuid = '6d41c174:a77e88e8:3d543c04:9a78354b'";
+    let files = Files::new(&[
+        ("main.toml", &format!("[defaults]\nshards = 2\n[[array]]\n{uuid}\n[[array]]\nname = 'a'\n")),
+        (
+            "conf.d/a.toml",
+            &format!("[defaults]\nshards = 2\n[[array]]\nname = 'a'\n[[array]]\n{uuid}\nname = 'b'\n"),
+        ),
+    ]);
+    let errors = files.errors();
+    assert_eq!(errors.len(), 3, "{errors:#?}");
+    assert!(
+        errors[0].starts_with("conf.d/a.toml:2: [defaults] shards stands in main.toml:2 already"),
+        "{errors:#?}"
+    );
+    assert!(
+        errors[1].starts_with("conf.d/a.toml:3: the array a stands in main.toml:5 already"),
+        "{errors:#?}"
+    );
+    assert!(
+        errors[2].starts_with("conf.d/a.toml:5: the array b stands in main.toml:3 already"),
+        "{errors:#?}"
+    );
+}
+
+#[test]
+fn what_only_one_array_can_have_is_no_default() {
+    errors(
+        "[defaults]\nnbd = ['tcp:127.0.0.1:10809']\nublk = 3\n",
+        &["2: \"nbd\" can't hold for every array", "3: two arrays can't have one ublk number"],
+    );
+    assert!(Files::new(&[("main.toml", "[defaults]\nublk = true\n")]).load().is_ok());
+}
+
+#[test]
+fn devices_are_named_by_absolute_paths() {
+    errors("[scan]\ndevices = ['sda']\n", &["2: \"sda\" is no absolute path"]);
+    errors("[scan]\ndevices = ['/**/sda']\n", &["2: \"/**/sda\": \"**\" is not taken"]);
+    errors("[scan]\ndevices = ['/dev/[']\n", &["2: \"/dev/[\" is no glob"]);
+    errors(
+        "[scan]\ndevices = []\nassemble = 'some'\n",
+        &["2: \"devices\" names nothing", "3: \"assemble\" is"],
+    );
+    errors(
+        "[scan]\ndevices = ['nvme-tcp://a:1/b?nsid=1']\n",
+        &["2: \"nvme-tcp://a:1/b?nsid=1\" is on a server"],
+    );
+    errors(
+        "[[array]]\nname='a'\nmembers = ['pmem:x']\nnbd = ['unix:x']\n",
+        &["3: \"pmem:x\"", "4: a socket's path"],
+    );
+    let text = "[[array]]\nname='a'\nmembers = ['nvme-tcp://a:1/b?nsid=1', 'pmem:/x/*', '/dev/sd?']\n";
+    assert!(Files::new(&[("main.toml", text)]).load().is_ok());
+}
+
+#[test]
+fn a_file_that_others_can_write_is_refused() {
+    let files = Files::new(&[("main.toml", ""), ("conf.d/a.toml", "")]);
+    assert!(files.load().is_ok());
+    fs::set_permissions(files.path("conf.d/a.toml"), fs::Permissions::from_mode(0o664)).unwrap();
+    let errors = files.errors();
+    assert!(
+        errors.len() == 1 && errors[0].contains("conf.d/a.toml: the configuration can be written by other"),
+        "{errors:?}"
+    );
+    fs::set_permissions(files.path("conf.d/a.toml"), fs::Permissions::from_mode(0o644)).unwrap();
+    fs::set_permissions(files.path("conf.d"), fs::Permissions::from_mode(0o777)).unwrap();
+    let errors = files.errors();
+    assert!(errors.len() == 1 && errors[0].contains("can't be trusted"), "{errors:?}");
+}
+
+#[test]
+fn only_the_usual_file_may_be_missing() {
+    let files = Files::new(&[]);
+    assert!(files.load().unwrap_err().to_string().contains("main.toml: the configuration can't be read"));
+    let by_variable = Configuration::load_from(None, Some(files.path("other.toml").into()));
+    assert!(by_variable.unwrap_err().to_string().contains("other.toml"));
+    fs::create_dir(files.path("main.toml")).unwrap();
+    assert!(files.load().unwrap_err().to_string().contains("is no configuration"));
+}
+
+#[test]
+fn a_glob_gives_what_it_matches_sorted_and_once() {
+    use std::os::unix::ffi::OsStrExt;
+    let files = Files::new(&[("b", ""), ("a", ""), (".hidden", "")]);
+    fs::write(files.0.path().join(std::ffi::OsStr::from_bytes(b"\xff")), "").unwrap();
+    let name = |name: &str| files.path(name).display().to_string();
+    let names = [
+        name("b"),
+        name("?"),
+        name("x*"),
+        name("gone"),
+        "nvme-tcp://a:1/b*?nsid=1".to_owned(),
+        format!("pmem:{}", name("[a]")),
+    ];
+    let expanded = expand(&names);
+    let expected = [name("b"), name("a"), name("gone"), names[4].clone(), format!("pmem:{}", name("a"))];
+    assert_eq!(expanded.paths, expected.map(PathBuf::from));
+    assert_eq!(expanded.empty, [name("x*")]);
+    assert_eq!(expand(&[name("*")]).paths, ["a", "b", FOLDER].map(|name| files.path(name)));
+    assert_eq!(expand(&[name(".h*")]).paths, [files.path(".hidden")]);
+}
