@@ -85,10 +85,10 @@ const SHUTTLE: &str = "cargo test -p pinstripe-runtime -p pinstripe-engine \
 // Tests of the crates with planned defects are built once: with the defects, all of which are off but in the
 // tests that look for them. `--quick` and `--all` build them as users get them, too.
 const UNIT_REST: &str = "cargo test --workspace --no-fail-fast --exclude pinstripe-engine --exclude pinstripe-runtime \
-    --exclude pinstripe-export --exclude pinstripe-nvme";
+    --exclude pinstripe-export --exclude pinstripe-nvme --exclude pinstripe-sim";
 const UNIT_DEFECTS: &str = "cargo test --no-fail-fast \
-    -p pinstripe-engine -p pinstripe-runtime -p pinstripe-export -p pinstripe-nvme \
-    --features pinstripe-engine/mutants,pinstripe-export/mutants,pinstripe-nvme/mutants";
+    -p pinstripe-engine -p pinstripe-runtime -p pinstripe-export -p pinstripe-nvme -p pinstripe-sim \
+    --features pinstripe-sim/mutants";
 
 const STEPS: &[Step] = &[
     Step::new("fmt", "format", "cargo fmt --all --check").quick("cargo fmt --all --check"),
@@ -108,12 +108,12 @@ const STEPS: &[Step] = &[
     Step::new(
         "mutate",
         "defects that were not planned, a fixed sample of md's",
-        "xtask mutate --only crates/md --sample 60 --lives 0 --atlas 0 --net 0 --suites md/golden",
+        "xtask mutate --only crates/md --sample 40 --lives 0 --atlas 0 --net 0 --suites md/golden",
     )
     .whole("xtask mutate --sample 420"),
-    Step::new("fuzz", "everything that parses bytes from outside", "xtask fuzz --seconds 8")
+    Step::new("fuzz", "everything that parses bytes from outside", "xtask fuzz --seconds 6")
         .whole("xtask fuzz --seconds 3600"),
-    Step::new("soak", "servers that are killed under load", "xtask soak kill --rounds 7")
+    Step::new("soak", "servers that are killed under load", "xtask soak kill --rounds 5")
         .whole("xtask soak kill --rounds 500"),
     Step::new("cost", "instructions of requests in the engine", "xtask cost"),
     Step::new("net", "NVMe/TCP over network namespaces", "xtask net --unless-unprivileged"),
