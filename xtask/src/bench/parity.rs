@@ -1,4 +1,4 @@
-//! Parity kernels beside ISA-L's: a bench of the parity crate, whose table is kept as it is.
+//! Parity kernels beside ISA-L's: a bench of the bench crate, whose table is kept as it is.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::origin::Origin;
 pub fn run(root: &Path, base: &Path) -> Result<()> {
     let origin = Origin::now(root)?;
     let mut bench = Command::new("cargo");
-    bench.args(["bench", "-p", "pinstripe-parity", "--features", "isal", "--bench", "beside_isal"]);
+    bench.args(["bench", "-p", "pinstripe-bench", "--features", "isal", "--bench", "beside_isal"]);
     let ran = bench.current_dir(root).stderr(Stdio::inherit()).output().context("run cargo")?;
     ensure!(ran.status.success(), "the bench failed; it is linked to ISA-L (`apt-get install libisal-dev`)");
     let table = String::from_utf8_lossy(&ran.stdout);

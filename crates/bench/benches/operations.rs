@@ -1,4 +1,4 @@
-//! `cargo bench -p pinstripe-parity --bench operations`: what `kernels` leaves out, by every kernel, on hot
+//! `cargo bench -p pinstripe-bench --bench operations`: what `kernels` leaves out, by every kernel, on hot
 //! data: 8 data columns of 64 KiB (in the second-level cache) and of 4 KiB (in the first).
 //!
 //! The bytes of an operation are the columns that it reads (old and new count as one); for a recovery, one

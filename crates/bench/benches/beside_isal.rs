@@ -1,4 +1,4 @@
-//! `cargo bench -p pinstripe-parity --features isal --bench beside_isal`: our kernel and ISA-L's in turn,
+//! `cargo bench -p pinstripe-bench --features isal --bench beside_isal`: our kernel and ISA-L's in turn,
 //! some milliseconds each, as a table in Markdown. The ratio of two neighbours says more than either figure
 //! on a machine that does other things as well.
 #![allow(clippy::print_stdout, reason = "it is a program for developers")]

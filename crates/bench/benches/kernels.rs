@@ -1,4 +1,4 @@
-//! `cargo bench -p pinstripe-parity --bench kernels`: XOR and P+Q of sources in the cache, by every kernel
+//! `cargo bench -p pinstripe-bench --bench kernels`: XOR and P+Q of sources in the cache, by every kernel
 //! that this processor has; with `--features isal` by ISA-L too.
 //!
 //! One is measured after the other, so on a machine that does other things as well only large differences

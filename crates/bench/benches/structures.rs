@@ -1,4 +1,4 @@
-//! `cargo bench -p pinstripe-engine --bench structures`: what a write asks of the stripe table, of the intent
+//! `cargo bench -p pinstripe-bench --bench structures`: what a write asks of the stripe table, of the intent
 //! table and of the planner, each alone and uncontended. What a whole request costs is `cargo xtask cost`'s
 //! matter.
 #![allow(missing_docs, reason = "criterion makes public functions")]
