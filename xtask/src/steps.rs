@@ -79,9 +79,7 @@ impl Step {
 
 const CLIPPY: &str = "cargo clippy --workspace --all-targets -- -D warnings";
 const UNIT: &str = "cargo test --workspace --no-fail-fast";
-// Several crates in one command have one set of features, and what they have in common is built once.
-const SHUTTLE: &str = "cargo test -p pinstripe-runtime -p pinstripe-engine \
-    --features pinstripe-engine/shuttle --test shuttle";
+const SHUTTLE: &str = "cargo test -p pinstripe-models --features shuttle";
 // Tests of the crates with planned defects are built once: with the defects, all of which are off but in the
 // tests that look for them. `--quick` and `--all` build them as users get them, too.
 const UNIT_REST: &str = "cargo test --workspace --no-fail-fast --exclude pinstripe-engine --exclude pinstripe-runtime \

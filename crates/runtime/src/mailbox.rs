@@ -5,7 +5,7 @@
 //! this order; the shard clears the upper ones first when it takes them. The shard sets `asleep` before it
 //! blocks and looks once more; a sender that finds `asleep` set clears it and kicks the driver. Both sides
 //! use sequentially consistent operations, so one of them sees the other and no wake is lost (model-checked
-//! in `tests/shuttle.rs`).
+//! in `pinstripe-models`).
 
 use std::collections::VecDeque;
 

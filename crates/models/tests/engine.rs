@@ -1,6 +1,6 @@
 //! Model checks of the shipped stripe table, intent lanes and admission gate: only the atomics are swapped.
 //!
-//! `cargo test -p pinstripe-engine --features shuttle --test shuttle`
+//! `cargo test -p pinstripe-models --features shuttle --test engine`
 //!
 //! Shuttle explores interleavings under sequential consistency; a lost wake-up leaves a thread blocked for
 //! ever, which it reports as a deadlock.

@@ -1,6 +1,6 @@
 //! Model checks of the shipped mailbox and signal: only the atomics are swapped.
 //!
-//! `cargo test -p pinstripe-runtime --features shuttle --test shuttle`
+//! `cargo test -p pinstripe-models --features shuttle --test runtime`
 //!
 //! Shuttle explores interleavings under sequential consistency. So it finds steps in the wrong order; that
 //! the orderings are `SeqCst`, without which the processor may swap them, is for the reader to see. A lost
