@@ -55,6 +55,9 @@ enum Task {
         /// Run only the scenarios whose name contains this.
         #[arg(long)]
         only: Option<String>,
+        /// Leave out those that CI has no time for.
+        #[arg(long, conflicts_with = "only")]
+        sample: bool,
         /// Show the scenarios and what each one tries.
         #[arg(long)]
         list: bool,
@@ -65,7 +68,7 @@ enum Task {
         #[arg(long, default_value_t = 2)]
         jobs: usize,
         /// Measure beside MD, instead of any scenario: `cargo xtask bench vm`, which has options.
-        #[arg(long, conflicts_with_all = ["only", "list", "keep"])]
+        #[arg(long, conflicts_with_all = ["only", "sample", "list", "keep"])]
         bench: bool,
     },
     /// Measure ours beside MD and others, and write docs/results/performance.md.
@@ -147,7 +150,7 @@ fn run(task: Task) -> Result<()> {
         }
         Task::Vm { bench: true, .. } => bench::in_vm(root, root, &bench::Plan::default()),
         Task::Bench(bench) => bench::run(root, &bench),
-        Task::Vm { only, keep, jobs, .. } => vm::run(root, only.as_deref(), keep, jobs),
+        Task::Vm { only, sample, keep, jobs, .. } => vm::run(root, only.as_deref(), sample, keep, jobs),
         Task::Golden { directory } => golden::make(root, &root.join(directory)),
         Task::Pattern(PatternTask::Write { path, runs }) => {
             pattern::write(&mut pattern::open(&path, true)?, &runs)

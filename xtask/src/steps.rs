@@ -106,16 +106,16 @@ const STEPS: &[Step] = &[
     Step::new(
         "mutate",
         "defects that were not planned, a fixed sample of md's",
-        "xtask mutate --only crates/md --sample 40 --lives 0 --atlas 0 --net 0 --suites md/golden",
+        "xtask mutate --only crates/md --sample 30 --lives 0 --atlas 0 --net 0 --suites md/golden",
     )
     .whole("xtask mutate --sample 420"),
     Step::new("fuzz", "everything that parses bytes from outside", "xtask fuzz --seconds 6")
         .whole("xtask fuzz --seconds 3600"),
-    Step::new("soak", "servers that are killed under load", "xtask soak kill --rounds 5")
+    Step::new("soak", "servers that are killed under load", "xtask soak kill --rounds 7")
         .whole("xtask soak kill --rounds 500"),
     Step::new("cost", "instructions of requests in the engine", "xtask cost"),
     Step::new("net", "NVMe/TCP over network namespaces", "xtask net --unless-unprivileged"),
-    Step::new("vm", "the kernel and mdadm in QEMU", "xtask vm"),
+    Step::new("vm", "the kernel and mdadm in QEMU", "xtask vm --sample").whole("xtask vm"),
 ];
 
 /// Runs the steps; fails if one failed.

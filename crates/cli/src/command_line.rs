@@ -60,11 +60,10 @@ pub enum Command {
     /// Waits until each server answers. An array with too few members isn't started, nor one whose members
     /// the kernel's md holds. With `run-after` in its configuration, members that are late are waited for.
     Assemble(AssembleArguments),
-    /// Take a device that has appeared into the array that it is a member of; udev calls this.
+    /// Start the array that a device belongs to, if that has just completed it; udev calls this.
     ///
-    /// Does nothing unless the array is configured, and not with auto = false. If the array is served and
-    /// lacks this member, the device is added. If it isn't served, and all its members are there now, it is
-    /// started.
+    /// Does nothing unless the array is configured, and not with auto = false. To an array that is served
+    /// nothing is added.
     Incremental(IncrementalArguments),
     /// Check the configuration.
     Config(ConfigArguments),

@@ -157,9 +157,6 @@ pub struct Failed {
     pub device: String,
     /// Why it was dropped.
     pub error: String,
-    /// Whether a command took it out.
-    #[serde(default)]
-    pub by_command: bool,
     /// Requests that were given up and are not over: until they are, it can't be added again.
     pub late_requests: u64,
     /// Its server was lost, and is being waited for.

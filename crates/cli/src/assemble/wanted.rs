@@ -31,6 +31,8 @@ pub struct Wanted {
     served: Option<PathBuf>,
     /// Why it is not known which array is meant.
     unclear: Option<String>,
+    /// Devices that could not be read: members may be among them.
+    unread: usize,
 }
 
 /// What is to become of it.
@@ -93,10 +95,13 @@ impl Wanted {
         if found.members.iter().any(|member| member.path.to_str().is_none()) {
             return State::Hopeless("a member's path is no UTF-8: name it by another one".to_owned());
         }
-        if !self.servers.is_empty() {
-            return State::Ready;
-        }
         let (missing, awaited) = (found.missing(), found.awaited());
+        if !self.servers.is_empty() {
+            // Which slots they have only `serve` sees.
+            let lacking = missing.len().saturating_sub(self.servers.len());
+            let why = format!("{lacking} more of its members on this machine must be here");
+            return if lacking == 0 { State::Ready } else { State::Late { why, enough: false } };
+        }
         if !found.is_enough() {
             let words = format!("too few members are here: {}", slots(&missing, "missing"));
             return State::Late { why: words, enough: false };
@@ -108,6 +113,11 @@ impl Wanted {
         }
         if awaited.is_empty() {
             return State::Ready;
+        }
+        if self.unread > 0 {
+            let words = slots(&awaited, "missing");
+            let why = format!("{words}, and may be on a device that could not be read: see to that first");
+            return State::Late { why, enough: false };
         }
         let why = format!(
             "{}: give `run-after` in its [[array]] to wait for late members and then start without them, or start it by `pinstripe serve --run`",
@@ -130,13 +140,17 @@ pub fn wanted(configuration: &Configuration, which: &Which) -> Result<(Vec<Wante
     for entry in &configuration.arrays {
         let own = (!entry.members.is_empty()).then(|| scan(Some(&entry.members)));
         let arrays = own.as_ref().map_or(&everywhere.arrays, |own| &own.arrays);
-        of_entries.push(of_entry(entry, arrays, &served));
+        let unread = own.as_ref().map_or(everywhere.unread, |own| own.unread);
+        of_entries.push(Wanted { unread, ..of_entry(entry, arrays, &served) });
         remarks.extend(own.map(|own| own.remarks).unwrap_or_default());
     }
     refuse_doubled(&mut of_entries);
-    let known: Vec<Uuid> = of_entries.iter().filter_map(Wanted::uuid).collect();
-    let others = everywhere.arrays.into_iter().filter(|found| !known.contains(&found.uuid));
-    let others = others.map(|found| without_entry(found, &configuration.defaults, &served)).collect();
+    // What an entry is about is for that entry to say, also where it is unclear or its members are elsewhere.
+    let has_entry =
+        |found: &FoundArray| configuration.arrays.iter().any(|entry| entry.is(found.uuid, &found.name));
+    let others = everywhere.arrays.into_iter().filter(|found| !has_entry(found));
+    let without = |found| without_entry(found, everywhere.unread, &configuration.defaults, &served);
+    let others = others.map(without).collect();
     Ok((select(which, configuration.scan.all, of_entries, others)?, remarks))
 }
 
@@ -155,13 +169,14 @@ pub fn of_entry(entry: &Array, arrays: &[FoundArray], served: &[Served]) -> Want
         words: entry.words(),
         served: None,
         unclear,
+        unread: 0,
         entry: Some(entry.clone()),
     };
     wanted.served = wanted.server_in(served);
     wanted
 }
 
-fn without_entry(found: FoundArray, defaults: &Settings, served: &[Served]) -> Wanted {
+fn without_entry(found: FoundArray, unread: usize, defaults: &Settings, served: &[Served]) -> Wanted {
     let mut wanted = Wanted {
         label: found.short_name(),
         entry: None,
@@ -170,6 +185,7 @@ fn without_entry(found: FoundArray, defaults: &Settings, served: &[Served]) -> W
         words: defaults.iter().flat_map(|(name, setting)| setting.words(name)).collect(),
         served: None,
         unclear: None,
+        unread,
     };
     wanted.served = wanted.server_in(served);
     wanted

@@ -4,7 +4,7 @@
 //! lies. Two devices that say that they are one member are two: a disk and its copy. Which one is meant is
 //! not to be guessed.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use pinstripe_md::{
     identity::Uuid,
@@ -18,7 +18,7 @@ use super::{Candidate, FoundArray, FoundMember};
 struct Device {
     candidate: Candidate,
     superblock: Superblock,
-    also: Vec<std::path::PathBuf>,
+    also: Vec<PathBuf>,
 }
 
 /// Puts devices together by the array's UUID. Superblocks that can't be read are told of in words, but for
@@ -42,7 +42,23 @@ pub fn group(candidates: Vec<Candidate>) -> (Vec<FoundArray>, Vec<String>) {
     };
     damaged.retain(|(_, storage)| !storage.as_ref().is_some_and(is_member));
     let remarks = damaged.into_iter().map(|(words, _)| words).collect();
-    (devices.into_iter().filter_map(|(uuid, devices)| array(uuid, devices)).collect(), remarks)
+    let overlaps = overlaps(&devices);
+    let arrays = devices.into_iter().filter_map(|(uuid, devices)| array(uuid, devices, &overlaps)).collect();
+    (arrays, remarks)
+}
+
+/// Devices of one storage with superblocks that are not one: a disk that was a member, and its partition that
+/// is one now. Which of them counts is not to be guessed.
+fn overlaps(devices: &BTreeMap<Uuid, Vec<Device>>) -> Vec<(PathBuf, PathBuf)> {
+    let all: Vec<&Device> = devices.values().flatten().collect();
+    let mut pairs = Vec::new();
+    for (index, one) in all.iter().enumerate() {
+        let on_it =
+            |other: &&&Device| overlap(one.candidate.storage.as_ref(), other.candidate.storage.as_ref());
+        let others = all[..index].iter().filter(on_it);
+        pairs.extend(others.map(|other| (other.candidate.path.clone(), one.candidate.path.clone())));
+    }
+    pairs
 }
 
 fn overlap(one: Option<&Storage>, other: Option<&Storage>) -> bool {
@@ -54,6 +70,7 @@ fn add(devices: &mut Vec<Device>, mut new: Device) {
     let is_same = |old: &&mut Device| {
         old.candidate.path == new.candidate.path
             || overlap(old.candidate.storage.as_ref(), new.candidate.storage.as_ref())
+                && old.superblock.member.device_uuid == new.superblock.member.device_uuid
     };
     let Some(old) = devices.iter_mut().find(is_same) else {
         devices.push(new);
@@ -69,7 +86,7 @@ fn add(devices: &mut Vec<Device>, mut new: Device) {
     old.also.push(new.candidate.path);
 }
 
-fn array(uuid: Uuid, devices: Vec<Device>) -> Option<FoundArray> {
+fn array(uuid: Uuid, devices: Vec<Device>, overlaps: &[(PathBuf, PathBuf)]) -> Option<FoundArray> {
     let freshest =
         devices.iter().map(|device| &device.superblock).max_by_key(|superblock| superblock.array.events)?;
     let freshest = freshest.clone();
@@ -79,14 +96,16 @@ fn array(uuid: Uuid, devices: Vec<Device>) -> Option<FoundArray> {
     for (index, device) in devices.iter().enumerate() {
         let is_copy = |other: &&Device| {
             let (one, two) = (&device.superblock.member, &other.superblock.member);
-            let is_one = one.device_uuid == two.device_uuid
-                || one.dev_number == two.dev_number && is_seated(&freshest, device);
-            // What is out of date is left out anyway, and its number may be another device's by now.
-            is_one && is_current(device) && is_current(other)
+            // A copy that was used by itself may be ahead of what it was made of. The number of a device that is
+            // out of date may be another one's by now.
+            let is_one_number = one.dev_number == two.dev_number && is_seated(&freshest, device);
+            one.device_uuid == two.device_uuid || is_one_number && is_current(device) && is_current(other)
         };
         let copies = devices[..index].iter().filter(is_copy);
         doubled.extend(copies.map(|other| (other.candidate.path.clone(), device.candidate.path.clone())));
     }
+    let is_here = |path: &PathBuf| devices.iter().any(|device| device.candidate.path == *path);
+    let overlaps = overlaps.iter().filter(|(one, other)| is_here(one) || is_here(other)).cloned().collect();
     let mut members: Vec<FoundMember> = devices
         .into_iter()
         .map(|Device { candidate, superblock, also }| {
@@ -108,7 +127,7 @@ fn array(uuid: Uuid, devices: Vec<Device>) -> Option<FoundArray> {
         _ => u16::MAX,
     };
     members.sort_by(|one, other| place(one).cmp(&place(other)).then_with(|| one.path.cmp(&other.path)));
-    Some(FoundArray { uuid, name: freshest.array.name.to_string(), freshest, members, doubled })
+    Some(FoundArray { uuid, name: freshest.array.name.to_string(), freshest, members, doubled, overlaps })
 }
 
 fn is_seated(freshest: &Superblock, device: &Device) -> bool {

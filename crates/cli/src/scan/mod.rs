@@ -33,6 +33,8 @@ pub struct Seen {
     pub arrays: Vec<FoundArray>,
     /// Devices that could not be read, or hold a superblock that can't be; in words.
     pub remarks: Vec<String>,
+    /// How many those are. Each may be a member.
+    pub unread: usize,
 }
 
 /// An array of which a device at least was found.
@@ -47,6 +49,8 @@ pub struct FoundArray {
     pub members: Vec<FoundMember>,
     /// Pairs of devices that both say that they are one member, and are two.
     pub doubled: Vec<(PathBuf, PathBuf)>,
+    /// Pairs of devices on one storage with superblocks that are not one; one of them is of this array.
+    pub overlaps: Vec<(PathBuf, PathBuf)>,
 }
 
 /// A device of an array.
@@ -136,6 +140,13 @@ impl FoundArray {
         if let Some((one, other)) = self.doubled.first() {
             return Some(format!(
                 "{} and {} both say that they are the same member: take the copy away, or name the members in the configuration",
+                one.display(),
+                other.display()
+            ));
+        }
+        if let Some((one, other)) = self.overlaps.first() {
+            return Some(format!(
+                "{} and {} are on one device and hold different superblocks: erase the one that is out of date (`pinstripe zero-superblock`), or name the members in the configuration",
                 one.display(),
                 other.display()
             ));
@@ -237,6 +248,7 @@ pub fn scan(names: Option<&[String]>) -> Seen {
         paths.into_iter().filter(|path| !pinstripe_config::is_server(&path.to_string_lossy())).collect();
     let (candidates, unread) = look(&paths);
     let (arrays, damaged) = group(candidates);
+    let count = unread.len() + damaged.len();
     remarks.extend(unread.into_iter().chain(damaged));
-    Seen { arrays, remarks }
+    Seen { arrays, remarks, unread: count }
 }

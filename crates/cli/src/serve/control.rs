@@ -10,7 +10,7 @@ use pinstripe_control::{
     AddParameters, AddResult, CallError, Command, DeviceResult, PROTOCOL, REQUEST_BYTES_MAX,
     ReplaceParameters, StopParameters, Version, code, detail::Client, parse, response,
 };
-use pinstripe_engine::array::{Added, Array};
+use pinstripe_engine::array::{Added, Array, CommandError};
 use pinstripe_runtime::{
     Signal, Stream, shard,
     uring::{Connection, SocketStream},
@@ -308,7 +308,10 @@ impl Inner {
             }
         };
         let identity = random_uuid().map_err(|failure| refused(failure.sentence()))?;
-        let device = array.replace(slot, with, identity).await.map_err(|error| refusal::command(&error))?;
+        // A device that was named holds a superblock by the time the slot is looked at.
+        let said =
+            if with.is_some() { |error: &CommandError| refusal::failed(error) } else { refusal::command };
+        let device = array.replace(slot, with, identity).await.map_err(|error| said(&error))?;
         self.journal.note(&format!("slot {slot} is being copied to {device}"));
         Ok(DeviceResult { slot: Some(slot), device })
     }

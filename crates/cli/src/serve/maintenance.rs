@@ -53,6 +53,10 @@ fn result(report: CheckReport) -> CheckResult {
 /// Steers what is under way.
 pub fn sync(array: &Array, parameters: SyncParameters) -> Result<SyncResult, SyncError> {
     let SyncParameters { action, speed_min_kib, speed_max_kib } = parameters;
+    // First, for it can be refused.
+    if action == Some(SyncChange::Stop) {
+        array.stop_scrubs()?;
+    }
     let now = array.sync_speed();
     if speed_min_kib.is_some() || speed_max_kib.is_some() {
         array.set_sync_speed(SyncSpeed {
@@ -63,8 +67,7 @@ pub fn sync(array: &Array, parameters: SyncParameters) -> Result<SyncResult, Syn
     match action {
         Some(SyncChange::Pause) => array.pause_sync(true),
         Some(SyncChange::Resume) => array.pause_sync(false),
-        Some(SyncChange::Stop) => array.stop_scrubs()?,
-        None => {}
+        Some(SyncChange::Stop) | None => {}
     }
     let SyncSpeed { min_kib, max_kib } = array.sync_speed();
     Ok(SyncResult {

@@ -23,7 +23,8 @@ pub fn command(error: &CommandError) -> CallError {
     use CommandError as E;
     match error {
         E::NoSuchSlot { .. } | E::NoSuchDevice(_) | E::NoSpare => not_found(error),
-        E::NotTakenIn(_) | E::Device { .. } | E::Io(_) => failed(error),
+        // The policy before it may be gone.
+        E::Policy(_) | E::NotTakenIn(_) | E::Device { .. } | E::Io(_) => failed(error),
         E::SlotEmpty(_)
         | E::SlotNeeded(_)
         | E::NotReplaceable { .. }
@@ -38,7 +39,6 @@ pub fn command(error: &CommandError) -> CallError {
         | E::LogicalBlock { .. }
         | E::Bitmap(_)
         | E::RequestsUnderWay { .. }
-        | E::Policy(_)
         | E::BitmapRoom(_) => refused(error),
     }
 }

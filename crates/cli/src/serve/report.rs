@@ -5,7 +5,6 @@ use pinstripe_engine::{
     array::Array, events::SyncAction, maintenance::SyncProgress, status::detail::SlotDetail,
 };
 use pinstripe_md::level::Level;
-use pinstripe_runtime::DeviceErrorKind;
 
 /// Work over the whole array.
 pub fn sync(progress: &SyncProgress) -> Sync {
@@ -62,7 +61,6 @@ pub fn detail(array: &Array, addresses: Vec<Address>) -> Detail {
         slot: failed.slot,
         device: failed.device,
         error: failed.error.to_string(),
-        by_command: failed.error.error.kind == DeviceErrorKind::Removed,
         late_requests: failed.late_requests,
         reconnecting: None,
         statistics: failed.statistics.fields().map(|(name, value)| (name.to_owned(), value)).collect(),
