@@ -96,8 +96,8 @@ fn array(uuid: Uuid, devices: Vec<Device>, overlaps: &[(PathBuf, PathBuf)]) -> O
     for (index, device) in devices.iter().enumerate() {
         let is_copy = |other: &&Device| {
             let (one, two) = (&device.superblock.member, &other.superblock.member);
-            // A copy that was used by itself may be ahead of what it was made of. The number of a device that is
-            // out of date may be another one's by now.
+            // A copy that was used by itself may be ahead of what it was made of. The number of a device that
+            // is out of date may be another one's by now.
             let is_one_number = one.dev_number == two.dev_number && is_seated(&freshest, device);
             one.device_uuid == two.device_uuid || is_one_number && is_current(device) && is_current(other)
         };
