@@ -308,9 +308,12 @@ impl Inner {
             }
         };
         let identity = random_uuid().map_err(|failure| refused(failure.sentence()))?;
-        // A device that was named holds a superblock by the time the slot is looked at.
-        let said =
-            if with.is_some() { |error: &CommandError| refusal::failed(error) } else { refusal::command };
+        let named = with.is_some();
+        let said = |error: &CommandError| match error {
+            // The member changed meanwhile, and the device that was named holds a superblock by then.
+            CommandError::NotReplaceable { .. } if named => refusal::failed(error),
+            _ => refusal::command(error),
+        };
         let device = array.replace(slot, with, identity).await.map_err(|error| said(&error))?;
         self.journal.note(&format!("slot {slot} is being copied to {device}"));
         Ok(DeviceResult { slot: Some(slot), device })
