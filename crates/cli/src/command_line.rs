@@ -23,7 +23,7 @@ pub use maintenance::{CheckArguments, MonitorArguments, RepairArguments, SyncArg
 pub use remote::{DiscoverArguments, Offload, RemoteArguments, TargetArguments};
 pub use service::{
     AssembleArguments, ConfigAction, ConfigArguments, ConfigCheckArguments, ConfigurationArguments,
-    IncrementalArguments, Which,
+    IncrementalArguments, StartArguments, Which,
 };
 
 /// Parity RAID in user space, with the on-disk format of Linux MD.

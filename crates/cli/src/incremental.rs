@@ -3,14 +3,14 @@
 //! If it completes an array that the configuration has, that is started. What isn't configured is left alone,
 //! and that is no error: udev calls this for every device.
 
-use std::{path::Path, time::Duration};
+use std::path::Path;
 
 use pinstripe_config::{Array, Configuration};
 use pinstripe_control::text::printable;
 use serde_json::{Value, json};
 
 use crate::{
-    assemble::{Outcome, Report, State, Way, allows, of_entry, settle},
+    assemble::{Outcome, Report, State, Way, allows, of_entry, searched, settle},
     command_line::IncrementalArguments,
     configuration,
     failure::Failure,
@@ -19,9 +19,9 @@ use crate::{
 };
 
 pub fn run(arguments: &IncrementalArguments) -> Result<(), Failure> {
-    let configuration = configuration::load(arguments.configuration.config.as_deref())?;
+    let configuration = configuration::load(arguments.start.configuration.config.as_deref())?;
     let said = take(&configuration, arguments)?;
-    if arguments.json { output::print_json(&said.value) } else { output::print(&said.words) }
+    if arguments.start.json { output::print_json(&said.value) } else { output::print(&said.words) }
 }
 
 /// What was done, for people and for programs.
@@ -89,23 +89,13 @@ fn start(
     entry: &Array,
     arguments: &IncrementalArguments,
 ) -> Result<Said, Failure> {
-    let devices = if entry.members.is_empty() {
-        configuration.scan.devices.as_deref()
-    } else {
-        Some(&entry.members[..])
-    };
-    let wanted = of_entry(entry, &scan(devices).arrays, &Served::all().0);
+    let wanted = of_entry(entry, &scan(searched(configuration, entry)), &Served::all().0);
     let state = wanted.state();
     if let State::Late { why, .. } = &state {
         // Another device may complete it. How long to wait for that is not for this process to say.
         return Ok(Said::nothing(&arguments.device, "waiting", &format!("{} waits: {why}", entry.label())));
     }
-    let way = Way {
-        timeout: Duration::from_secs(arguments.timeout.into()),
-        dry_run: arguments.dry_run,
-        quiet: arguments.json,
-    };
-    let report = Report::new(&wanted, settle(&wanted, state, way));
+    let report = Report::new(&wanted, settle(&wanted, state, Way::of(&arguments.start)));
     if let Outcome::NotStarted(why) = &report.outcome {
         return Err(Failure::new(format!("{} was not started: {why}", report.label)));
     }

@@ -142,7 +142,7 @@ fn member_name(what: &Path) -> Result<MemberName, Failure> {
 }
 
 /// A device as the server, which may have another folder of its own, knows it.
-pub fn device(path: &Path) -> Result<String, Failure> {
+fn device(path: &Path) -> Result<String, Failure> {
     let is_memory = path.to_string_lossy().starts_with("mem:");
     let as_given = is_memory || member::address(path).transpose()?.is_some();
     let (plain, is_persistent) = path_of(path);

@@ -252,7 +252,8 @@ impl File<'_> {
         let short = name.split_once(':').map_or(name.as_str(), |(_, short)| short);
         // Such a name is no file's, so it would be one of nothing that a person could ask for.
         if stem(short, "/") != short || stem(&name, "/") != name || name.len() > 32 {
-            let what = "a name has 1 to 32 bytes, no '/', nothing that can't be seen, and doesn't begin with '.': name the array by its uuid";
+            let what = "a name has 1 to 32 bytes, no '/', nothing that can't be seen, and doesn't begin \
+                with '.': name the array by its uuid";
             self.problem(value.span(), what.to_owned());
             return None;
         }

@@ -114,12 +114,15 @@ pub const ARRAY: [Key; 5] = [
     Key {
         name: "name",
         kind: Kind::Text,
-        doc: "The array's name, with or without its host (`host:name`). If two arrays at hand have the name, neither is started: give the UUID.",
+        doc: "The array's name, with or without its host (`host:name`). If two arrays at hand have the \
+            name, neither is started: give the UUID.",
     },
     Key {
         name: "members",
         kind: Kind::List,
-        doc: "Where its members are: absolute paths, globs of paths, `nvme-tcp://` names, or `pmem:PATH`. Devices that are not named here are left alone, whatever they hold. Without this key, members are searched for where `[scan]` says.",
+        doc: "Where its members are: absolute paths, globs of paths, `nvme-tcp://` names, or `pmem:PATH`. \
+            Devices that are not named here are left alone, whatever they hold. Without this key, members \
+            are searched for where `[scan]` says.",
     },
     AUTO,
     Key {
@@ -141,11 +144,13 @@ pub const SCAN: [Key; 2] = [
     Key {
         name: "devices",
         kind: Kind::List,
-        doc: "Where members are searched for: absolute paths and globs of them [default: all block devices but ublkb*, nbd*, zram*, fd* and sr*].",
+        doc: "Where members are searched for: absolute paths and globs of them [default: all block \
+            devices but ublkb*, nbd*, zram*, fd* and sr*].",
     },
     Key {
         name: "assemble",
         kind: Kind::Text,
-        doc: "Which arrays `assemble --scan` starts: `configured`, those that have an `[[array]]`; `all`, also every other array that is found [default: configured].",
+        doc: "Which arrays `assemble --scan` starts: `configured`, those that have an `[[array]]`; `all`, \
+            also every other array that is found [default: configured].",
     },
 ];

@@ -52,7 +52,9 @@ fn an_array_has_the_defaults_where_it_says_nothing_itself() {
         ("conf.d/b.toml", "[[array]]\nname = 'b'\n"),
         (
             "conf.d/a.toml",
-            "[[array]]\nuuid = '6d41c174:a77e88e8:3d543c04:9a78354b'\nmembers = ['/dev/sda']\nauto = true\nshards = 4\nread-only = false\ncache = '64M'\nublk = 7\nspare-pool = ['a:1', 'b:2']\n",
+            "[[array]]\nuuid = '6d41c174:a77e88e8:3d543c04:9a78354b'\nmembers = ['/dev/sda']\nauto = \
+                true\nshards = 4\nread-only = false\ncache = '64M'\nublk = 7\nspare-pool = ['a:1', \
+                'b:2']\n",
         ),
         ("conf.d/.c.toml", "nonsense"),
         ("conf.d/c.toml~", "nonsense"),

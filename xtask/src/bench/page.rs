@@ -108,32 +108,33 @@ with the better one for each, in-place updates of 4+2 gain 9 to 13 %, which is b
 /// What `cargo xtask bench parity` measures.
 const PARITY: &str = "## Parity kernels, beside ISA-L
 
-XOR and P+Q of 4, 8 and 16 sources by our kernel and by Debian's ISA-L 2.30, one thread. Every buffer begins at a page, as in the engine. *Hot*: the same \
-buffers each time, and as much of them in the caches as fits (1 MiB of 8 and 16 sources is beyond the second level). *Cold*: 768 MiB of buffers take turns. \
-The two measure 3 ms each in turn, 41 times, each as often first as second; the ratio is the median of the pairs, with its quartiles. Above 1 ours is faster. \
-The engine computes with plain stores: what it writes goes to a member next. The kernels with non-temporal stores are measured beside them. Before a shape is \
-measured, both must give the same bytes.
+XOR and P+Q of 4, 8 and 16 sources by our kernel and by Debian's ISA-L 2.30, one thread. Every buffer begins at a page,
+as in the engine. *Hot*: the same buffers each time, and as much of them in the caches as fits. *Cold*: 768 MiB of
+buffers take turns. The two compute in turn, 1.5 to 3 ms of ISA-L's, 41 times, and change places each time; the ratio is
+the median of the pairs, with its quartiles. Above 1 ours is faster. The engine computes with plain stores: what it
+writes goes to a member next. The kernels with non-temporal stores are measured beside them. Before a shape is measured,
+all three must give the same bytes.
 
 ";
 
 /// From the table that is kept.
 const PARITY_HELD_BACK: &str = "### What holds it back
 
-The goal is 1.0 everywhere (0.97 counts as equal), and 1.3 for P+Q in the cache of 8 and 16 sources. Seen in this run and three before it:
+The goal is 1.0 everywhere (0.97 counts as equal), and 1.3 for P+Q in the cache of 8 and 16 sources. Of the run of
+commit 4c3b7fdc:
 
-- **P+Q in the cache reaches 1.3 at 4 and 64 KiB** (1.4 to 2.1), and not at 1 MiB: 8 and 16 sources of 1 MiB are 8 and 16 MiB, and a core's second-level cache \
-has 2. There both wait for memory: 0.97 to 0.99, with non-temporal stores 1.07 to 1.15. These two cells miss the goal.
-- **P+Q of 4 sources of 1 MiB** came to 0.95, 0.96 and (twice) 0.97, with quartiles from 0.89 to 1.03: likewise outside of the second level, two of six \
-streams being stores. With non-temporal stores it is 1.25 to 1.29. Why plain stores may be a little slower than ISA-L's there wasn't profiled.
-- **XOR of 16 sources of 4 KiB** was 0.89 and 0.90 with eight registers at a time. Four at a time make it 1.15 to 1.19 (commit 83201e08); why wasn't profiled.
-- **Cold, all but a few cells are equal**, within 0.03 of 1.0, and P+Q of 8 and 16 sources gains up to 0.08: memory decides. Non-temporal stores save the read of \
-the line that is written: 1.02 to 1.46.
-- **In the cache non-temporal stores are wrong**: 0.2 to 0.7 for 4 sources of up to 64 KiB.
+- **P+Q in the cache reaches 1.3 at 4 and 64 KiB** (1.43 to 2.10), and not at 1 MiB: 0.97 and 0.98, with non-temporal
+stores 1.15 and 1.07. These two cells miss the goal. What they wait for wasn't profiled.
+- **P+Q of 4 sources of 1 MiB** is 0.97 with quartiles of 0.91 and 1.02, with non-temporal stores 1.25.
+- **Cold, XOR is within 0.02 of 1.0**, and P+Q is 0.98 to 1.08. Non-temporal stores save the read of the line that is
+written: 1.03 to 1.46.
+- **In the cache non-temporal stores are wrong**: 0.21 to 0.65 for 4 sources of up to 64 KiB.
 ";
 
 const HEAD: &str = "# Performance: beside others
 
-Written by `cargo xtask bench`, which boots the virtual machine and measures all that needs no devices of its own; `cargo xtask bench page` writes this page \
+Written by `cargo xtask bench`, which boots the virtual machine and measures all that needs no devices of its own; `cargo xtask bench parity` measures the \
+parity kernels, and `cargo xtask bench page` writes this page \
 again from what is kept in [performance](performance/). Servers take turns, several times, within one run: only the ratios of such pairs mean something, \
 and each ratio is the median of the pairs, with the lowest and the highest. Every turn ends with a scrub of all parity, which must find nothing, and with \
 data read back that was written with checksums; the next turn reads it once more, so that MD's data is read by us and ours by MD. With a member missing it \

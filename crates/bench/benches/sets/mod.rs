@@ -114,6 +114,12 @@ impl<'a> Sets<'a> {
         self.compute_by_isal();
         let theirs = outputs();
         for streams in [false, true] {
+            // A kernel that leaves bytes out must not find the right ones there.
+            for (&at, right) in self.sets[0].outputs.iter().zip(&theirs) {
+                // SAFETY: as in `compute`.
+                let output = unsafe { slice::from_raw_parts_mut(at, self.size) };
+                output.iter_mut().zip(right).for_each(|(byte, right)| *byte = !right);
+            }
             self.compute(kernel, streams);
             assert_eq!(outputs(), theirs, "{:?} of {} bytes", self.code, self.size);
         }

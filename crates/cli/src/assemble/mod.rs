@@ -25,10 +25,10 @@ use serde_json::{Value, json};
 
 use start::{Started, start};
 use wanted::wanted;
-pub use wanted::{State, Wanted, allows, of_entry};
+pub use wanted::{State, Wanted, allows, of_entry, searched};
 
 use crate::{
-    command_line::{AssembleArguments, Which},
+    command_line::{AssembleArguments, StartArguments, Which},
     configuration,
     failure::Failure,
     output,
@@ -105,14 +105,9 @@ impl Report {
 }
 
 pub fn run(arguments: &AssembleArguments) -> Result<(), Failure> {
-    let configuration = configuration::load(arguments.configuration.config.as_deref())?;
-    let way = Way {
-        timeout: Duration::from_secs(arguments.timeout.into()),
-        dry_run: arguments.dry_run,
-        quiet: arguments.json,
-    };
-    let reports = assemble(&configuration, &arguments.which, way)?;
-    if arguments.json {
+    let configuration = configuration::load(arguments.start.configuration.config.as_deref())?;
+    let reports = assemble(&configuration, &arguments.which, Way::of(&arguments.start))?;
+    if arguments.start.json {
         output::print_json(&reports.iter().map(Report::value).collect::<Vec<_>>())?;
     } else if reports.is_empty() {
         output::print("no array is configured to be started\n")?;
@@ -135,6 +130,13 @@ pub struct Way {
     pub timeout: Duration,
     pub dry_run: bool,
     pub quiet: bool,
+}
+
+impl Way {
+    pub fn of(arguments: &StartArguments) -> Self {
+        let timeout = Duration::from_secs(arguments.timeout.into());
+        Self { timeout, dry_run: arguments.dry_run, quiet: arguments.json }
+    }
 }
 
 /// Starts what is wanted. Members that are late are waited for where the configuration says so, for all

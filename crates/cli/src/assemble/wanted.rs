@@ -120,7 +120,8 @@ impl Wanted {
             return State::Late { why, enough: false };
         }
         let why = format!(
-            "{}: give `run-after` in its [[array]] to wait for late members and then start without them, or start it by `pinstripe serve --run`",
+            "{}: give `run-after` in its [[array]] to wait for late members and then start without them, \
+                or start it by `pinstripe serve --run`",
             slots(&awaited, "missing")
         );
         State::Late { why, enough: true }
@@ -139,9 +140,7 @@ pub fn wanted(configuration: &Configuration, which: &Which) -> Result<(Vec<Wante
     let mut of_entries = Vec::new();
     for entry in &configuration.arrays {
         let own = (!entry.members.is_empty()).then(|| scan(Some(&entry.members)));
-        let arrays = own.as_ref().map_or(&everywhere.arrays, |own| &own.arrays);
-        let unread = own.as_ref().map_or(everywhere.unread, |own| own.unread);
-        of_entries.push(Wanted { unread, ..of_entry(entry, arrays, &served) });
+        of_entries.push(of_entry(entry, own.as_ref().unwrap_or(&everywhere), &served));
         remarks.extend(own.map(|own| own.remarks).unwrap_or_default());
     }
     refuse_doubled(&mut of_entries);
@@ -154,9 +153,9 @@ pub fn wanted(configuration: &Configuration, which: &Which) -> Result<(Vec<Wante
     Ok((select(which, configuration.scan.all, of_entries, others)?, remarks))
 }
 
-/// The one of `entry`, of which `arrays` have what is found.
-pub fn of_entry(entry: &Array, arrays: &[FoundArray], served: &[Served]) -> Wanted {
-    let mut matching = arrays.iter().filter(|found| entry.is(found.uuid, &found.name));
+/// The one of `entry`, of which `seen` has what is found.
+pub fn of_entry(entry: &Array, seen: &Seen, served: &[Served]) -> Wanted {
+    let mut matching = seen.arrays.iter().filter(|found| entry.is(found.uuid, &found.name));
     let (found, second) = (matching.next(), matching.next());
     let unclear = found.zip(second).map(|(one, other)| {
         format!("{} and {} both have this name: give the uuid in {}", one.uuid, other.uuid, entry.place)
@@ -169,7 +168,7 @@ pub fn of_entry(entry: &Array, arrays: &[FoundArray], served: &[Served]) -> Want
         words: entry.words(),
         served: None,
         unclear,
-        unread: 0,
+        unread: seen.unread,
         entry: Some(entry.clone()),
     };
     wanted.served = wanted.server_in(served);
@@ -272,13 +271,14 @@ impl Wanted {
     }
 }
 
+/// Where members of this entry are searched for; everywhere without.
+pub fn searched<'a>(configuration: &'a Configuration, entry: &'a Array) -> Option<&'a [String]> {
+    if entry.members.is_empty() { configuration.scan.devices.as_deref() } else { Some(&entry.members) }
+}
+
 /// Whether the configuration has members of this entry searched for on a device.
 pub fn allows(configuration: &Configuration, entry: &Array, device: &Path) -> bool {
-    let names = match (&entry.members[..], &configuration.scan.devices) {
-        ([], None) => return true,
-        ([], Some(devices)) => devices,
-        (members, _) => members,
-    };
+    let Some(names) = searched(configuration, entry) else { return true };
     let Ok(storage) = Storage::of(device) else { return false };
     let overlaps = |path: &PathBuf| Storage::of(path).is_ok_and(|other| other.overlaps(&storage));
     expand(names).paths.iter().any(overlaps)

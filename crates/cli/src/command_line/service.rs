@@ -37,10 +37,9 @@ pub struct ConfigCheckArguments {
     pub json: bool,
 }
 
+/// How servers are started.
 #[derive(Debug, Args)]
-pub struct AssembleArguments {
-    #[command(flatten)]
-    pub which: Which,
+pub struct StartArguments {
     #[command(flatten)]
     pub configuration: ConfigurationArguments,
     /// Seconds that a server may take until it answers. It goes on starting after that
@@ -52,6 +51,14 @@ pub struct AssembleArguments {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct AssembleArguments {
+    #[command(flatten)]
+    pub which: Which,
+    #[command(flatten)]
+    pub start: StartArguments,
 }
 
 /// Which arrays are meant.
@@ -73,16 +80,7 @@ pub struct Which {
 #[derive(Debug, Args)]
 pub struct IncrementalArguments {
     #[command(flatten)]
-    pub configuration: ConfigurationArguments,
-    /// Seconds that a server may take until it answers. It goes on starting after that
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
-    pub timeout: u32,
-    /// Say what would be done, and do nothing
-    #[arg(long)]
-    pub dry_run: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    pub start: StartArguments,
     /// The device that has appeared
     #[arg(value_hint = ValueHint::FilePath)]
     pub device: PathBuf,

@@ -43,11 +43,13 @@ auto = false
 
 fn page() -> String {
     let mut text = HEAD.to_owned();
-    text += "\n## [[array]]\n\nOne for each array. Which array it is, and what becomes of it:\n\n| key | value | what it says |\n|---|---|---|\n";
+    text += "\n## [[array]]\n\nOne for each array. Which array it is, and what becomes of it:\n\n| key | \
+        value | what it says |\n|---|---|---|\n";
     for key in ARRAY {
         row(&mut text, key.name, key.kind.in_words(), key.doc);
     }
-    text += "\nHow it is served: the options of `pinstripe serve` of the same names, with their defaults.\n\n| key | value | what it says |\n|---|---|---|\n";
+    text += "\nHow it is served: the options of `pinstripe serve` of the same names, with their \
+        defaults.\n\n| key | value | what it says |\n|---|---|---|\n";
     let mut cli = Cli::command();
     cli.build();
     let serve = cli.find_subcommand("serve").unwrap();
@@ -69,7 +71,8 @@ fn page() -> String {
         }
         row(&mut text, key.name, key.kind.in_words(), &doc);
     }
-    text += "\n## [defaults]\n\nWhat holds for every array that doesn't say otherwise. It has the keys of `[[array]]` that two arrays can have\nalike:\n\n";
+    text += "\n## [defaults]\n\nWhat holds for every array that doesn't say otherwise. It has the keys of \
+        `[[array]]` that two arrays can have\nalike:\n\n";
     let shared = OPTIONS.iter().filter(|key| key.place == Where::Anywhere).map(|key| key.name);
     let names: Vec<String> =
         std::iter::once(AUTO.name).chain(shared).map(|name| format!("`{name}`")).collect();

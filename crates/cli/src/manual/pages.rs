@@ -39,7 +39,8 @@ const STATE: (&str, &str) = (
 );
 const CONFIGURATION: (&str, &str) = (
     "/etc/pinstripe/pinstripe.toml",
-    "The configuration, with the files conf.d/*.toml beside it. PINSTRIPE_CONFIG names another main file. docs/configuration.md lists the keys.",
+    "The configuration, with the files conf.d/*.toml beside it. PINSTRIPE_CONFIG names another main file. \
+        docs/configuration.md lists the keys.",
 );
 const LOG: (&str, &str) = (
     "/run/pinstripe/NAME.log",

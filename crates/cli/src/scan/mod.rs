@@ -146,7 +146,8 @@ impl FoundArray {
         }
         if let Some((one, other)) = self.overlaps.first() {
             return Some(format!(
-                "{} and {} are on one device and hold different superblocks: erase the one that is out of date (`pinstripe zero-superblock`), or name the members in the configuration",
+                "{} and {} are on one device and hold different superblocks: erase the one that is out of \
+                    date (`pinstripe zero-superblock`), or name the members in the configuration",
                 one.display(),
                 other.display()
             ));
@@ -181,9 +182,10 @@ impl FoundArray {
                 Role::Faulty => ("faulty", None),
                 Role::Journal => ("journal", None),
             };
+            let also: Vec<String> = member.also.iter().map(|path| shown(path)).collect();
             json!({
-                "device": shown(&member.path), "also": member.also.iter().map(|path| shown(path)).collect::<Vec<_>>(), "role": role, "slot": slot, "events": member.events,
-                "stale": member.stale, "whole": member.whole, "holders": member.holders,
+                "device": shown(&member.path), "also": also, "role": role, "slot": slot,
+                "events": member.events, "stale": member.stale, "whole": member.whole, "holders": member.holders,
             })
         });
         let server = served.iter().find(|served| served.is(self.uuid));
