@@ -387,6 +387,54 @@ fn two_that_assemble_at_once_start_one_server() {
 }
 
 #[test]
+fn an_assembler_waits_for_its_turn_with_an_array() {
+    let configured = Configured::new(DATA);
+    let world = &configured.world;
+    world.raid5(3);
+    assert_eq!(configured.assemble()[0]["state"], "started");
+    configured.run(&["stop", "data"]).ok();
+    let turn = fs::File::open(lock_file(world)).unwrap();
+    turn.lock().unwrap();
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| configured.assemble()[0]["state"].clone());
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(!other.is_finished(), "it is another one's turn");
+        assert_eq!(configured.run(&["list"]).ok().out, "no array is served\n");
+        turn.unlock().unwrap();
+        assert_eq!(other.join().unwrap(), "started");
+    });
+}
+
+#[test]
+fn members_on_servers_do_not_stand_for_those_of_this_machine() {
+    let configured = Configured::new(SCAN);
+    configured.world.raid5(3);
+    let members =
+        "[[array]]\nname = 'data'\nmembers = ['@/member0', 'nvme-tcp://127.0.0.1:9/nqn.a?nsid=1']\n";
+    configured.write("pinstripe.toml", members);
+    configured.run(&["assemble", "--scan"]).refused(1, &["1 more of its members on this machine"]);
+    // With enough of them the server waits itself for those on servers. It is this process's turn meanwhile.
+    let waits = "shards = 1\nrun-after = 3\n";
+    configured.write("pinstripe.toml", &format!("{}{waits}", members.replace("member0", "member[01]")));
+    std::thread::scope(|scope| {
+        let assembled = scope.spawn(|| configured.assemble()[0].clone());
+        std::thread::sleep(Duration::from_secs(1));
+        let turn = fs::File::open(lock_file(&configured.world)).unwrap();
+        assert!(turn.try_lock().is_err(), "the lock is kept until the server answers");
+        let assembled = assembled.join().unwrap();
+        assert_eq!((&assembled["state"], &assembled["degraded"]), (&"started".into(), &true.into()));
+        turn.try_lock().unwrap();
+    });
+}
+
+/// That of the array which was assembled.
+fn lock_file(world: &World) -> std::path::PathBuf {
+    let folder = fs::read_dir(world.path("pinstripe")).unwrap();
+    let mut paths = folder.map(|entry| entry.unwrap().path());
+    paths.find(|path| path.extension().is_some_and(|extension| extension == "lock")).unwrap()
+}
+
+#[test]
 fn two_entries_of_one_array_and_two_arrays_of_one_name_are_refused() {
     let configured = Configured::new(SCAN);
     let world = &configured.world;
