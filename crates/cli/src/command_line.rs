@@ -23,7 +23,7 @@ pub use maintenance::{CheckArguments, MonitorArguments, RepairArguments, SyncArg
 pub use remote::{DiscoverArguments, Offload, RemoteArguments, TargetArguments};
 pub use service::{
     AssembleArguments, ConfigAction, ConfigArguments, ConfigCheckArguments, ConfigurationArguments,
-    IncrementalArguments, StartArguments, Which,
+    DaemonArguments, IncrementalArguments, ReloadArguments, StartArguments, StatusArguments, Which,
 };
 
 /// Parity RAID in user space, with the on-disk format of Linux MD.
@@ -65,6 +65,19 @@ pub enum Command {
     /// Does nothing unless the array is configured, and not with auto = false. To an array that is served
     /// nothing is added.
     Incremental(IncrementalArguments),
+    /// Keep the configured arrays served, until it is told to end.
+    ///
+    /// Starts a server for each array as its members appear, and again if it dies. An array that a person
+    /// stops stays stopped until a person starts it. Servers run on when the daemon ends, however it ends,
+    /// and the next one finds them; with --stop-arrays it stops them first. SIGHUP reads the configuration
+    /// again. Runs in the foreground.
+    Daemon(DaemonArguments),
+    /// Show the arrays that the daemon keeps served, and why those are not served that are not.
+    Status(StatusArguments),
+    /// Have the daemon read the configuration again, and show what that changes.
+    ///
+    /// Servers run on. What a server can't take while it runs counts from its next start on.
+    Reload(ReloadArguments),
     /// Check the configuration.
     Config(ConfigArguments),
     /// Erase the MD superblocks of devices that are no longer to be members.

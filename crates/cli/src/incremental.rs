@@ -10,6 +10,7 @@ use pinstripe_control::text::printable;
 use serde_json::{Value, json};
 
 use crate::{
+    ask_daemon,
     assemble::{Outcome, Report, State, Way, allows, of_entry, searched, settle},
     command_line::IncrementalArguments,
     configuration,
@@ -90,6 +91,9 @@ fn start(
     arguments: &IncrementalArguments,
 ) -> Result<Said, Failure> {
     let wanted = of_entry(entry, &scan(searched(configuration, entry)), &Served::all().0);
+    if !arguments.start.dry_run && ask_daemon::have_it_look() {
+        return Ok(Said::nothing(&arguments.device, "handed-over", "the daemon looks at it"));
+    }
     let state = wanted.state();
     if let State::Late { why, .. } = &state {
         // Another device may complete it. How long to wait for that is not for this process to say.

@@ -27,11 +27,13 @@
 #![forbid(unsafe_code)]
 
 mod accept;
+mod ask_daemon;
 mod assemble;
 mod bench;
 mod command_line;
 mod configuration;
 mod create;
+mod daemon;
 mod demo;
 mod discover;
 mod ending;
@@ -94,6 +96,9 @@ pub fn main() -> ExitCode {
         Command::Examine(arguments) => examine::run(&arguments),
         Command::Assemble(arguments) => assemble::run(&arguments),
         Command::Incremental(arguments) => incremental::run(&arguments),
+        Command::Daemon(arguments) => daemon::run(&arguments),
+        Command::Status(arguments) => ask_daemon::status(&arguments),
+        Command::Reload(arguments) => ask_daemon::reload(&arguments),
         Command::Config(arguments) => match arguments.action {
             ConfigAction::Check(arguments) => configuration::run(&arguments),
         },

@@ -141,6 +141,12 @@ impl Array {
         }
     }
 
+    /// What it is known by when the configuration has changed.
+    pub fn identity(&self) -> String {
+        let uuid = self.uuid.map(|uuid| uuid.to_string()).unwrap_or_default();
+        format!("{uuid} {}", self.name.as_deref().unwrap_or_default())
+    }
+
     /// Whether this is the array `uuid`, called `name`, which may have its host before it.
     pub fn is(&self, uuid: Uuid, name: &str) -> bool {
         let short = name.split_once(':').map_or(name, |(_, short)| short);

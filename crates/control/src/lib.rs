@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod daemon;
 pub mod detail;
 pub mod fuzz;
 pub mod maintenance;
@@ -263,8 +264,11 @@ pub struct DeviceResult {
     pub device: String,
 }
 
-/// Reads a request. With the error comes the id to answer with.
-pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), (Value, CallError)> {
+/// The id to answer with, and what is wrong with a request.
+pub type Invalid = (Value, CallError);
+
+/// Reads a request of any method.
+pub(crate) fn request(line: &[u8]) -> Result<(Option<Value>, Request), Invalid> {
     let value: Value =
         serde_json::from_slice(line).map_err(|e| (Value::Null, CallError::new(code::PARSE, &e)))?;
     let id = value.get("id").cloned();
@@ -283,6 +287,18 @@ pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), (Value, CallError)
     if request.jsonrpc != VERSION {
         return Err(invalid("\"jsonrpc\" must be \"2.0\"".to_owned()));
     }
+    Ok((id, request))
+}
+
+pub(crate) fn no_method(name: &str, methods: &[&str]) -> CallError {
+    let message = format!("there is no method \"{name}\"; there are: {}", methods.join(", "));
+    CallError::new(code::NO_METHOD, &message)
+}
+
+/// Reads a request to a server.
+pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), Invalid> {
+    let (id, request) = request(line)?;
+    let to = id.clone().unwrap_or(Value::Null);
     let bad = |error: serde_json::Error| (to.clone(), CallError::new(code::PARAMETERS, &error));
     let command = match request.method.as_str() {
         "version" => Command::Version,
@@ -299,10 +315,7 @@ pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), (Value, CallError)
         "grow" => Command::Grow(serde_json::from_value(request.params).map_err(bad)?),
         "journal_mode" => Command::JournalMode(serde_json::from_value(request.params).map_err(bad)?),
         "stop" => Command::Stop(optional(request.params).map_err(bad)?),
-        other => {
-            let message = format!("there is no method \"{other}\"; there are: {}", METHODS.join(", "));
-            return Err((to, CallError::new(code::NO_METHOD, &message)));
-        }
+        other => return Err((to, no_method(other, METHODS))),
     };
     Ok((id, command))
 }

@@ -23,11 +23,13 @@ use pinstripe_config::Configuration;
 use pinstripe_control::text::printable;
 use serde_json::{Value, json};
 
-use start::{Started, start};
-use wanted::wanted;
-pub use wanted::{State, Wanted, allows, of_entry, searched};
+pub use start::{Started, how};
+pub use wanted::{State, Wanted, allows, of_entry, searched, wanted};
+
+use start::start;
 
 use crate::{
+    ask_daemon,
     command_line::{AssembleArguments, StartArguments, Which},
     configuration,
     failure::Failure,
@@ -107,6 +109,10 @@ impl Report {
 pub fn run(arguments: &AssembleArguments) -> Result<(), Failure> {
     let configuration = configuration::load(arguments.start.configuration.config.as_deref())?;
     let reports = assemble(&configuration, &arguments.which, Way::of(&arguments.start))?;
+    if reports.iter().any(|report| matches!(report.outcome, Outcome::Started(_))) {
+        // A daemon follows it from now on, and needn't find it by itself.
+        ask_daemon::have_it_look();
+    }
     if arguments.start.json {
         output::print_json(&reports.iter().map(Report::value).collect::<Vec<_>>())?;
     } else if reports.is_empty() {

@@ -39,15 +39,25 @@ pub struct Started {
     detail: Detail,
     control: PathBuf,
     log: PathBuf,
-    pid: u32,
+    child: Child,
 }
 
 impl Started {
+    /// Its control socket.
+    pub fn control(&self) -> &Path {
+        &self.control
+    }
+
+    /// Its process, to be waited for.
+    pub fn into_child(self) -> Child {
+        self.child
+    }
+
     pub fn value(&self) -> Value {
-        let Self { detail, control, log, pid } = self;
+        let Self { detail, control, log, child } = self;
         json!({
             "state": "started", "name": detail.name, "level": detail.level, "size_bytes": detail.size_bytes,
-            "degraded": detail.degraded, "addresses": detail.addresses, "control": shown(control), "log": shown(log), "pid": pid,
+            "degraded": detail.degraded, "addresses": detail.addresses, "control": shown(control), "log": shown(log), "pid": child.id(),
         })
     }
 
@@ -85,17 +95,17 @@ pub fn start(wanted: &Wanted, words: &[String], limit: Duration) -> Result<Outco
     // After the word `serve`, for what follows `--` is members.
     serve.args(&words[..1]).arg("--own-session").args(&words[1..]);
     serve.current_dir("/").stdin(Stdio::null()).stdout(log.file.try_clone()?).stderr(log.file.try_clone()?);
-    let mut child = serve.spawn().map_err(|error| Failure::new(format!("can't start a server: {error}")))?;
+    let child = serve.spawn().map_err(|error| Failure::new(format!("can't start a server: {error}")))?;
     let socket = folder.join(format!("{stem}.sock"));
     // It waits itself for members on servers, which only it looks at.
     let patience = wanted.patience().filter(|_| !wanted.servers.is_empty()).unwrap_or_default();
-    wait(wanted, &mut child, &log, &socket, limit + patience)
+    wait(wanted, child, &log, &socket, limit.saturating_add(patience))
 }
 
 /// Waits until the server answers. One that ended was refused, unless another one has the array now.
 fn wait(
     wanted: &Wanted,
-    child: &mut Child,
+    mut child: Child,
     log: &Log,
     socket: &Path,
     limit: Duration,
@@ -105,9 +115,8 @@ fn wait(
         // Before the look: a server that answered and ended then has ended.
         let ended = child.try_wait()?;
         if let Some((control, detail)) = answer(wanted, socket) {
-            let pid = child.id();
             return Ok(match ended {
-                None => Outcome::Started(Box::new(Started { detail, control, log: log.path.clone(), pid })),
+                None => Outcome::Started(Box::new(Started { detail, control, log: log.path.clone(), child })),
                 Some(_) => Outcome::Served(control),
             });
         }
@@ -131,7 +140,8 @@ fn wait(
     }
 }
 
-fn how(status: ExitStatus) -> String {
+/// How a process has ended.
+pub fn how(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("ended with status {code}"),
         (None, Some(signal)) => format!("was ended by signal {signal}"),

@@ -264,7 +264,13 @@ impl Wanted {
         served.iter().find(is_it).map(|served| served.control.clone())
     }
 
-    /// By which it is told from others.
+    /// By which it is known again at another look, and when the configuration has changed.
+    pub fn identity(&self) -> String {
+        let own = self.entry.as_ref().map(Array::identity);
+        own.or_else(|| self.uuid().map(|uuid| uuid.to_string())).unwrap_or_default()
+    }
+
+    /// By which it is told from others in one look.
     pub fn key(&self) -> String {
         let place = self.entry.as_ref().map(|entry| entry.place.to_string());
         place.or_else(|| self.uuid().map(|uuid| uuid.to_string())).unwrap_or_default()

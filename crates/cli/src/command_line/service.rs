@@ -37,6 +37,33 @@ pub struct ConfigCheckArguments {
     pub json: bool,
 }
 
+#[derive(Debug, Args)]
+pub struct DaemonArguments {
+    #[command(flatten)]
+    pub configuration: ConfigurationArguments,
+    /// When the daemon is told to end (SIGTERM, SIGINT), stop all arrays first, whatever clients they have,
+    /// as a container must
+    #[arg(long)]
+    pub stop_arrays: bool,
+    /// Print what happens as JSON lines on standard output
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct StatusArguments {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ReloadArguments {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// How servers are started.
 #[derive(Debug, Args)]
 pub struct StartArguments {

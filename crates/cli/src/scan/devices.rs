@@ -31,6 +31,18 @@ pub fn block_devices() -> (Vec<PathBuf>, Vec<String>) {
     (paths, Vec::new())
 }
 
+/// All, each with the number that the kernel gives anew when what is behind a name changes.
+pub fn block_device_generations() -> Vec<String> {
+    let entries = fs::read_dir(FOLDER).into_iter().flatten().flatten();
+    let generation = |entry: fs::DirEntry| {
+        let number = fs::read_to_string(entry.path().join("diskseq")).unwrap_or_default();
+        format!("{} {}", entry.file_name().display(), number.trim())
+    };
+    let mut all: Vec<String> = entries.map(generation).collect();
+    all.sort();
+    all
+}
+
 /// Whether a device's name is `kind` and a number.
 fn is_of(name: &str, kind: &str) -> bool {
     name.strip_prefix(kind).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))

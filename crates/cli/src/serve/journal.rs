@@ -58,6 +58,11 @@ impl ServerLog {
         Ok(Self { json, array: array.into(), lines })
     }
 
+    /// The same, of another array.
+    pub fn of(&self, array: &str) -> Self {
+        Self { array: array.into(), ..self.clone() }
+    }
+
     /// Whether lines are JSON.
     pub fn json(&self) -> bool {
         self.json

@@ -36,6 +36,7 @@ mod ublk;
 mod vhost_user;
 
 pub use control_socket::default_folder;
+pub use journal::ServerLog;
 
 use std::{path::PathBuf, rc::Rc};
 
@@ -58,7 +59,6 @@ use self::{
     control_socket::ControlSocket,
     devices::OpenedDevices,
     front::{Accepting, FrontEnds, Identity},
-    journal::ServerLog,
     pool::Pool,
     reconnect::Reconnector,
     stopping::Stopping,

@@ -14,19 +14,19 @@ use crate::{
 };
 
 /// A world with a configuration whose scan finds the files `member*` and what else the globs say.
-struct Configured {
-    world: World,
+pub struct Configured {
+    pub world: World,
 }
 
 impl Configured {
-    fn new(text: &str) -> Self {
+    pub fn new(text: &str) -> Self {
         let configured = Self { world: World::new() };
         configured.write("pinstripe.toml", text);
         configured
     }
 
     /// `@` in the text is the folder.
-    fn write(&self, name: &str, text: &str) {
+    pub fn write(&self, name: &str, text: &str) {
         let folder = self.world.path("").display().to_string();
         let path = self.world.path(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -34,7 +34,7 @@ impl Configured {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
     }
 
-    fn run(&self, arguments: &[&str]) -> crate::world::Ran {
+    pub fn run(&self, arguments: &[&str]) -> crate::world::Ran {
         let path = self.world.path("pinstripe.toml").display().to_string();
         self.world.run_with(("PINSTRIPE_CONFIG", &path), arguments)
     }
@@ -57,8 +57,8 @@ impl Drop for Configured {
     }
 }
 
-const SCAN: &str = "[scan]\ndevices = ['@/member*']\n[defaults]\nshards = 1\n";
-const DATA: &str = "[scan]\ndevices = ['@/member*']\n[defaults]\nshards = 1\n[[array]]\nname = 'data'\n";
+pub const SCAN: &str = "[scan]\ndevices = ['@/member*']\n[defaults]\nshards = 1\n";
+pub const DATA: &str = "[scan]\ndevices = ['@/member*']\n[defaults]\nshards = 1\n[[array]]\nname = 'data'\n";
 
 #[test]
 fn an_array_is_found_configured_assembled_used_and_stopped() {

@@ -5,6 +5,7 @@
 mod bench;
 mod configured;
 mod control;
+mod daemon;
 mod demo;
 mod devices;
 mod disaggregated;

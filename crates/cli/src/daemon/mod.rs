@@ -1,0 +1,504 @@
+//! `pinstripe daemon`: keeps the configured arrays served.
+//!
+//! ```text
+//!   phase      what each array is in, and what is to be done next. Pure
+//!   threads    what takes time: looking for members, starting a server, following one
+//!   socket     calls: status, look, reload
+//!   reload     what a new configuration changes
+//!   orphans    ended processes that nothing else waits for, where this is process 1
+//! ```
+//!
+//! Each server is a process of its own, in a session of its own. The daemon can die at any moment, and no
+//! I/O stops; the next one finds the servers by their control sockets. One thread has all state and decides;
+//! the others tell it what they found.
+
+mod orphans;
+mod phase;
+mod reload;
+mod socket;
+mod threads;
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    time::{Duration, Instant, UNIX_EPOCH},
+};
+
+use pinstripe_config::Configuration;
+use pinstripe_control::{
+    CallError, Version, code,
+    daemon::{ArrayStatus, Command, Reloaded, Status},
+};
+use rustix::fs::{FlockOperation, OFlags, flock};
+use serde_json::{Value, json};
+use signal_hook::{
+    consts::{SIGHUP, SIGINT, SIGTERM},
+    iterator::Signals,
+};
+
+use self::{
+    phase::{Action, Course, Phase},
+    threads::{Follower, News},
+};
+use crate::{
+    assemble::{Outcome, State, Wanted},
+    command_line::DaemonArguments,
+    configuration,
+    failure::Failure,
+    scan::block_device_generations,
+    serve::{ServerLog, default_folder},
+};
+
+/// How often it is seen to what is due, and whether devices have come or gone.
+const TICK: Duration = Duration::from_millis(500);
+/// How often arrays that aren't served are looked for, if nothing tells of a change: members can be files,
+/// and another process can hold them now and not later.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// What the other threads tell.
+enum Message {
+    /// A look for members is over.
+    Looked(Result<(Vec<Wanted>, Vec<String>), String>),
+    /// What became of the start of a server.
+    Started { key: String, run: u64, outcome: Box<Outcome> },
+    /// Of a server.
+    News { key: String, run: u64, news: News },
+    /// A call, and where the answer goes.
+    Call(Command, Sender<Result<Value, CallError>>),
+    /// A signal.
+    Signal(i32),
+}
+
+pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
+    let configuration = configuration::load(arguments.configuration.config.as_deref())?;
+    let folder = default_folder()?;
+    let _alone = alone(&folder)?;
+    let (sender, messages) = channel();
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM])?;
+    let of_signals = sender.clone();
+    threads::spawn("signals", move || {
+        for signal in signals.forever() {
+            let _ = of_signals.send(Message::Signal(signal));
+        }
+    })?;
+    let socket = socket::Socket::listen(&folder, sender.clone())?;
+    orphans::reap_if_first()?;
+    let log = ServerLog::new(arguments.json, "daemon")?;
+    let daemon = Daemon {
+        given: arguments.configuration.config.clone(),
+        stops_arrays: arguments.stop_arrays,
+        begun: Instant::now(),
+        since: UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
+        configuration,
+        problem: None,
+        arrays: BTreeMap::new(),
+        remarks: Vec::new(),
+        look: Look::default(),
+        next_run: 0,
+        stopping: false,
+        sender,
+        log,
+    };
+    daemon.run(&messages, socket)
+}
+
+/// Sees to it that there is one daemon: the file is locked while it lives.
+fn alone(folder: &Path) -> Result<File, Failure> {
+    let path = folder.join("daemon.lock");
+    let failed = |error: std::io::Error| Failure::new(format!("can't lock {}: {error}", path.display()));
+    let mut options = File::options();
+    options.write(true).create(true).truncate(false).mode(0o600);
+    let file = options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed()).open(&path).map_err(failed)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(Failure::new(format!(
+            "a daemon runs already, and has {} locked: `pinstripe status` shows it",
+            path.display()
+        ))),
+        Err(error) => Err(failed(error.into())),
+    }
+}
+
+/// An array that is to be served.
+struct Kept {
+    /// What it is called.
+    label: String,
+    uuid: Option<String>,
+    course: Course,
+    /// Counts its servers, so that what threads say of an old one isn't taken for the new one's.
+    run: u64,
+    follower: Option<Follower>,
+}
+
+/// Looks for members.
+#[derive(Default)]
+struct Look {
+    /// One is under way since then.
+    since: Option<Instant>,
+    /// The last one began then.
+    last: Option<Instant>,
+    /// Another one is wanted.
+    wanted: bool,
+    /// The block devices at the last look.
+    devices: Vec<String>,
+}
+
+struct Daemon {
+    /// The configuration's main file, as it was given.
+    given: Option<PathBuf>,
+    stops_arrays: bool,
+    begun: Instant,
+    /// Seconds since the epoch.
+    since: u64,
+    configuration: Configuration,
+    /// Why a later configuration doesn't count.
+    problem: Option<String>,
+    /// By [`Wanted::identity`].
+    arrays: BTreeMap<String, Kept>,
+    remarks: Vec<String>,
+    look: Look,
+    next_run: u64,
+    /// The end is wanted, and servers are being ended first.
+    stopping: bool,
+    sender: Sender<Message>,
+    log: ServerLog,
+}
+
+impl Daemon {
+    fn run(mut self, messages: &Receiver<Message>, socket: socket::Socket) -> Result<(), Failure> {
+        let files = self.configuration.files.len();
+        self.log.note(&format!("ready: {files} configuration files; socket {}", socket.path.display()));
+        loop {
+            self.look_if_due();
+            match messages.recv_timeout(TICK) {
+                Ok(Message::Signal(SIGHUP)) => {
+                    let _ = self.reload();
+                }
+                Ok(Message::Signal(_)) if self.stopping || !self.stops_arrays => break,
+                Ok(Message::Signal(_)) => self.stop_arrays(),
+                Ok(message) => self.take(message),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            if self.stopping && self.busy().is_empty() {
+                break;
+            }
+        }
+        drop(socket);
+        let left = self.busy();
+        let words = if left.is_empty() {
+            "ends; no array is served".to_owned()
+        } else {
+            format!("ends; servers go on: {}", left.join(", "))
+        };
+        self.log.note(&words);
+        self.log.flush();
+        if self.stopping && !left.is_empty() {
+            return Err(Failure::new(format!("ended before these arrays were stopped: {}", left.join(", "))));
+        }
+        Ok(())
+    }
+
+    fn now(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    /// The arrays that have a server, or are about to.
+    fn busy(&self) -> Vec<String> {
+        self.arrays.values().filter(|kept| kept.is_busy()).map(|kept| kept.label.clone()).collect()
+    }
+
+    /// Begins to look for members, if there is a reason.
+    fn look_if_due(&mut self) {
+        if self.look.since.is_some() || self.stopping {
+            return;
+        }
+        let now = self.now();
+        let sought = self.arrays.values().any(|kept| kept.course.is_sought(now));
+        let due = |last: Instant| last.elapsed() >= LOOK;
+        let is_retry = |kept: &Kept| matches!(kept.course.phase, Phase::Failed { until, .. } if now >= until);
+        let is_due = self.look.wanted
+            || self.look.last.is_none_or(|last| sought && due(last))
+            || self.arrays.values().any(is_retry)
+            || sought && block_device_generations() != self.look.devices;
+        if !is_due {
+            return;
+        }
+        self.look.wanted = false;
+        self.look.devices = block_device_generations();
+        (self.look.since, self.look.last) = (Some(Instant::now()), Some(Instant::now()));
+        let (configuration, sender) = (self.configuration.clone(), self.sender.clone());
+        if let Err(error) = threads::look(configuration, sender) {
+            self.look.since = None;
+            self.log.warn(&format!("members can't be looked for: {error}"));
+        }
+    }
+
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Looked(found) => {
+                self.look.since = None;
+                match found {
+                    Ok((wanted, remarks)) => self.looked(wanted, remarks),
+                    Err(why) => self.log.warn(&format!("members were not looked for: {why}")),
+                }
+            }
+            Message::Started { key, run, outcome } => self.started(&key, run, *outcome),
+            Message::News { key, run, news } => self.news(&key, run, news),
+            Message::Call(command, answer) => {
+                let _ = answer.send(self.answer(command));
+            }
+            Message::Signal(_) => {}
+        }
+    }
+
+    fn looked(&mut self, all: Vec<Wanted>, remarks: Vec<String>) {
+        for remark in remarks.iter().filter(|remark| !self.remarks.contains(remark)) {
+            self.log.warn(remark);
+        }
+        self.remarks = remarks;
+        let keys: Vec<String> = all.iter().map(Wanted::identity).collect();
+        // What has no server and isn't there any more is forgotten: with `assemble = "all"` that can be.
+        self.arrays.retain(|key, kept| keys.contains(key) || kept.is_busy());
+        for (wanted, key) in all.into_iter().zip(keys) {
+            let now = self.now();
+            let kept = self.arrays.entry(key.clone()).or_insert_with(|| Kept {
+                label: wanted.label.clone(),
+                uuid: None,
+                course: Course::new(now),
+                run: 0,
+                follower: None,
+            });
+            kept.label.clone_from(&wanted.label);
+            kept.uuid = wanted.uuid().map(|uuid| uuid.to_string()).or(kept.uuid.take());
+            let state = wanted.state();
+            let before = kept.course.phase.clone();
+            match kept.course.looked(&state, wanted.patience(), now) {
+                Action::Nothing => self.tell_of_waiting(&key, &before),
+                Action::Start => self.start(&key, wanted, state),
+                Action::Follow(control) => {
+                    self.log.of(&wanted.label).note("is served already: its server is followed");
+                    self.follow(&key, control, None);
+                }
+            }
+        }
+    }
+
+    /// A reason for waiting is told when it is new.
+    fn tell_of_waiting(&self, key: &str, before: &Phase) {
+        let Some(kept) = self.arrays.get(key) else { return };
+        let Phase::Waiting { why, .. } = &kept.course.phase else { return };
+        if !matches!(before, Phase::Waiting { why: old, .. } if old == why) {
+            self.log.of(&kept.label).note(&format!("waits: {why}"));
+        }
+    }
+
+    fn new_run(&mut self, key: &str) -> u64 {
+        self.next_run += 1;
+        if let Some(kept) = self.arrays.get_mut(key) {
+            kept.run = self.next_run;
+            kept.follower = None;
+        }
+        self.next_run
+    }
+
+    fn start(&mut self, key: &str, wanted: Wanted, state: State) {
+        self.log.of(&wanted.label).note("is being started");
+        let run = self.new_run(key);
+        if let Err(error) = threads::start(key.to_owned(), run, wanted, state, self.sender.clone()) {
+            let why = format!("no server can be started: {error}");
+            self.started(key, run, Outcome::NotStarted(why));
+        }
+    }
+
+    /// The array, unless what is told is of an earlier server of it.
+    fn of_run(&mut self, key: &str, run: u64) -> Option<&mut Kept> {
+        self.arrays.get_mut(key).filter(|kept| kept.run == run)
+    }
+
+    fn started(&mut self, key: &str, run: u64, outcome: Outcome) {
+        let now = self.now();
+        let Some(kept) = self.of_run(key, run) else { return };
+        let label = kept.label.clone();
+        match outcome {
+            Outcome::Started(started) => {
+                self.log.of(&label).note(&format!("was started: {}", started.in_words()));
+                let control = started.control().to_owned();
+                self.follow(key, control, Some(started.into_child()));
+            }
+            Outcome::Served(control) => {
+                self.log.of(&label).note("was started by another process: its server is followed");
+                self.follow(key, control, None);
+            }
+            Outcome::WouldStart(_) => {}
+            Outcome::NotStarted(why) => {
+                kept.course.not_started(why.clone(), now);
+                self.log.of(&label).warn(&format!("was not started: {why}"));
+            }
+        }
+        if self.stopping {
+            self.stop(key);
+        }
+    }
+
+    fn follow(&mut self, key: &str, control: PathBuf, child: Option<std::process::Child>) {
+        let (now, run) = (self.now(), self.new_run(key));
+        let Some(kept) = self.arrays.get_mut(key) else { return };
+        kept.course.answers(control.clone(), now);
+        match threads::follow(key, run, control, child, &self.sender) {
+            Ok(follower) => kept.follower = Some(follower),
+            Err(error) => self.log.of(&kept.label).warn(&format!("its server can't be followed: {error}")),
+        }
+    }
+
+    fn news(&mut self, key: &str, run: u64, news: News) {
+        let now = self.now();
+        let Some(kept) = self.of_run(key, run) else { return };
+        let label = kept.label.clone();
+        match news {
+            News::Answers(control) => kept.course.answers(control, now),
+            News::Silent(why) => {
+                if matches!(kept.course.phase, Phase::Serving { silent: None, .. }) {
+                    kept.course.is_silent(why.clone());
+                    self.log.of(&label).warn(&why);
+                }
+            }
+            News::Event(event) => {
+                let log = self.log.of(&label);
+                if event.alarming { log.warn(&event.message) } else { log.note(&event.message) }
+            }
+            News::Ended(ending) => {
+                kept.follower = None;
+                match &ending {
+                    phase::Ending::Ordered => self.log.of(&label).note("was stopped"),
+                    phase::Ending::Died(how) => self.log.of(&label).warn(how),
+                }
+                if let Some(kept) = self.of_run(key, run) {
+                    kept.course.ended(ending, now);
+                }
+            }
+        }
+    }
+
+    /// Ends all servers; the daemon ends when they have.
+    fn stop_arrays(&mut self) {
+        self.stopping = true;
+        let keys: Vec<String> = self.arrays.keys().cloned().collect();
+        for key in keys {
+            self.stop(&key);
+        }
+    }
+
+    fn stop(&self, key: &str) {
+        let Some(kept) = self.arrays.get(key) else { return };
+        if let Phase::Serving { control, .. } = &kept.course.phase {
+            let log = self.log.of(&kept.label);
+            log.note("is being stopped");
+            if let Err(error) = threads::stop(control.clone(), log.clone()) {
+                log.warn(&format!("can't be stopped: {error}"));
+            }
+        }
+    }
+
+    fn answer(&mut self, command: Command) -> Result<Value, CallError> {
+        match command {
+            Command::Version => Ok(json!(Version {
+                protocol: pinstripe_control::PROTOCOL,
+                pinstripe: env!("CARGO_PKG_VERSION").to_owned(),
+                instance: format!("{}-{:x}", std::process::id(), self.since),
+                pid: std::process::id(),
+            })),
+            Command::Status => Ok(json!(self.status())),
+            Command::Look => {
+                self.look.wanted = true;
+                Ok(Value::Null)
+            }
+            Command::Reload => match self.reload() {
+                Ok(reloaded) => Ok(json!(reloaded)),
+                Err(why) => Err(CallError::new(code::REFUSED, &why)),
+            },
+        }
+    }
+
+    fn reload(&mut self) -> Result<Reloaded, String> {
+        let new = match configuration::load(self.given.as_deref()) {
+            Ok(new) => new,
+            Err(problems) => {
+                for problem in &problems.0 {
+                    self.log.warn(&format!("the configuration was not changed: {problem}"));
+                }
+                self.problem = Some(problems.to_string());
+                return Err(format!("the configuration was not changed:\n{problems}"));
+            }
+        };
+        let control = |key: &str| match &self.arrays.get(key)?.course.phase {
+            Phase::Serving { control, silent: None, .. } => Some(control.clone()),
+            _ => None,
+        };
+        let planned = reload::changes(&self.configuration, &new);
+        let removed: Vec<String> = reload::removed(&planned);
+        let changes = reload::carry_out(planned, control);
+        self.arrays.retain(|key, _| !removed.contains(key));
+        for change in &changes {
+            self.log.of(&change.array).note(&format!("configuration: {}", change.what));
+        }
+        let reloaded = Reloaded { files: new.files.clone(), changes };
+        self.log.note(&format!("the configuration was read again: {} files", new.files.len()));
+        self.configuration = new;
+        self.problem = None;
+        self.look.wanted = true;
+        Ok(reloaded)
+    }
+
+    fn status(&self) -> Status {
+        Status {
+            pid: std::process::id(),
+            pinstripe: env!("CARGO_PKG_VERSION").to_owned(),
+            since: self.since,
+            files: self.configuration.files.clone(),
+            configuration_error: self.problem.clone(),
+            looking_seconds: self.look.since.map(|since| since.elapsed().as_secs()),
+            remarks: self.remarks.clone(),
+            arrays: self.arrays.values().map(|kept| kept.status(self.now())).collect(),
+        }
+    }
+}
+
+impl Kept {
+    /// Whether it has a server, or is about to.
+    fn is_busy(&self) -> bool {
+        matches!(self.course.phase, Phase::Serving { .. } | Phase::Starting { .. })
+    }
+
+    fn status(&self, now: Duration) -> ArrayStatus {
+        let (state, since, why) = match &self.course.phase {
+            Phase::Waiting { why, since } => ("waiting", since, Some(why)),
+            Phase::Starting { since } => ("starting", since, None),
+            Phase::Serving { since, silent: None, .. } => ("serving", since, None),
+            Phase::Serving { since, silent: Some(why), .. } => ("silent", since, Some(why)),
+            Phase::Stopped { since } => ("stopped", since, None),
+            Phase::Failed { why, since, .. } => ("failed", since, Some(why)),
+        };
+        let control = match &self.course.phase {
+            Phase::Serving { control, .. } => Some(control.clone()),
+            _ => None,
+        };
+        let next_try = match &self.course.phase {
+            Phase::Failed { until, .. } => Some(until.saturating_sub(now).as_secs()),
+            _ => None,
+        };
+        ArrayStatus {
+            array: self.label.clone(),
+            uuid: self.uuid.clone(),
+            state: state.to_owned(),
+            why: why.cloned(),
+            seconds: now.saturating_sub(*since).as_secs(),
+            control,
+            failures: self.course.failures,
+            next_try_seconds: next_try,
+        }
+    }
+}

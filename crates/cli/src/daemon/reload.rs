@@ -1,0 +1,202 @@
+//! What a new configuration changes for each array.
+//!
+//! The daemon starts no server anew: that would take the array from its clients. So an option counts for a
+//! server that runs only if the server takes it over its control socket.
+
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+use pinstripe_config::{Array, Configuration, Setting, Settings, Value};
+use pinstripe_control::{
+    JournalModeParameters,
+    client::{Client, ClientError},
+    daemon::{Change, Effect},
+    maintenance::SyncParameters,
+};
+use pinstripe_engine::options::SyncSpeed;
+
+/// How long a server may take to answer.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// A change, and how it can count at once.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Planned {
+    /// The array's [`Array::identity`].
+    key: String,
+    change: Change,
+    live: Option<Live>,
+}
+
+/// What a running server takes.
+#[derive(Debug, PartialEq, Eq)]
+enum Live {
+    /// The limits of the sync speed, of which each holds the other in bounds.
+    Speed {
+        min_kib: u64,
+        max_kib: u64,
+    },
+    JournalMode(String),
+}
+
+/// From one configuration to another. Pure.
+pub fn changes(old: &Configuration, new: &Configuration) -> Vec<Planned> {
+    let by_key = |configuration: &Configuration| -> BTreeMap<String, Array> {
+        let started = configuration.arrays.iter().filter(|array| array.auto);
+        started.map(|array| (array.identity(), array.clone())).collect()
+    };
+    let (old, new) = (by_key(old), by_key(new));
+    let mut all = Vec::new();
+    for (key, array) in &new {
+        let plan = |effect, what: String, live| Planned {
+            key: key.clone(),
+            change: Change { array: array.label(), effect, what },
+            live,
+        };
+        match old.get(key) {
+            None => all.push(plan(Effect::New, "is started when its members are here".to_owned(), None)),
+            Some(before) => {
+                for name in differing(&before.settings, &array.settings) {
+                    let now = array.settings.get(name);
+                    let what = format!("`{name}` is now {}", in_words(now));
+                    let live = live(name, &array.settings);
+                    all.push(plan(if live.is_some() { Effect::Live } else { Effect::Restart }, what, live));
+                }
+                for (name, differs) in
+                    [("members", before.members != array.members), ("log", before.log != array.log)]
+                {
+                    if differs {
+                        all.push(plan(Effect::Restart, format!("`{name}` is another one now"), None));
+                    }
+                }
+            }
+        }
+    }
+    for (key, array) in old.iter().filter(|(key, _)| !new.contains_key(*key)) {
+        let what = "is not configured to be started any more: its server, if it has one, goes on".to_owned();
+        let change = Change { array: array.label(), effect: Effect::Removed, what };
+        all.push(Planned { key: key.clone(), change, live: None });
+    }
+    all
+}
+
+/// The keys of the arrays that aren't started any more.
+pub fn removed(planned: &[Planned]) -> Vec<String> {
+    let gone = planned.iter().filter(|planned| planned.change.effect == Effect::Removed);
+    gone.map(|planned| planned.key.clone()).collect()
+}
+
+fn differing<'a>(old: &'a Settings, new: &'a Settings) -> Vec<&'a str> {
+    let value = |settings: &Settings, name: &str| settings.get(name).map(|setting| setting.value.clone());
+    let mut names: Vec<&str> = old.keys().chain(new.keys()).copied().collect();
+    names.sort_unstable();
+    names.dedup();
+    names.retain(|name| value(old, name) != value(new, name));
+    names
+}
+
+fn live(name: &str, settings: &Settings) -> Option<Live> {
+    let number = |name: &str, usual: u64| match settings.get(name).map(|setting| &setting.value) {
+        Some(Value::Number(number)) => *number,
+        _ => usual,
+    };
+    match (name, settings.get(name).map(|setting| &setting.value)) {
+        ("sync-speed-min" | "sync-speed-max", _) => {
+            let usual = SyncSpeed::default();
+            let min_kib = number("sync-speed-min", usual.min_kib);
+            Some(Live::Speed { min_kib, max_kib: number("sync-speed-max", usual.max_kib) })
+        }
+        ("journal-mode", Some(Value::Text(mode))) => Some(Live::JournalMode(mode.clone())),
+        _ => None,
+    }
+}
+
+fn in_words(setting: Option<&Setting>) -> String {
+    match setting.map(|setting| &setting.value) {
+        None => "what it is without being said".to_owned(),
+        Some(Value::Flag(flag)) => flag.to_string(),
+        Some(Value::Number(number)) => number.to_string(),
+        Some(Value::Text(text)) => format!("\"{text}\""),
+        Some(Value::List(texts)) => texts.join(", "),
+    }
+}
+
+/// Tells the servers what counts at once. `control` gives the socket of an array's server.
+pub fn carry_out(planned: Vec<Planned>, control: impl Fn(&str) -> Option<PathBuf>) -> Vec<Change> {
+    let mut changes = Vec::new();
+    for Planned { key, mut change, live } in planned {
+        match (live, control(&key)) {
+            (Some(live), Some(control)) => {
+                if let Err(error) = tell(&control, &live) {
+                    change.effect = Effect::Failed;
+                    change.what = format!("{}, but its server did not take it: {error}", change.what);
+                }
+            }
+            (Some(_), None) => change.what += ", from its next start on",
+            (None, Some(_)) if change.effect == Effect::Restart => {
+                change.what +=
+                    ", from its next start on: `pinstripe stop` it, and `pinstripe assemble` it again";
+            }
+            (None, _) => {}
+        }
+        changes.push(change);
+    }
+    changes
+}
+
+fn tell(control: &std::path::Path, live: &Live) -> Result<(), ClientError> {
+    let mut client = Client::connect(&control.to_string_lossy())?;
+    client.set_timeout(Some(LIMIT))?;
+    let _: serde_json::Value = match live {
+        Live::Speed { min_kib, max_kib } => {
+            let (min, max) = (Some(*min_kib), Some(*max_kib));
+            let speed =
+                SyncParameters { speed_min_kib: min, speed_max_kib: max, ..SyncParameters::default() };
+            client.call("sync", speed)?
+        }
+        Live::JournalMode(mode) => {
+            client.call("journal_mode", JournalModeParameters { journal_mode: mode.clone() })?
+        }
+    };
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn configuration(text: &str) -> Configuration {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pinstripe.toml");
+        std::fs::write(&path, text).unwrap();
+        Configuration::load(Some(&path)).unwrap()
+    }
+
+    fn said(old: &str, new: &str) -> Vec<(Effect, String)> {
+        let planned = changes(&configuration(old), &configuration(new));
+        carry_out(planned, |_| None).into_iter().map(|change| (change.effect, change.what)).collect()
+    }
+
+    const DATA: &str = "[[array]]\nname = 'data'\n";
+
+    #[test]
+    fn each_option_that_changes_is_told_with_its_effect() {
+        assert_eq!(said(DATA, DATA), []);
+        let told =
+            said(DATA, &format!("[defaults]\nsync-speed-max = 9000\nshards = 2\n{DATA}members = ['/x']\n"));
+        let effects: Vec<Effect> = told.iter().map(|(effect, _)| *effect).collect();
+        assert_eq!(effects, [Effect::Restart, Effect::Live, Effect::Restart]);
+        assert_eq!(told[0].1, "`shards` is now 2");
+        assert_eq!(told[1].1, "`sync-speed-max` is now 9000, from its next start on");
+        assert_eq!(told[2].1, "`members` is another one now");
+        let back = changes(&configuration(&format!("{DATA}sync-speed-min = 1\n")), &configuration(DATA));
+        let SyncSpeed { min_kib, max_kib } = SyncSpeed::default();
+        assert_eq!(back[0].live, Some(Live::Speed { min_kib, max_kib }));
+    }
+
+    #[test]
+    fn arrays_that_come_and_go_are_told() {
+        let other = format!("{DATA}[[array]]\nname = 'other'\n");
+        assert_eq!(said(DATA, &other)[0].0, Effect::New);
+        assert_eq!(said(&other, DATA)[0].0, Effect::Removed);
+        assert_eq!(said(DATA, &format!("{DATA}auto = false\n"))[0].0, Effect::Removed);
+    }
+}

@@ -1,0 +1,109 @@
+//! The daemon's control socket. Each connection has a thread, which hands its calls to the daemon.
+
+use std::{
+    fs,
+    io::{self, BufRead, BufReader, Read, Write},
+    os::unix::{
+        fs::PermissionsExt,
+        net::{UnixListener, UnixStream},
+    },
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        mpsc::{Sender, channel},
+    },
+    thread,
+    time::Duration,
+};
+
+use pinstripe_control::{
+    CallError, REQUEST_BYTES_MAX, code,
+    daemon::{SOCKET, parse},
+    response,
+};
+use serde_json::Value;
+
+use super::{Message, threads};
+use crate::failure::Failure;
+
+/// Connections at a time; one more is closed.
+const CONNECTIONS_MAX: usize = 64;
+/// How long a connection may be silent, and its reader not read.
+const IDLE: Duration = Duration::from_mins(1);
+/// Pause where a connection could not be taken: then that fails again at once.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The socket. Its file goes with it.
+pub struct Socket {
+    pub path: PathBuf,
+}
+
+impl Socket {
+    /// Listens in `folder`, where no other daemon does.
+    pub fn listen(folder: &Path, sender: Sender<Message>) -> Result<Self, Failure> {
+        let path = folder.join(SOCKET);
+        let failed = |error: io::Error| Failure::new(format!("can't listen on {}: {error}", path.display()));
+        // It gets its name when only this user can connect to it.
+        let new = folder.join(format!("{SOCKET}.new"));
+        let _ = fs::remove_file(&new);
+        let listener = UnixListener::bind(&new).map_err(failed)?;
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+        fs::rename(&new, &path).map_err(failed)?;
+        threads::spawn("accept", move || accept(&listener, &sender)).map_err(failed)?;
+        Ok(Self { path })
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn accept(listener: &UnixListener, sender: &Sender<Message>) {
+    let connections = Arc::new(());
+    for stream in listener.incoming() {
+        let Ok(stream) = stream else {
+            thread::sleep(PAUSE);
+            continue;
+        };
+        if Arc::strong_count(&connections) > CONNECTIONS_MAX {
+            continue;
+        }
+        let (sender, counted) = (sender.clone(), Arc::clone(&connections));
+        let _ = threads::spawn("call", move || {
+            // A client that goes away is none of the daemon's concern.
+            let _ = serve(&stream, &sender);
+            drop(counted);
+        });
+    }
+}
+
+fn serve(stream: &UnixStream, sender: &Sender<Message>) -> io::Result<()> {
+    stream.set_read_timeout(Some(IDLE))?;
+    stream.set_write_timeout(Some(IDLE))?;
+    let (mut reader, mut writer) = (BufReader::new(stream), stream);
+    loop {
+        let mut line = Vec::new();
+        reader.by_ref().take(REQUEST_BYTES_MAX as u64).read_until(b'\n', &mut line)?;
+        if line.is_empty() {
+            return Ok(());
+        }
+        if line.last() != Some(&b'\n') {
+            let error = CallError::new(code::INVALID, "a request is a line of at most 64 KiB");
+            return writer.write_all(response(Value::Null, Err(error)).as_bytes());
+        }
+        let (id, outcome) = match parse(&line) {
+            Err((id, error)) => (Some(id), Err(error)),
+            Ok((id, command)) => {
+                let (answer, answered) = channel();
+                let _ = sender.send(Message::Call(command, answer));
+                let ending = |_| Err(CallError::new(code::STOPPING, "the daemon is about to end"));
+                (id, answered.recv().unwrap_or_else(ending))
+            }
+        };
+        if let Some(id) = id {
+            writer.write_all(response(id, outcome).as_bytes())?;
+        }
+    }
+}

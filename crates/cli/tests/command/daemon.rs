@@ -1,0 +1,306 @@
+//! `pinstripe daemon`: arrays are served, and again when their servers die, and not when a person stops them.
+
+use std::{
+    fs,
+    process::{Child, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use crate::{
+    configured::{Configured, DATA, SCAN},
+    nbd::{Client, pattern},
+};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A daemon of a configuration; killed if the test ends without stopping it.
+struct Daemon<'a> {
+    configured: &'a Configured,
+    child: Child,
+}
+
+impl<'a> Daemon<'a> {
+    fn start(configured: &'a Configured, options: &[&str]) -> Self {
+        let mut command = configured.world.command(&["daemon"]);
+        command.args(options).env("PINSTRIPE_CONFIG", configured.world.path("pinstripe.toml"));
+        let log = fs::File::options().append(true).create(true).open(configured.world.path("daemon.log"));
+        command.stdout(Stdio::null()).stderr(log.unwrap());
+        let daemon = Self { configured, child: command.spawn().unwrap() };
+        daemon.wait("it answers", |_| true);
+        daemon
+    }
+
+    fn status(&self) -> Option<Value> {
+        let ran = self.configured.run(&["status", "--json"]);
+        serde_json::from_str(&ran.out).ok()
+    }
+
+    /// Waits until its status is so, and gives it.
+    fn wait(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+        let begun = Instant::now();
+        loop {
+            let status = self.status();
+            if let Some(status) = status.as_ref().filter(|status| is_so(status)) {
+                return status.clone();
+            }
+            let log = || fs::read_to_string(self.configured.world.path("daemon.log")).unwrap_or_default();
+            assert!(begun.elapsed() < LIMIT, "never {what}: {status:?}\n{}", log());
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Waits until the array is in a state.
+    fn wait_for(&self, array: &str, state: &str) -> Value {
+        let status = self.wait(&format!("{array} is {state}"), |status| of(status, array)["state"] == state);
+        of(&status, array).clone()
+    }
+
+    fn signal(&self, name: &str) {
+        let id = self.child.id().to_string();
+        let sent = std::process::Command::new("kill").args([&format!("-{name}"), &id]).status();
+        assert!(sent.unwrap().success());
+    }
+
+    fn ended(mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.configured.world.path("daemon.log")).unwrap()
+    }
+}
+
+impl Drop for Daemon<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn of<'a>(status: &'a Value, array: &str) -> &'a Value {
+    let all = status["arrays"].as_array().unwrap();
+    all.iter().find(|entry| entry["array"] == array).unwrap_or(&Value::Null)
+}
+
+impl Configured {
+    fn pid(&self, array: &str) -> u64 {
+        self.version(array)["pid"].as_u64().unwrap()
+    }
+
+    fn version(&self, array: &str) -> Value {
+        use std::io::{BufRead, BufReader, Write};
+        let socket = self.world.path(&format!("pinstripe/{array}.sock"));
+        let mut stream = std::os::unix::net::UnixStream::connect(socket).unwrap();
+        stream.write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"version\"}\n").unwrap();
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).unwrap();
+        serde_json::from_str::<Value>(&line).unwrap()["result"].clone()
+    }
+
+    fn kill_server(&self, array: &str) {
+        let id = self.pid(array).to_string();
+        assert!(std::process::Command::new("kill").args(["-KILL", &id]).status().unwrap().success());
+    }
+
+    fn nbd(&self, array: &str) -> Client {
+        Client::connect(&self.world.path(&format!("pinstripe/{array}.nbd")))
+    }
+}
+
+#[test]
+fn the_daemon_can_die_and_no_client_notices_and_the_next_one_finds_the_servers() {
+    let configured = Configured::new(DATA);
+    configured.world.raid5(3);
+    let daemon = Daemon::start(&configured, &[]);
+    let served = daemon.wait_for("data", "serving");
+    assert!(served["control"].as_str().unwrap().ends_with("data.sock"), "{served}");
+    let second = configured.run(&["daemon"]);
+    second.refused(1, &["a daemon runs already", "daemon.lock"]);
+
+    let (mut client, pid) = (configured.nbd("data"), configured.pid("data"));
+    let data = pattern(1, 64 << 10);
+    assert_eq!(client.write(0, &data), 0);
+    daemon.signal("KILL");
+    assert_eq!(daemon.ended(), None);
+    assert_eq!(client.write(64 << 10, &data), 0, "its server goes on");
+    configured.run(&["status"]).refused(1, &["no daemon runs", "daemon.socket"]);
+
+    let daemon = Daemon::start(&configured, &[]);
+    daemon.wait_for("data", "serving");
+    assert_eq!(configured.pid("data"), pid, "it is the same server");
+    assert_eq!(client.read(64 << 10, 64 << 10), data);
+    // What isn't its child it sees die, too.
+    configured.kill_server("data");
+    daemon.wait("it is served anew", |status| {
+        of(status, "data")["state"] == "serving" && of(status, "data")["failures"] == 1
+    });
+    assert_ne!(configured.pid("data"), pid);
+    assert_eq!(configured.nbd("data").read(0, 64 << 10), data);
+    daemon.signal("TERM");
+    assert_eq!(daemon.ended(), Some(0));
+    let text = configured.run(&["list"]).ok().out;
+    assert!(text.contains("data: raid5"), "{text}");
+}
+
+#[test]
+fn a_server_that_is_killed_is_started_again_with_what_it_had_flushed() {
+    let configured = Configured::new(DATA);
+    configured.world.raid5(3);
+    let daemon = Daemon::start(&configured, &[]);
+    daemon.wait_for("data", "serving");
+    let data = pattern(2, 256 << 10);
+    let mut client = configured.nbd("data");
+    assert_eq!(client.write(4096, &data), 0);
+    client.flush();
+    configured.kill_server("data");
+    let again = daemon.wait("it is served anew", |status| {
+        of(status, "data")["state"] == "serving" && of(status, "data")["failures"] == 1
+    });
+    assert_eq!(of(&again, "data")["why"], Value::Null);
+    assert_eq!(configured.nbd("data").read(4096, 256 << 10), data);
+    assert!(daemon.log().contains("data: its server was ended by signal 9"), "{}", daemon.log());
+}
+
+#[test]
+fn what_a_person_stops_stays_stopped_until_a_person_starts_it() {
+    let configured = Configured::new(DATA);
+    configured.world.raid5(3);
+    let daemon = Daemon::start(&configured, &[]);
+    daemon.wait_for("data", "serving");
+    configured.run(&["stop", "data"]).ok();
+    daemon.wait_for("data", "stopped");
+    // A look, whatever it is for, starts it as little as the daemon's clock.
+    let handed = configured.run(&["incremental", "member0"]).ok().out;
+    assert!(handed.contains("the daemon looks at it"), "{handed}");
+    configured.run(&["reload"]).ok();
+    thread::sleep(Duration::from_secs(2));
+    assert_eq!(of(&daemon.status().unwrap(), "data")["state"], "stopped");
+    let text = configured.run(&["status"]).ok().out;
+    assert!(text.contains("data: stopped for "), "{text}");
+
+    configured.run(&["assemble", "--name", "data"]).ok();
+    let begun = Instant::now();
+    daemon.wait_for("data", "serving");
+    assert!(begun.elapsed() < Duration::from_secs(5), "assemble tells the daemon");
+    configured.kill_server("data");
+    daemon.wait("it is kept served again", |status| of(status, "data")["failures"] == 1);
+    daemon.wait_for("data", "serving");
+}
+
+#[test]
+fn late_members_are_waited_for_and_done_without_when_the_configuration_says_so() {
+    let configured = Configured::new(&DATA.replace("shards = 1", "shards = 1\nrun-after = 4"));
+    configured.world.raid5(3);
+    let away = configured.world.path("away");
+    fs::create_dir(&away).unwrap();
+    let move_away = |slot: usize| {
+        fs::rename(configured.world.path(&format!("member{slot}")), away.join(slot.to_string())).unwrap();
+    };
+    move_away(1);
+    move_away(2);
+    let daemon = Daemon::start(&configured, &[]);
+    let waits = daemon.wait("it was looked for", |status| {
+        of(status, "data")["why"].as_str().is_some_and(|why| why.contains("too few members"))
+    });
+    assert_eq!(of(&waits, "data")["state"], "waiting", "{waits}");
+    thread::sleep(Duration::from_secs(4));
+    fs::rename(away.join("1"), configured.world.path("member1")).unwrap();
+    configured.run(&["incremental", "member1"]).ok();
+    daemon.wait_for("data", "serving");
+    let detail = configured.run(&["detail", "data", "--json"]).ok().json();
+    assert_eq!(detail["degraded"], true, "{detail}");
+}
+
+#[test]
+fn an_array_that_cannot_be_started_is_tried_again_and_keeps_no_other_from_its_clients() {
+    let two = format!("{DATA}[[array]]\nname = 'bad'\nfuse = '@/nowhere/file'\n");
+    let configured = Configured::new(&two);
+    configured.world.raid5(3);
+    for slot in 0..3 {
+        let name = format!("member{slot}");
+        fs::rename(configured.world.path(&name), configured.world.path(&format!("member-of-data{slot}")))
+            .unwrap();
+    }
+    let members = configured.world.members(3);
+    configured.world.create(&["--level", "5", "--name", "bad", "--assume-clean"], &members).ok();
+    let daemon = Daemon::start(&configured, &[]);
+    daemon.wait_for("data", "serving");
+    let status = daemon.wait("it has failed twice", |status| of(status, "bad")["failures"] == 2);
+    let bad = of(&status, "bad");
+    assert_eq!(bad["state"], "failed", "{bad}");
+    assert!(bad["why"].as_str().unwrap().contains("nowhere"), "{bad}");
+    // When the reason is gone it is served.
+    fs::create_dir(configured.world.path("nowhere")).unwrap();
+    configured.write("pinstripe.toml", &two.replace("fuse = '@/nowhere/file'\n", ""));
+    let said = configured.run(&["reload"]).ok().out;
+    assert!(said.contains("bad: `fuse` is now"), "{said}");
+    daemon.wait_for("bad", "serving");
+}
+
+#[test]
+fn a_new_configuration_counts_where_it_can_and_a_wrong_one_changes_nothing() {
+    let configured = Configured::new(SCAN);
+    configured.world.raid5(3);
+    let daemon = Daemon::start(&configured, &[]);
+    let text = configured.run(&["status"]).ok().out;
+    assert_eq!(text, "no array is configured to be started\n");
+
+    configured.write("pinstripe.toml", DATA);
+    let said = configured.run(&["reload"]).ok().out;
+    assert!(said.contains("data: is started when its members are here"), "{said}");
+    daemon.wait_for("data", "serving");
+    let pid = configured.pid("data");
+
+    configured.write(
+        "pinstripe.toml",
+        &format!("{DATA}sync-speed-max = 50000\nsync-speed-min = 20000\ncache = '8M'\n"),
+    );
+    let reloaded = configured.run(&["reload", "--json"]).ok().json();
+    let changes = reloaded["changes"].as_array().unwrap();
+    let effect = |what: &str| {
+        let is_it = |change: &&Value| change["what"].as_str().unwrap().contains(what);
+        changes.iter().find(is_it).map(|change| change["effect"].clone()).unwrap_or_default()
+    };
+    assert_eq!(
+        (effect("sync-speed-max"), effect("`cache`")),
+        ("live".into(), "restart".into()),
+        "{reloaded}"
+    );
+    let detail = configured.run(&["detail", "data", "--json"]).ok().json();
+    assert_eq!(
+        (&detail["sync_speed_min_kib"], &detail["sync_speed_max_kib"]),
+        (&20000.into(), &50000.into())
+    );
+
+    configured.write("pinstripe.toml", &format!("{DATA}shard = 1\n"));
+    configured
+        .run(&["reload"])
+        .refused(1, &["the configuration was not changed", "pinstripe.toml:7", "shard"]);
+    let status = daemon.status().unwrap();
+    assert!(status["configuration_error"].as_str().unwrap().contains("shard"), "{status}");
+    assert_eq!(of(&status, "data")["state"], "serving");
+
+    configured.write("pinstripe.toml", SCAN);
+    daemon.signal("HUP");
+    daemon.wait("it is forgotten", |status| status["arrays"] == Value::Array(Vec::new()));
+    assert_eq!(daemon.status().unwrap()["configuration_error"], Value::Null);
+    assert_eq!(configured.pid("data"), pid, "its server goes on");
+}
+
+#[test]
+fn in_a_container_the_arrays_are_stopped_with_the_daemon() {
+    let configured = Configured::new(DATA);
+    configured.world.raid5(3);
+    let daemon = Daemon::start(&configured, &["--stop-arrays"]);
+    daemon.wait_for("data", "serving");
+    let mut client = configured.nbd("data");
+    assert_eq!(client.write(0, &pattern(3, 4096)), 0);
+    daemon.signal("TERM");
+    assert_eq!(daemon.ended(), Some(0), "clients keep no container from ending");
+    assert_eq!(configured.run(&["list"]).ok().out, "no array is served\n");
+    let examined = configured.run(&["examine", "member0"]).ok().out;
+    assert!(examined.contains("clean"), "{examined}");
+}
