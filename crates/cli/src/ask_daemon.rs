@@ -49,6 +49,13 @@ pub fn have_it_look() -> bool {
     connect().is_ok_and(|mut client| client.call::<Value>("look", Value::Null).is_ok())
 }
 
+/// Tells the daemon, if there is one, that the configuration has changed.
+pub fn have_it_reload() {
+    if let Ok(mut client) = connect() {
+        let _ = client.call::<Value>("reload", Value::Null);
+    }
+}
+
 pub fn status(arguments: &StatusArguments) -> Result<(), Failure> {
     let status: Status = connect()?.call("status", Value::Null)?;
     if arguments.json {

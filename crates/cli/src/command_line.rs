@@ -23,7 +23,8 @@ pub use maintenance::{CheckArguments, MonitorArguments, RepairArguments, SyncArg
 pub use remote::{DiscoverArguments, Offload, RemoteArguments, TargetArguments};
 pub use service::{
     AssembleArguments, ConfigAction, ConfigArguments, ConfigCheckArguments, ConfigurationArguments,
-    DaemonArguments, IncrementalArguments, ReloadArguments, StartArguments, StatusArguments, Which,
+    DaemonArguments, ImportArguments, IncrementalArguments, ReleaseArguments, ReloadArguments,
+    StartArguments, StatusArguments, Which,
 };
 
 /// Parity RAID in user space, with the on-disk format of Linux MD.
@@ -78,6 +79,14 @@ pub enum Command {
     ///
     /// Servers run on. What a server can't take while it runs counts from its next start on.
     Reload(ReloadArguments),
+    /// Take an array over from mdadm and the kernel: have mdadm leave it alone, stop it, and serve it.
+    ///
+    /// Everything is looked at first: an array that is mounted or in use, in the middle of a reshape, short of
+    /// members or of a kind that can't be served is refused, and nothing is changed. What fails later takes
+    /// the changes back. The data stays where it is.
+    Import(ImportArguments),
+    /// Give an array back to mdadm: stop its server, and take back what `import` configured.
+    Release(ReleaseArguments),
     /// Check the configuration.
     Config(ConfigArguments),
     /// Erase the MD superblocks of devices that are no longer to be members.

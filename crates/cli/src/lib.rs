@@ -38,6 +38,7 @@ mod demo;
 mod discover;
 mod ending;
 mod examine;
+mod exchange;
 mod failure;
 mod fuse;
 mod incremental;
@@ -97,6 +98,8 @@ pub fn main() -> ExitCode {
         Command::Assemble(arguments) => assemble::run(&arguments),
         Command::Incremental(arguments) => incremental::run(&arguments),
         Command::Daemon(arguments) => daemon::run(&arguments),
+        Command::Import(arguments) => exchange::import(&arguments),
+        Command::Release(arguments) => exchange::release(&arguments),
         Command::Status(arguments) => ask_daemon::status(&arguments),
         Command::Reload(arguments) => ask_daemon::reload(&arguments),
         Command::Config(arguments) => match arguments.action {

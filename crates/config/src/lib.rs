@@ -197,19 +197,33 @@ impl Configuration {
         Self::load_from(given, std::env::var_os(VARIABLE))
     }
 
+    /// The folder of the further files, where it is or would be.
+    pub fn folder(given: Option<&Path>) -> PathBuf {
+        beside(named(given, std::env::var_os(VARIABLE)).as_deref().unwrap_or(Path::new(MAIN)))
+    }
+
     fn load_from(given: Option<&Path>, variable: Option<OsString>) -> Result<Self, Problems> {
-        let named = given.map(Path::to_owned).or_else(|| variable.map(PathBuf::from));
+        let named = named(given, variable);
         let main = named.clone().unwrap_or_else(|| PathBuf::from(MAIN));
         let mut reader = Reader::default();
         if named.is_some() || main.symlink_metadata().is_ok() {
             reader.read(&main);
         }
-        let folder = main.parent().unwrap_or(Path::new("")).join(FOLDER);
-        for file in reader.files_in(&folder) {
+        for file in reader.files_in(&beside(&main)) {
             reader.read(&file);
         }
         reader.finish()
     }
+}
+
+/// The main file, if it isn't the usual one.
+fn named(given: Option<&Path>, variable: Option<OsString>) -> Option<PathBuf> {
+    given.map(Path::to_owned).or_else(|| variable.map(PathBuf::from))
+}
+
+/// The folder of further files beside a main file.
+fn beside(main: &Path) -> PathBuf {
+    main.parent().unwrap_or(Path::new("")).join(FOLDER)
 }
 
 /// What has been read so far.

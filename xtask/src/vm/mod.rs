@@ -206,6 +206,11 @@ const SCENARIOS: &[Scenario] = &[
         run: ublk::recovery,
     },
     Scenario {
+        name: "exchange",
+        about: "import of an array that mdadm made, with a file system on it, and release: the same files on both sides",
+        run: ublk::exchange,
+    },
+    Scenario {
         name: "ublk-stack",
         about: "LVM, LUKS and XFS on /dev/ublkb0, no memory left, a reboot under load: all is there again",
         run: ublk::stack,

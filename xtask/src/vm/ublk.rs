@@ -63,6 +63,17 @@ pub fn device(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// An array of mdadm's is taken over with its file system, and given back.
+pub fn exchange(lab: &Lab) -> Result<()> {
+    let members: Vec<PathBuf> = members(lab, MEMBER_BYTES)?.into_iter().take(4).collect();
+    let machine = on_disks(lab, "exchange", include_str!("../../vm/exchange.sh"), &members);
+    let outcome = lab.boot(machine.modules(&["ext4", "raid456"]))?;
+    for proof in ["refused", "imported", "released"] {
+        ensure!(outcome.all(proof) == ["yes"], "{proof}: {outcome:?}");
+    }
+    Ok(())
+}
+
 /// The server dies under writes, again and again; the device and all that was acknowledged stay.
 pub fn recovery(lab: &Lab) -> Result<()> {
     let outcome = lab.boot(guest(lab, "recovery", include_str!("../../vm/ublk-recovery.sh"))?)?;

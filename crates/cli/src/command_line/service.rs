@@ -105,6 +105,44 @@ pub struct Which {
 }
 
 #[derive(Debug, Args)]
+pub struct ImportArguments {
+    /// The array: its UUID or name, the kernel's device (/dev/md0), or a member
+    pub array: String,
+    #[command(flatten)]
+    pub start: StartArguments,
+    /// mdadm's configuration [default: /etc/mdadm/mdadm.conf, or /etc/mdadm.conf]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub mdadm_conf: Option<PathBuf>,
+    /// Configure the array, and don't start a server for it
+    #[arg(long)]
+    pub no_start: bool,
+}
+
+#[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
+pub struct ReleaseArguments {
+    /// The array: its UUID or name, or a member
+    pub array: String,
+    #[command(flatten)]
+    pub configuration: ConfigurationArguments,
+    /// mdadm's configuration [default: /etc/mdadm/mdadm.conf, or /etc/mdadm.conf]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub mdadm_conf: Option<PathBuf>,
+    /// Even if clients are connected, or the kernel will have to resync the array
+    #[arg(long)]
+    pub force: bool,
+    /// Have mdadm assemble it then
+    #[arg(long)]
+    pub assemble: bool,
+    /// Say what would be done, and do nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
 pub struct IncrementalArguments {
     #[command(flatten)]
     pub start: StartArguments,

@@ -42,9 +42,17 @@ fn entry(array: &FoundArray) -> String {
         let _ = writeln!(text, "# Not to be served: {}", printable(obstacle));
     }
     let mark = if obstacle.is_some() { "# " } else { "" };
-    let _ = write!(text, "{mark}[[array]]\n{mark}uuid = {}\n", quoted(&array.uuid.to_string()));
+    for line in configured(array).lines() {
+        let _ = writeln!(text, "{mark}{line}");
+    }
+    text
+}
+
+/// The `[[array]]` of an array.
+pub fn configured(array: &FoundArray) -> String {
+    let mut text = format!("[[array]]\nuuid = {}\n", quoted(&array.uuid.to_string()));
     if stem(&array.name, "/") == array.name && stem(&array.short_name(), "/") == array.short_name() {
-        let _ = writeln!(text, "{mark}name = {}", quoted(&array.name));
+        let _ = writeln!(text, "name = {}", quoted(&array.name));
     } else {
         let _ = writeln!(text, "# Its name can't stand here: {}", printable(&array.name));
     }

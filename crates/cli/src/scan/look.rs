@@ -1,8 +1,9 @@
 //! Reads the superblocks of devices.
 
 use std::{
+    collections::BTreeSet,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, mpsc},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -43,19 +44,30 @@ pub fn look_at(path: &Path) -> Result<Option<Candidate>, ProbeError> {
     }))
 }
 
+/// What threads look at just now, of this look and of earlier ones whose time was over.
+static UNDER_WAY: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
+fn under_way() -> MutexGuard<'static, BTreeSet<PathBuf>> {
+    UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Looks at all of them at a time, for one that doesn't answer must not keep others from being found.
 /// Candidates come in the order of the paths. What could not be read is told in words.
 pub fn look(paths: &[PathBuf]) -> (Vec<Candidate>, Vec<String>) {
     let (answers, answer) = mpsc::channel();
-    // Owned: a thread that is stuck outlives this.
-    let owned = paths.to_vec();
-    let left = Arc::new(Mutex::new(owned.into_iter().enumerate()));
+    // Owned: a thread that is stuck outlives this. What it is stuck at isn't given to another one.
+    let mut owned: Vec<_> = paths.iter().cloned().enumerate().collect();
+    owned.retain(|(_, path)| !under_way().contains(path));
+    let left = Arc::new(Mutex::new(owned.into_iter()));
     for _ in 0..paths.len().min(THREADS_MAX) {
         let (answers, left) = (answers.clone(), Arc::clone(&left));
         thread::spawn(move || {
             let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
             while let Some((index, path)) = next() {
-                if answers.send((index, look_at(&path))).is_err() {
+                under_way().insert(path.clone());
+                let looked = look_at(&path);
+                under_way().remove(&path);
+                if answers.send((index, looked)).is_err() {
                     // The time is over.
                     return;
                 }

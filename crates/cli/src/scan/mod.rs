@@ -137,6 +137,11 @@ impl FoundArray {
                 "the kernel's md has it as /dev/{name}: stop that first (mdadm --stop /dev/{name})"
             ));
         }
+        self.fault()
+    }
+
+    /// Why it can't be served, though the kernel doesn't have it.
+    pub fn fault(&self) -> Option<String> {
         if let Some((one, other)) = self.doubled.first() {
             return Some(format!(
                 "{} and {} both say that they are the same member: take the copy away, or name the members in the configuration",

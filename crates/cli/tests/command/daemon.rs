@@ -100,7 +100,7 @@ impl Configured {
         serde_json::from_str::<Value>(&line).unwrap()["result"].clone()
     }
 
-    fn kill_server(&self, array: &str) {
+    pub fn kill_server(&self, array: &str) {
         let id = self.pid(array).to_string();
         assert!(std::process::Command::new("kill").args(["-KILL", &id]).status().unwrap().success());
     }

@@ -9,6 +9,7 @@ mod daemon;
 mod demo;
 mod devices;
 mod disaggregated;
+mod exchange;
 mod fuse;
 mod life;
 mod maintenance;

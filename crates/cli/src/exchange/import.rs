@@ -1,0 +1,206 @@
+//! `pinstripe import`: an array from mdadm to Pinstripe.
+
+use std::{
+    path::Path,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use pinstripe_config::Configuration;
+use pinstripe_control::text::printable;
+use pinstripe_md::identity::Uuid;
+use serde_json::{Value, json};
+
+use super::{
+    files::{self, Edit},
+    find, md_device,
+};
+use crate::{
+    ask_daemon,
+    assemble::{Outcome, Report, Way, of_entry, searched, settle},
+    command_line::ImportArguments,
+    configuration,
+    failure::Failure,
+    output,
+    scan::{FoundArray, Served, scan, shown},
+};
+
+/// How long the kernel may take to let an array's members go.
+const LETS_GO: Duration = Duration::from_secs(5);
+/// For so long no program may have the kernel take them again.
+const STAYS: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(100);
+
+pub fn run(arguments: &ImportArguments) -> Result<(), Failure> {
+    let configuration = configuration::load(arguments.start.configuration.config.as_deref())?;
+    let array = find(&configuration, &arguments.array)?;
+    let plan = Plan::new(&configuration, array, arguments)?;
+    let outcome = if arguments.start.dry_run { None } else { Some(plan.carry_out(arguments)?) };
+    if arguments.start.json {
+        output::print_json(&plan.value(outcome.as_ref()))?;
+    } else {
+        output::print(&plan.in_words(outcome.as_ref()))?;
+    }
+    match outcome {
+        Some(report) if report.failed() => {
+            let Outcome::NotStarted(why) = &report.outcome else { return Err(Failure::said()) };
+            Err(Failure::new(format!(
+                "{} is imported and was not started: {why}; `pinstripe assemble --uuid {}` starts it",
+                report.label, plan.array.uuid
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// All that is to be done.
+struct Plan {
+    array: FoundArray,
+    /// The kernel's device to be stopped.
+    kernel: Option<String>,
+    /// mdadm's files, and the entry in our configuration if it has none.
+    edits: Vec<Edit>,
+}
+
+impl Plan {
+    /// Looks at everything, and changes nothing.
+    fn new(
+        configuration: &Configuration,
+        array: FoundArray,
+        arguments: &ImportArguments,
+    ) -> Result<Self, Failure> {
+        let label = printable(&array.short_name());
+        let refused = |why: String| Err(Failure::new(format!("{label} can't be imported: {why}")));
+        if let Some(served) = Served::all().0.iter().find(|served| served.is(array.uuid)) {
+            return refused(format!("it is served already, by {}", served.control.display()));
+        }
+        if let Some(why) = array.fault() {
+            return refused(why);
+        }
+        if !array.is_enough() {
+            return refused(format!("too few of its members are here ({})", array.in_words()));
+        }
+        if array.lacks_journal() {
+            return refused("its journal is missing, and may hold writes that the members lack".to_owned());
+        }
+        let kernel = match array.kernel().as_slice() {
+            [] => None,
+            [name] => Some(name.clone()),
+            several => {
+                return refused(format!("several md devices have its members: {}", several.join(", ")));
+            }
+        };
+        // What else lies on its members, such as a mapping, `serve` refuses.
+        if let Some(name) = &kernel
+            && let Some(why) = md_device::obstacle(name)?
+        {
+            return refused(why);
+        }
+        let mut edits = files::hands_off(arguments.mdadm_conf.as_deref(), &array)?;
+        if !configuration.arrays.iter().any(|entry| entry.is(array.uuid, &array.name)) {
+            let path = files::entry_path(arguments.start.configuration.config.as_deref(), array.uuid);
+            edits.push(files::entry(path, &array)?);
+        }
+        Ok(Self { array, kernel, edits })
+    }
+
+    fn carry_out(&self, arguments: &ImportArguments) -> Result<Report, Failure> {
+        files::carry_out(&self.edits)?;
+        let given = arguments.start.configuration.config.as_deref();
+        let taken = self.take_over(given).map_err(|failure| files::undo(&self.edits, failure));
+        let (configuration, entry) = taken?;
+        let wanted = of_entry(&entry, &scan(searched(&configuration, &entry)), &Served::all().0);
+        let report = if arguments.no_start {
+            Report::new(&wanted, Outcome::WouldStart(wanted.serve_words(false)))
+        } else {
+            Report::new(&wanted, settle(&wanted, wanted.state(), Way::of(&arguments.start)))
+        };
+        ask_daemon::have_it_reload();
+        Ok(report)
+    }
+
+    /// The array is ours, and the kernel's no more. Its entry, as it is read.
+    fn take_over(&self, given: Option<&Path>) -> Result<(Configuration, pinstripe_config::Array), Failure> {
+        let configuration = configuration::load(given)?;
+        let entries = configuration.arrays.iter();
+        let entry = entries.clone().find(|entry| entry.is(self.array.uuid, &self.array.name)).cloned();
+        let Some(entry) = entry else {
+            return Err(Failure::new(
+                "the entry that was written is not read: see to the configuration's files",
+            ));
+        };
+        if let Some(name) = &self.kernel {
+            stop(name)?;
+            let members: Vec<String> = self.array.members.iter().map(|member| shown(&member.path)).collect();
+            wait_until_free(self.array.uuid, &members)?;
+        }
+        Ok((configuration, entry))
+    }
+
+    fn value(&self, outcome: Option<&Report>) -> Value {
+        let files: Vec<String> = self.edits.iter().map(|edit| shown(&edit.path)).collect();
+        json!({
+            "array": self.array.short_name(), "uuid": self.array.uuid.to_string(), "stopped": self.kernel,
+            "files": files, "dry_run": outcome.is_none(), "server": outcome.map(Report::value),
+        })
+    }
+
+    fn in_words(&self, outcome: Option<&Report>) -> String {
+        let mut lines = Vec::new();
+        let would = if outcome.is_none() { "would be " } else { "" };
+        for edit in &self.edits {
+            lines.push(format!("{would}changed: {}", printable(&shown(&edit.path))));
+        }
+        lines.extend(self.kernel.iter().map(|name| format!("{would}stopped: /dev/{name}")));
+        let initramfs = Path::new("/usr/sbin/update-initramfs").exists();
+        if initramfs && self.edits.iter().any(Edit::is_of_mdadm) {
+            lines.push(
+                "mdadm's configuration is in the initial ramdisk, too: `update-initramfs -u` writes it there"
+                    .to_owned(),
+            );
+        }
+        lines.extend(outcome.map(|report| report.in_words().trim_end().to_owned()));
+        lines.retain(|line| !line.is_empty());
+        lines.join("\n") + "\n"
+    }
+}
+
+/// Has the kernel stop an array. mdadm sees to it that nothing has it open.
+fn stop(name: &str) -> Result<(), Failure> {
+    let device = format!("/dev/{name}");
+    let stopped = Command::new("mdadm").args(["--stop", &device]).output();
+    let stopped = stopped.map_err(|error| {
+        Failure::new(format!(
+            "can't run mdadm to stop {device}: {error}: install it, or stop the array by other means"
+        ))
+    })?;
+    if stopped.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&stopped.stderr);
+    Err(Failure::new(format!("mdadm could not stop {device}: {}", said.trim().replace('\n', "; "))))
+}
+
+/// Waits until the kernel has let the members go, and sees that they stay free.
+fn wait_until_free(array: Uuid, members: &[String]) -> Result<(), Failure> {
+    let begun = Instant::now();
+    let mut free_since = None;
+    loop {
+        let seen = scan(Some(members));
+        let holder =
+            seen.arrays.iter().find(|found| found.uuid == array).and_then(|found| found.kernel().pop());
+        match (holder, free_since) {
+            (None, None) => free_since = Some(Instant::now()),
+            (None, Some(since)) if since.elapsed() >= STAYS => return Ok(()),
+            (None, Some(_)) => {}
+            (Some(name), _) if begun.elapsed() > LETS_GO => {
+                return Err(Failure::new(format!(
+                    "the kernel has the array as /dev/{name} again: something on this machine assembles it; see that mdadm's configuration is the one that counts"
+                )));
+            }
+            (Some(_), _) => free_since = None,
+        }
+        thread::sleep(LOOK);
+    }
+}

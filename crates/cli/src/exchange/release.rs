@@ -1,0 +1,161 @@
+//! `pinstripe release`: an array from Pinstripe back to mdadm.
+
+use std::{path::PathBuf, process::Command};
+
+use pinstripe_config::Configuration;
+use pinstripe_control::{StopParameters, client::Client, text::printable};
+use pinstripe_md::superblock::{ResyncOffset, Support};
+use serde_json::{Value, json};
+
+use super::{
+    files::{self, Edit},
+    find,
+};
+use crate::{
+    ask_daemon,
+    command_line::ReleaseArguments,
+    configuration,
+    failure::Failure,
+    output,
+    scan::{FoundArray, Served, shown},
+};
+
+pub fn run(arguments: &ReleaseArguments) -> Result<(), Failure> {
+    let configuration = configuration::load(arguments.configuration.config.as_deref())?;
+    let array = find(&configuration, &arguments.array)?;
+    let plan = Plan::new(&configuration, array, arguments)?;
+    if !arguments.dry_run {
+        plan.carry_out(&configuration, arguments)?;
+    }
+    if arguments.json {
+        output::print_json(&plan.value(arguments.dry_run))
+    } else {
+        output::print(&plan.in_words(arguments.dry_run))
+    }
+}
+
+struct Plan {
+    array: FoundArray,
+    /// The control socket of its server.
+    served: Option<PathBuf>,
+    edits: Vec<Edit>,
+}
+
+impl Plan {
+    fn new(
+        configuration: &Configuration,
+        array: FoundArray,
+        arguments: &ReleaseArguments,
+    ) -> Result<Self, Failure> {
+        let label = printable(&array.short_name());
+        let refused = |why: String| Err(Failure::new(format!("{label} can't be released: {why}")));
+        if let Some(name) = array.kernel().first() {
+            return refused(format!("the kernel has it already, as /dev/{name}"));
+        }
+        let given = arguments.configuration.config.as_deref();
+        let own = files::entry_path(given, array.uuid);
+        let other = configuration
+            .arrays
+            .iter()
+            .find(|entry| entry.is(array.uuid, &array.name) && entry.auto && entry.place.file != own);
+        if let Some(entry) = other {
+            return refused(format!(
+                "{} has it started: take that [[array]] away, or give it auto = false",
+                entry.place
+            ));
+        }
+        if configuration.scan.all
+            && configuration.arrays.iter().all(|entry| entry.auto || !entry.is(array.uuid, &array.name))
+        {
+            return refused(format!(
+                "[scan] has `assemble = \"all\"`, which would start it again: configure it with auto = false ([[array]], uuid = \"{}\")",
+                array.uuid
+            ));
+        }
+        let served = Served::all().0.into_iter().find(|served| served.is(array.uuid));
+        let served = served.map(|served| served.control);
+        if served.is_none() {
+            is_for_the_kernel(&array, arguments.force)?;
+        }
+        let mut edits: Vec<Edit> = files::without_entry(own)?.into_iter().collect();
+        edits.extend(files::hands_on(arguments.mdadm_conf.as_deref(), array.uuid)?);
+        Ok(Self { array, served, edits })
+    }
+
+    fn carry_out(&self, configuration: &Configuration, arguments: &ReleaseArguments) -> Result<(), Failure> {
+        if let Some(control) = &self.served {
+            let mut client = Client::connect(&control.to_string_lossy())?;
+            client.call::<Value>("stop", StopParameters { force: arguments.force })?;
+            let now = find(configuration, &self.array.uuid.to_string())?;
+            is_for_the_kernel(&now, arguments.force)?;
+        }
+        files::carry_out(&self.edits)?;
+        ask_daemon::have_it_reload();
+        if arguments.assemble {
+            self.assemble()?;
+        }
+        Ok(())
+    }
+
+    fn assemble(&self) -> Result<(), Failure> {
+        let members = self.array.members.iter().map(|member| &member.path);
+        let name = format!("/dev/md/{}", self.array.short_name());
+        let mut mdadm = Command::new("mdadm");
+        mdadm.args(["--assemble", &name]).args(members);
+        let done = mdadm
+            .output()
+            .map_err(|error| Failure::new(format!("it is released; can't run mdadm: {error}")))?;
+        if done.status.success() {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&done.stderr);
+        Err(Failure::new(format!(
+            "it is released; mdadm could not assemble it: {}",
+            said.trim().replace('\n', "; ")
+        )))
+    }
+
+    fn value(&self, dry_run: bool) -> Value {
+        let files: Vec<String> = self.edits.iter().map(|edit| shown(&edit.path)).collect();
+        json!({
+            "array": self.array.short_name(), "uuid": self.array.uuid.to_string(), "stopped": self.served.is_some(),
+            "files": files, "dry_run": dry_run,
+        })
+    }
+
+    fn in_words(&self, dry_run: bool) -> String {
+        let would = if dry_run { "would be " } else { "" };
+        let mut lines: Vec<String> =
+            self.served.iter().map(|_| format!("{would}stopped: its server")).collect();
+        lines.extend(
+            self.edits.iter().map(|edit| format!("{would}changed: {}", printable(&shown(&edit.path)))),
+        );
+        let devices: Vec<String> = self.array.members.iter().map(|member| shown(&member.path)).collect();
+        lines.push(format!(
+            "mdadm can have it: `mdadm --assemble /dev/md/{} {}`",
+            printable(&self.array.short_name()),
+            printable(&devices.join(" "))
+        ));
+        lines.join("\n") + "\n"
+    }
+}
+
+/// Refuses what the kernel would not take, or would have to repair.
+fn is_for_the_kernel(array: &FoundArray, force: bool) -> Result<(), Failure> {
+    let record = &array.freshest.array;
+    let label = printable(&array.short_name());
+    if record.needs_double_parity_log {
+        return Err(Failure::new(format!(
+            "{label} was not stopped cleanly, and only its double-parity log can close its write hole, which the kernel doesn't know and refuses: serve it and stop it"
+        )));
+    }
+    if let Support::Refused(why) = array.freshest.support() {
+        return Err(Failure::new(format!("{label} is left alone: {why}")));
+    }
+    if !force && record.resync_offset != ResyncOffset::Clean {
+        return Err(Failure::new(format!(
+            "{label} is not clean: the kernel would resync it. Serve it until `pinstripe detail` shows no sync and stop it, or give --force"
+        )));
+    }
+    Ok(())
+}

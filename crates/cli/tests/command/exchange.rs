@@ -1,0 +1,121 @@
+//! `import` and `release`, as far as they go without the kernel's md: the virtual machine has that.
+
+use std::fs;
+
+use crate::{
+    configured::{Configured, SCAN},
+    nbd::{Client, pattern},
+};
+
+/// A configuration that scans, an array that nothing has, and mdadm's configuration, which names it.
+fn world() -> (Configured, String, String) {
+    let configured = Configured::new(SCAN);
+    configured.world.raid5(3);
+    let examined = configured.run(&["examine", "--scan", "--json"]).ok().json();
+    let uuid = examined["arrays"][0]["uuid"].as_str().unwrap().to_owned();
+    let conf = format!(
+        "MAILADDR root\nARRAY /dev/md/data level=raid5\n\tUUID={uuid}\nARRAY <ignore> UUID=0:0:0:0\n"
+    );
+    configured.write("mdadm.conf", &conf);
+    (configured, uuid, conf)
+}
+
+impl Configured {
+    fn mdadm_conf(&self) -> String {
+        fs::read_to_string(self.world.path("mdadm.conf")).unwrap()
+    }
+
+    fn import(&self, options: &[&str]) -> crate::world::Ran {
+        self.run(&[&["import", "--mdadm-conf", "mdadm.conf"], options].concat())
+    }
+
+    fn release(&self, options: &[&str]) -> crate::world::Ran {
+        self.run(&[&["release", "--mdadm-conf", "mdadm.conf"], options].concat())
+    }
+
+    fn entry(&self, uuid: &str) -> std::path::PathBuf {
+        self.world.path(&format!("conf.d/imported-{}.toml", uuid.replace(':', "")))
+    }
+}
+
+#[test]
+fn an_array_goes_from_mdadm_to_us_and_back_and_nothing_of_it_is_left() {
+    let (configured, uuid, conf) = world();
+    let members: Vec<String> = (0..3).map(|slot| format!("member{slot}")).collect();
+    let before = configured.world.hashes(&members);
+    let would = configured.import(&["data", "--dry-run"]).ok().out;
+    assert!(would.contains("would be changed: mdadm.conf") && would.contains("imported-"), "{would}");
+    assert_eq!((configured.mdadm_conf(), configured.world.hashes(&members)), (conf.clone(), before));
+    assert!(!configured.entry(&uuid).exists());
+
+    let done = configured.import(&["member1", "--json"]).ok().json();
+    assert_eq!(done["server"]["state"], "started", "{done}");
+    let silenced = format!("#pinstripe# ARRAY /dev/md/data level=raid5\n#pinstripe# \tUUID={uuid}\n");
+    let now = configured.mdadm_conf();
+    assert!(now.contains(&silenced) && now.ends_with(&format!("ARRAY <ignore> UUID={uuid}\n")), "{now}");
+    assert_eq!(configured.run(&["config", "check"]).ok().out, "OK: 1 array of 2 files\n");
+    configured.import(&["data"]).refused(1, &["is served already", "data.sock"]);
+
+    let mut client = Client::connect(&configured.world.path("pinstripe/data.nbd"));
+    assert_eq!(client.write(0, &pattern(1, 65536)), 0);
+    configured.release(&["data"]).refused(1, &["is in use by"]);
+    assert_eq!(configured.mdadm_conf(), now, "what is refused changes nothing");
+    assert!(configured.entry(&uuid).exists());
+    drop(client);
+    let released = configured.release(&[&uuid]).ok().out;
+    assert!(released.contains("mdadm --assemble /dev/md/data"), "{released}");
+    assert_eq!(configured.mdadm_conf(), conf);
+    assert!(!configured.entry(&uuid).exists());
+    assert_eq!(configured.run(&["list"]).ok().out, "no array is served\n");
+    assert_eq!(configured.run(&["assemble", "--scan"]).ok().out, "no array is configured to be started\n");
+}
+
+#[test]
+fn what_is_in_doubt_is_not_imported_and_nothing_is_changed() {
+    let (configured, uuid, conf) = world();
+    configured.import(&["nothing"]).refused(1, &["no array was found by nothing"]);
+    let doubtful = format!("{conf}ARRAY /dev/md/data\n");
+    configured.write("mdadm.conf", &doubtful);
+    configured.import(&["data"]).refused(1, &["mdadm.conf", "line 5", "UUID"]);
+    assert_eq!(configured.mdadm_conf(), doubtful);
+    configured.write("mdadm.conf", &conf);
+
+    // A later step that fails takes the earlier ones back.
+    fs::write(configured.world.path("conf.d"), "").unwrap();
+    let refused = configured.import(&["data"]);
+    assert_ne!(refused.status, 0);
+    fs::remove_file(configured.world.path("conf.d")).unwrap();
+    assert_eq!(configured.mdadm_conf(), conf);
+    assert!(!configured.entry(&uuid).exists());
+
+    fs::remove_file(configured.world.path("member0")).unwrap();
+    fs::remove_file(configured.world.path("member1")).unwrap();
+    configured.import(&["data"]).refused(1, &["too few of its members are here"]);
+    assert_eq!(configured.mdadm_conf(), conf);
+}
+
+#[test]
+fn what_a_person_configured_is_for_a_person_to_take_away() {
+    let (configured, uuid, _) = world();
+    let own = format!("{SCAN}[[array]]\nuuid = '{uuid}'\n");
+    configured.write("pinstripe.toml", &own);
+    configured.import(&["data"]).ok();
+    assert!(!configured.entry(&uuid).exists(), "it has an entry");
+    configured.release(&["data"]).refused(1, &["pinstripe.toml:5", "auto = false"]);
+    assert!(configured.run(&["list"]).ok().out.contains("data"), "its server goes on");
+    configured.write("pinstripe.toml", &format!("{own}auto = false\n"));
+    configured.release(&["data"]).ok();
+}
+
+#[test]
+fn an_array_that_was_not_stopped_cleanly_is_kept_from_the_kernel() {
+    let (configured, uuid, conf) = world();
+    configured.import(&["data"]).ok();
+    let mut client = Client::connect(&configured.world.path("pinstripe/data.nbd"));
+    assert_eq!(client.write(0, &pattern(1, 4096)), 0);
+    configured.kill_server("data");
+    configured.release(&["data"]).refused(1, &["is not clean"]);
+    assert!(configured.entry(&uuid).exists());
+    configured.release(&["data", "--force"]).ok();
+    assert_eq!(configured.mdadm_conf(), conf);
+}
