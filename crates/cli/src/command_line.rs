@@ -81,7 +81,7 @@ pub enum Command {
     Reload(ReloadArguments),
     /// Take an array over from mdadm and the kernel: have mdadm leave it alone, stop it, and serve it.
     ///
-    /// Everything is looked at first: an array that is mounted or in use, in the middle of a reshape, short of
+    /// Everything is looked at first: an array that is in use, in the middle of a reshape, short of
     /// members or of a kind that can't be served is refused, and nothing is changed. What fails later takes
     /// the changes back. The data stays where it is.
     Import(ImportArguments),

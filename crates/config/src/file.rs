@@ -12,7 +12,8 @@ use toml::{
 
 use crate::{
     Array, Place, Problem, Scan, Setting, Settings, Value,
-    keys::{ARRAY, AUTO, Kind, OPTIONS, SCAN, Where},
+    duties::Duties,
+    keys::{ARRAY, AUTO, DUTIES, Kind, OPTIONS, SCAN, Where},
     members,
 };
 
@@ -25,10 +26,12 @@ const OTHERS_WRITE: u32 = 0o022;
 pub enum Section {
     /// `[defaults]`.
     Defaults(Defaults),
-    /// `[scan]`, and where it is.
-    Scan(Scan, Place),
+    /// `[scan]`.
+    Scan(Scan),
     /// `[[array]]`.
     Array(RawArray),
+    /// A key of `[defaults]` or `[scan]`, which can stand in one file only.
+    Key(String, Place),
 }
 
 /// See [`Section`].
@@ -36,6 +39,7 @@ pub enum Section {
 pub struct Defaults {
     pub settings: Settings,
     pub auto: Option<bool>,
+    pub duties: Duties,
 }
 
 /// An array before the defaults are known.
@@ -76,12 +80,14 @@ pub fn sections(path: &Path, text: &str, problems: &mut Vec<Problem>) -> Vec<Sec
     let mut sections = Vec::new();
     for (key, value) in table.get_ref() {
         let span = value.span();
+        let name = key.get_ref();
+        if let ("defaults" | "scan", DeValue::Table(table)) = (name.as_ref(), value.get_ref()) {
+            let of = |own: &Spanned<_>| (format!("[{name}] {}", own.get_ref()), file.place(&own.span()));
+            sections.extend(table.keys().map(of).map(|(own, place)| Section::Key(own, place)));
+        }
         match (key.get_ref().as_ref(), value.get_ref()) {
             ("defaults", DeValue::Table(table)) => sections.push(Section::Defaults(file.defaults(table))),
-            ("scan", DeValue::Table(table)) => {
-                let place = file.place(&key.span());
-                sections.push(Section::Scan(file.scan(table), place));
-            }
+            ("scan", DeValue::Table(table)) => sections.push(Section::Scan(file.scan(table))),
             ("array", DeValue::Array(all)) if all.iter().all(|array| array.get_ref().is_table()) => {
                 for array in all {
                     let DeValue::Table(table) = array.get_ref() else { continue };
@@ -152,8 +158,11 @@ impl File<'_> {
                 let what =
                     format!("\"{name}\" can't hold for every array: give it in the [[array]] that it is for");
                 self.problem(key.span(), what);
-            } else if !self.option(name, value, &mut defaults.settings) {
-                self.unknown(key.span(), name, "[defaults]", names().chain([AUTO.name]));
+            } else if !self.option(name, value, &mut defaults.settings)
+                && !self.duty(name, value, &mut defaults.duties)
+            {
+                let duties = DUTIES.iter().map(|key| key.name);
+                self.unknown(key.span(), name, "[defaults]", names().chain([AUTO.name]).chain(duties));
             }
         }
         if let Some(ublk) = defaults.settings.get("ublk")
@@ -203,6 +212,7 @@ impl File<'_> {
             auto: true,
             log: None,
             settings: Settings::new(),
+            duties: Duties::default(),
         };
         let mut auto = None;
         for (key, value) in table {
@@ -220,8 +230,10 @@ impl File<'_> {
                     });
                 }
                 name => {
-                    if !self.option(name, value, &mut array.settings) {
-                        let own = ARRAY.iter().map(|key| key.name);
+                    if !self.option(name, value, &mut array.settings)
+                        && !self.duty(name, value, &mut array.duties)
+                    {
+                        let own = ARRAY.iter().chain(&DUTIES).map(|key| key.name);
                         let known = own.chain(OPTIONS.iter().map(|key| key.name));
                         self.unknown(key.span(), name, "[[array]]", known);
                     }
@@ -294,6 +306,31 @@ impl File<'_> {
                 self.problem(value.span(), "a socket's path must be absolute: unix:/PATH".to_owned());
             }
             into.insert(key.name, Setting { value: checked, place });
+        }
+        true
+    }
+
+    /// Takes a duty of the daemon; false if there is none of this name.
+    fn duty(&mut self, name: &str, value: &Spanned<DeValue<'_>>, into: &mut Duties) -> bool {
+        if !DUTIES.iter().any(|key| key.name == name) {
+            return false;
+        }
+        let Some(Value::Text(text)) = self.value(name, Kind::Text, value) else { return true };
+        let taken = match name {
+            "check-every" => {
+                text.parse().map(|every| into.check_every = Some(every)).map_err(|e| e.to_string())
+            }
+            "check-window" => {
+                text.parse().map(|window| into.check_window = Some(window)).map_err(|e| e.to_string())
+            }
+            _ if text.is_empty() => Err("a group has a name".to_owned()),
+            _ => {
+                into.spare_group = Some(text);
+                Ok(())
+            }
+        };
+        if let Err(what) = taken {
+            self.problem(value.span(), format!("\"{name}\": {what}"));
         }
         true
     }

@@ -11,6 +11,7 @@
 //! is refused.
 #![forbid(unsafe_code)]
 
+pub mod duties;
 mod file;
 pub mod keys;
 mod members;
@@ -26,6 +27,7 @@ use pinstripe_md::identity::Uuid;
 
 pub use members::{Expanded, expand, is_server};
 
+use duties::Duties;
 use file::Section;
 
 /// Where the configuration is, unless it is said.
@@ -129,6 +131,8 @@ pub struct Array {
     pub log: Option<PathBuf>,
     /// The options of its server.
     pub settings: Settings,
+    /// What the daemon does for it.
+    pub duties: Duties,
 }
 
 impl Array {
@@ -270,26 +274,22 @@ impl Reader {
     fn finish(self) -> Result<Configuration, Problems> {
         let Self { files, sections, mut problems } = self;
         let mut configuration = Configuration { files, ..Configuration::default() };
-        let mut auto = None;
+        let (mut auto, mut duties) = (None, Duties::default());
+        let mut places = BTreeMap::new();
         let mut arrays = Vec::new();
         for section in sections {
             match section {
-                Section::Defaults(defaults) => {
-                    for (name, setting) in defaults.settings {
-                        let place = setting.place.clone();
-                        if let Some(first) = configuration.defaults.insert(name, setting) {
-                            problems.push(twice(&format!("[defaults] {name}"), place, &first.place));
-                        }
+                Section::Key(name, place) => {
+                    if let Some(first) = places.insert(name.clone(), place.clone()) {
+                        problems.push(twice(&name, place, &first));
                     }
-                    auto = defaults.auto.or(auto);
                 }
-                Section::Scan(scan, place) => {
-                    let (old_devices, old_all) =
-                        (configuration.scan.devices.is_some(), configuration.scan.all);
-                    if (old_devices && scan.devices.is_some()) || (old_all && scan.all) {
-                        let what = "[scan] says again what an earlier file says: keep one of them".to_owned();
-                        problems.push(Problem { place, what });
-                    }
+                Section::Defaults(defaults) => {
+                    configuration.defaults.extend(defaults.settings);
+                    auto = defaults.auto.or(auto);
+                    duties = defaults.duties.or(&duties);
+                }
+                Section::Scan(scan) => {
                     configuration.scan.devices = configuration.scan.devices.take().or(scan.devices);
                     configuration.scan.all |= scan.all;
                 }
@@ -298,6 +298,7 @@ impl Reader {
         }
         for file::RawArray { mut array, auto: own } in arrays {
             array.auto = own.or(auto).unwrap_or(true);
+            array.duties = array.duties.or(&duties);
             for (name, setting) in &configuration.defaults {
                 array.settings.entry(name).or_insert_with(|| setting.clone());
             }

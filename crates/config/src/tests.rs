@@ -143,6 +143,43 @@ fn an_array_and_a_default_stand_there_once() {
 }
 
 #[test]
+fn every_key_of_a_section_stands_there_once_whatever_its_value() {
+    let files = Files::new(&[
+        ("main.toml", "[defaults]\nauto = true\ncheck-every = '30d'\n[scan]\nassemble = 'configured'\n"),
+        ("conf.d/a.toml", "[defaults]\nauto = false\ncheck-every = 'never'\n[scan]\nassemble = 'all'\n"),
+    ]);
+    let errors = files.errors();
+    for (error, key) in
+        errors.iter().zip(["2: [defaults] auto", "3: [defaults] check-every", "5: [scan] assemble"])
+    {
+        assert!(error.starts_with(&format!("conf.d/a.toml:{key} stands in main.toml:")), "{errors:#?}");
+    }
+    assert_eq!(errors.len(), 3, "{errors:#?}");
+}
+
+#[test]
+fn the_daemons_duties_come_from_the_defaults_and_are_checked() {
+    let text = "[defaults]\ncheck-every = '30d'\ncheck-window = '01:00-05:00'\n[[array]]\nname = 'a'\n\
+        spare-group = 'g'\n[[array]]\nname = 'b'\ncheck-every = 'never'\n";
+    let configuration = Files::new(&[("main.toml", text)]).load().unwrap();
+    let [a, b] = &configuration.arrays[..] else { panic!() };
+    assert_eq!((a.duties.check_every, a.duties.spare_group.as_deref()), ("30d".parse().ok(), Some("g")));
+    assert_eq!(
+        (b.duties.check_every, b.duties.check_window),
+        ("never".parse().ok(), "01:00-05:00".parse().ok())
+    );
+    assert!(a.words().is_empty(), "no option of serve");
+    errors(
+        "[[array]]\nname = 'a'\ncheck-every = '5m'\ncheck-window = 'night'\nspare-group = 7\n",
+        &[
+            "main.toml:3: \"check-every\": a time",
+            "main.toml:4: \"check-window\": a window",
+            "main.toml:5: \"spare-group\" must be",
+        ],
+    );
+}
+
+#[test]
 fn what_only_one_array_can_have_is_no_default() {
     errors(
         "[defaults]\nnbd = ['tcp:127.0.0.1:10809']\nublk = 3\n",

@@ -66,6 +66,13 @@ pub struct ArrayStatus {
     pub failures: u32,
     /// Seconds until it is tried again.
     pub next_try_seconds: Option<u64>,
+    /// When all of its parity was compared with the data the last time that the configuration had that done,
+    /// in seconds since the epoch.
+    #[serde(default)]
+    pub checked: Option<u64>,
+    /// How many sectors of 512 bytes did not match then.
+    #[serde(default)]
+    pub checked_mismatched_sectors: Option<u64>,
 }
 
 /// Of `reload`: what came of it, a sentence for each array that it changes something for.

@@ -49,6 +49,9 @@ pub struct CheckResult {
     pub corrected: Vec<MemberSectors>,
     /// False if it was stopped before its end.
     pub complete: bool,
+    /// The first sector of each member's data that was not compared: `from` of a call that goes on there.
+    #[serde(default)]
+    pub next_sector: Option<u64>,
 }
 
 /// Sectors of a member, from the start of its device.

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use pinstripe_config::{Array, Configuration, Settings, expand, is_server};
+use pinstripe_config::{Array, Configuration, Settings, duties::Duties, expand, is_server};
 use pinstripe_md::identity::Uuid;
 use pinstripe_runtime::uring::Storage;
 
@@ -62,6 +62,11 @@ impl Wanted {
     /// How long its members are waited for.
     pub fn patience(&self) -> Option<Duration> {
         self.entry.as_ref()?.run_after().map(Duration::from_secs)
+    }
+
+    /// What the daemon does for it.
+    pub fn duties(&self) -> Duties {
+        self.entry.as_ref().map(|entry| entry.duties.clone()).unwrap_or_default()
     }
 
     /// The command line of its server. `run`: members were waited for in vain.

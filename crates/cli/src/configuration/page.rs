@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use clap::CommandFactory;
-use pinstripe_config::keys::{ARRAY, AUTO, OPTIONS, SCAN, Where};
+use pinstripe_config::keys::{ARRAY, AUTO, DUTIES, OPTIONS, SCAN, Where};
 
 use super::check;
 use crate::command_line::Cli;
@@ -71,11 +71,16 @@ fn page() -> String {
         }
         row(&mut text, key.name, key.kind.in_words(), &doc);
     }
+    text += "\nWhat `pinstripe daemon` does for it:\n\n| key | value | what it says |\n|---|---|---|\n";
+    for key in DUTIES {
+        row(&mut text, key.name, key.kind.in_words(), key.doc);
+    }
     text += "\n## [defaults]\n\nWhat holds for every array that doesn't say otherwise. It has the keys of \
         `[[array]]` that two arrays can have\nalike:\n\n";
     let shared = OPTIONS.iter().filter(|key| key.place == Where::Anywhere).map(|key| key.name);
-    let names: Vec<String> =
-        std::iter::once(AUTO.name).chain(shared).map(|name| format!("`{name}`")).collect();
+    let duties = DUTIES.iter().map(|key| key.name);
+    let names = std::iter::once(AUTO.name).chain(shared).chain(duties);
+    let names: Vec<String> = names.map(|name| format!("`{name}`")).collect();
     for line in names.chunks(6) {
         let _ = writeln!(text, "{},", line.join(", "));
     }

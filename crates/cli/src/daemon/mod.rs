@@ -4,6 +4,8 @@
 //!   phase      what each array is in, and what is to be done next. Pure
 //!   threads    what takes time: looking for members, starting a server, following one
 //!   socket     calls: status, look, reload
+//!   checks     when an array is checked, and how far that is
+//!   groups     spares that move between arrays
 //!   reload     what a new configuration changes
 //!   orphans    ended processes that nothing else waits for, where this is process 1
 //! ```
@@ -12,6 +14,8 @@
 //! I/O stops; the next one finds the servers by their control sockets. One thread has all state and decides;
 //! the others tell it what they found.
 
+mod checks;
+mod groups;
 mod orphans;
 mod phase;
 mod reload;
@@ -27,7 +31,7 @@ use std::{
     time::{Duration, Instant, UNIX_EPOCH},
 };
 
-use pinstripe_config::Configuration;
+use pinstripe_config::{Configuration, duties::Duties};
 use pinstripe_control::{
     CallError, Version, code,
     daemon::{ArrayStatus, Command, Reloaded, Status},
@@ -40,6 +44,7 @@ use signal_hook::{
 };
 
 use self::{
+    checks::{Checked, Moment, Record, Records},
     phase::{Action, Course, Phase},
     threads::{Follower, News},
 };
@@ -58,6 +63,11 @@ const TICK: Duration = Duration::from_millis(500);
 /// and another process can hold them now and not later.
 const LOOK: Duration = Duration::from_secs(10);
 
+/// How often it is looked whether a spare is to move.
+const GROUPS: Duration = Duration::from_secs(5);
+/// Pause after a check that could not be, or that a person has stopped.
+const CHECK_PAUSE: Duration = Duration::from_hours(1);
+
 /// What the other threads tell.
 enum Message {
     /// A look for members is over.
@@ -66,6 +76,10 @@ enum Message {
     Started { key: String, run: u64, outcome: Box<Outcome> },
     /// Of a server.
     News { key: String, run: u64, news: News },
+    /// What came of a check.
+    Checked { key: String, outcome: Result<Checked, String> },
+    /// A look at the spares of groups is over.
+    Grouped(groups::Memory, Vec<groups::Note>),
     /// A call, and where the answer goes.
     Call(Command, Sender<Result<Value, CallError>>),
     /// A signal.
@@ -97,6 +111,9 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
         arrays: BTreeMap::new(),
         remarks: Vec::new(),
         look: Look::default(),
+        records: Records::new(),
+        checking: None,
+        groups: Groups::default(),
         next_run: 0,
         stopping: false,
         sender,
@@ -131,6 +148,21 @@ struct Kept {
     /// Counts its servers, so that what threads say of an old one isn't taken for the new one's.
     run: u64,
     follower: Option<Follower>,
+    duties: Duties,
+    /// How its checks stand.
+    record: Record,
+    /// No check begins before.
+    check_not_before: Duration,
+}
+
+/// Looks at the spares of groups.
+#[derive(Default)]
+struct Groups {
+    /// One is under way.
+    looks: bool,
+    /// The last one began then.
+    last: Duration,
+    memory: groups::Memory,
 }
 
 /// Looks for members.
@@ -160,6 +192,10 @@ struct Daemon {
     arrays: BTreeMap<String, Kept>,
     remarks: Vec<String>,
     look: Look,
+    records: Records,
+    /// The array that is being checked.
+    checking: Option<String>,
+    groups: Groups,
     next_run: u64,
     /// The end is wanted, and servers are being ended first.
     stopping: bool,
@@ -173,6 +209,8 @@ impl Daemon {
         self.log.note(&format!("ready: {files} configuration files; socket {}", socket.path.display()));
         loop {
             self.look_if_due();
+            self.check_if_due();
+            self.look_at_spares();
             match messages.recv_timeout(TICK) {
                 Ok(Message::Signal(SIGHUP)) => {
                     let _ = self.reload();
@@ -251,8 +289,91 @@ impl Daemon {
             Message::Call(command, answer) => {
                 let _ = answer.send(self.answer(command));
             }
+            Message::Checked { key, outcome } => self.checked(&key, outcome),
+            Message::Grouped(memory, notes) => {
+                (self.groups.looks, self.groups.memory) = (false, memory);
+                for note in notes {
+                    let log = self.log.of(&note.label);
+                    if note.alarming { log.warn(&note.sentence) } else { log.note(&note.sentence) }
+                }
+            }
             Message::Signal(_) => {}
         }
+    }
+
+    /// Begins a check that is due. One array is checked at a time: arrays may share disks.
+    fn check_if_due(&mut self) {
+        if self.checking.is_some() || self.stopping {
+            return;
+        }
+        let (now, moment) = (self.now(), Moment::now());
+        let due = self.arrays.iter().find(|(_, kept)| {
+            now >= kept.check_not_before
+                && kept.uuid.is_some()
+                && kept.answering().is_some()
+                && checks::is_due(&kept.duties, &kept.record, moment)
+        });
+        let Some((key, kept)) = due else { return };
+        let (Some(control), Some(uuid)) = (kept.answering(), kept.uuid.clone()) else { return };
+        let (key, window) = (key.clone(), kept.duties.check_window);
+        let (records, sender, of_thread) = (self.records.clone(), self.sender.clone(), key.clone());
+        let spawned = threads::spawn("check", move || {
+            let outcome = checks::check(&control, &uuid, window, &records);
+            let outcome = outcome.map_err(|failure| failure.sentence().to_owned());
+            let _ = sender.send(Message::Checked { key: of_thread, outcome });
+        });
+        match spawned {
+            Ok(()) => self.checking = Some(key),
+            Err(error) => self.log.warn(&format!("no check can begin: {error}")),
+        }
+    }
+
+    fn checked(&mut self, key: &str, outcome: Result<Checked, String>) {
+        self.checking = None;
+        let now = self.now();
+        let Some(kept) = self.arrays.get_mut(key) else { return };
+        kept.record = kept.uuid.as_deref().map(|uuid| self.records.of(uuid)).unwrap_or_default();
+        let log = self.log.of(&kept.label);
+        let mut pause = CHECK_PAUSE;
+        match outcome {
+            Ok(Checked::Complete { mismatched_sectors: 0, unreadable_stripes: 0 }) => {
+                log.note("its check is complete: parity matches");
+                pause = Duration::ZERO;
+            }
+            Ok(Checked::Complete { mismatched_sectors, unreadable_stripes }) => log.warn(&format!(
+                "its check is complete: {mismatched_sectors} sectors of parity don't match, {unreadable_stripes} stripes could not be read; see `pinstripe repair`"
+            )),
+            Ok(Checked::ToGoOn) => {
+                log.note("its check goes on in the next window");
+                pause = Duration::ZERO;
+            }
+            Ok(Checked::Stopped) => log.note("its check was stopped, and goes on in an hour"),
+            Ok(Checked::NotNow(why)) => log.note(&format!("is not checked now: {why}")),
+            Err(why) => log.warn(&format!("its check failed: {why}")),
+        }
+        kept.check_not_before = now + pause;
+    }
+
+    fn look_at_spares(&mut self) {
+        let now = self.now();
+        if self.groups.looks || self.stopping || now.saturating_sub(self.groups.last) < GROUPS {
+            return;
+        }
+        self.groups.last = now;
+        let grouped = self.arrays.iter().filter_map(|(key, kept)| {
+            let (group, control) = (kept.duties.spare_group.clone()?, kept.answering()?);
+            Some(groups::Grouped { key: key.clone(), label: kept.label.clone(), control, group })
+        });
+        let grouped: Vec<groups::Grouped> = grouped.collect();
+        if grouped.len() < 2 {
+            return;
+        }
+        let (memory, sender) = (self.groups.memory.clone(), self.sender.clone());
+        let spawned = threads::spawn("groups", move || {
+            let (memory, notes) = groups::look(grouped, memory, now);
+            let _ = sender.send(Message::Grouped(memory, notes));
+        });
+        self.groups.looks = spawned.is_ok();
     }
 
     fn looked(&mut self, all: Vec<Wanted>, remarks: Vec<String>) {
@@ -271,9 +392,17 @@ impl Daemon {
                 course: Course::new(now),
                 run: 0,
                 follower: None,
+                duties: Duties::default(),
+                record: Record::default(),
+                check_not_before: now,
             });
             kept.label.clone_from(&wanted.label);
-            kept.uuid = wanted.uuid().map(|uuid| uuid.to_string()).or(kept.uuid.take());
+            kept.duties = wanted.duties();
+            let known = wanted.uuid().map(|uuid| uuid.to_string()).or(kept.uuid.clone());
+            if kept.uuid != known {
+                kept.record = known.as_deref().map(|uuid| self.records.of(uuid)).unwrap_or_default();
+                kept.uuid = known;
+            }
             let state = wanted.state();
             let before = kept.course.phase.clone();
             match kept.course.looked(&state, wanted.patience(), now) {
@@ -434,10 +563,7 @@ impl Daemon {
                 return Err(format!("the configuration was not changed:\n{problems}"));
             }
         };
-        let control = |key: &str| match &self.arrays.get(key)?.course.phase {
-            Phase::Serving { control, silent: None, .. } => Some(control.clone()),
-            _ => None,
-        };
+        let control = |key: &str| self.arrays.get(key)?.answering();
         let planned = reload::changes(&self.configuration, &new);
         let removed: Vec<String> = reload::removed(&planned);
         let changes = reload::carry_out(planned, control);
@@ -473,6 +599,14 @@ impl Kept {
         matches!(self.course.phase, Phase::Serving { .. } | Phase::Starting { .. })
     }
 
+    /// The control socket of its server, if that answers.
+    fn answering(&self) -> Option<PathBuf> {
+        match &self.course.phase {
+            Phase::Serving { control, silent: None, .. } => Some(control.clone()),
+            _ => None,
+        }
+    }
+
     fn status(&self, now: Duration) -> ArrayStatus {
         let (state, since, why) = match &self.course.phase {
             Phase::Waiting { why, since } => ("waiting", since, Some(why)),
@@ -499,6 +633,11 @@ impl Kept {
             control,
             failures: self.course.failures,
             next_try_seconds: next_try,
+            checked: self.record.completed,
+            checked_mismatched_sectors: self
+                .record
+                .completed
+                .map(|_| self.record.completed_mismatched_sectors),
         }
     }
 }

@@ -47,6 +47,7 @@ fn result(report: CheckReport) -> CheckResult {
         unexplained_sectors: report.unexplained_sectors,
         corrected: report.corrected.into_iter().map(place).collect(),
         complete: report.complete,
+        next_sector: Some(report.next_sector),
     }
 }
 

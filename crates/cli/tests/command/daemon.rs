@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::{
     configured::{Configured, DATA, SCAN},
     nbd::{Client, pattern},
+    world::MEMBER_BYTES,
 };
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -26,6 +27,7 @@ impl<'a> Daemon<'a> {
     fn start(configured: &'a Configured, options: &[&str]) -> Self {
         let mut command = configured.world.command(&["daemon"]);
         command.args(options).env("PINSTRIPE_CONFIG", configured.world.path("pinstripe.toml"));
+        command.env("PINSTRIPE_STATE_DIR", configured.world.path("state"));
         let log = fs::File::options().append(true).create(true).open(configured.world.path("daemon.log"));
         command.stdout(Stdio::null()).stderr(log.unwrap());
         let daemon = Self { configured, child: command.spawn().unwrap() };
@@ -303,4 +305,75 @@ fn in_a_container_the_arrays_are_stopped_with_the_daemon() {
     assert_eq!(configured.run(&["list"]).ok().out, "no array is served\n");
     let examined = configured.run(&["examine", "member0"]).ok().out;
     assert!(examined.contains("clean"), "{examined}");
+}
+
+#[test]
+fn an_array_without_a_spare_gets_one_of_its_group() {
+    let configured = Configured::new(&format!(
+        "{}spare-group = 'shelf'\n[[array]]\nname = 'data'\n[[array]]\nname = 'other'\n",
+        SCAN.trim_end_matches('\n').to_owned() + "\n"
+    ));
+    let members: Vec<String> =
+        (0..7).map(|number| configured.world.file(&format!("member{number}"), MEMBER_BYTES)).collect();
+    let create = |name: &str, members: &[String]| {
+        configured.world.create(&["--level", "5", "--name", name, "--assume-clean"], members).ok();
+    };
+    create("data", &members[..3]);
+    create("other", &members[3..6]);
+    let daemon = Daemon::start(&configured, &[]);
+    daemon.wait_for("data", "serving");
+    daemon.wait_for("other", "serving");
+    configured.run(&["add", "other", "member6"]).ok();
+    let data = pattern(4, 128 << 10);
+    assert_eq!(configured.nbd("data").write(0, &data), 0);
+    configured.run(&["fail", "data", "member1"]).ok();
+    let rebuilt = || {
+        let detail = configured.run(&["detail", "data", "--json"]).ok().json();
+        let slot = &detail["members"][1];
+        slot["state"] == "in-sync"
+            && slot["device"].as_str().is_some_and(|device| device.ends_with("member6"))
+    };
+    let begun = Instant::now();
+    while !rebuilt() {
+        assert!(begun.elapsed() < LIMIT, "{}", daemon.log());
+        thread::sleep(Duration::from_millis(200));
+    }
+    assert!(begun.elapsed() > Duration::from_secs(9), "a member may come back");
+    let log = daemon.log();
+    assert!(log.contains("member6, a spare of other") && log.contains("other: has given its spare"), "{log}");
+    assert_eq!(configured.nbd("data").read(0, 128 << 10), data);
+    configured.run(&["check", "data"]).ok();
+}
+
+#[test]
+fn parity_is_checked_when_the_configuration_says_so_and_what_was_found_outlives_the_daemon() {
+    let hour: u32 = {
+        let out = std::process::Command::new("date").arg("+%H").output().unwrap().stdout;
+        String::from_utf8(out).unwrap().trim().parse().unwrap()
+    };
+    let closed = format!("check-window = '{:02}:00-{:02}:00'\n", (hour + 3) % 24, (hour + 4) % 24);
+    let every = DATA.replace("shards = 1\n", "shards = 1\ncheck-every = '30d'\n");
+    let configured = Configured::new(&format!("{every}{closed}"));
+    configured.world.raid5(3);
+    let daemon = Daemon::start(&configured, &[]);
+    daemon.wait_for("data", "serving");
+    // Parity of the last stripes, behind the data of the array's superblocks.
+    configured.world.poke("member0", MEMBER_BYTES - (64 << 10), &pattern(5, 4096));
+    thread::sleep(Duration::from_secs(2));
+    assert_eq!(of(&daemon.status().unwrap(), "data")["checked"], Value::Null, "its window is closed");
+
+    configured.write("pinstripe.toml", &every);
+    configured.run(&["reload"]).ok();
+    let status = daemon.wait("it is checked", |status| of(status, "data")["checked"].is_u64());
+    assert_eq!(of(&status, "data")["checked_mismatched_sectors"], 8, "{status}");
+    assert!(daemon.log().contains("data: its check is complete: 8 sectors"), "{}", daemon.log());
+    let first = of(&status, "data")["checked"].clone();
+    daemon.signal("TERM");
+    assert_eq!(daemon.ended(), Some(0));
+
+    let daemon = Daemon::start(&configured, &[]);
+    daemon.wait_for("data", "serving");
+    thread::sleep(Duration::from_secs(2));
+    assert_eq!(of(&daemon.status().unwrap(), "data")["checked"], first, "it isn't due again");
+    assert_eq!(daemon.log().matches("its check is complete").count(), 1);
 }

@@ -104,6 +104,8 @@ pub struct CheckReport {
     pub corrected: Vec<Located>,
     /// False if it was stopped before its end.
     pub complete: bool,
+    /// The first sector of each member's data that was not compared; behind the last one if all were.
+    pub next_sector: u64,
 }
 
 /// Why maintenance can't be steered so. Nothing has changed.
@@ -186,6 +188,7 @@ impl Findings {
 pub(crate) struct Scrub {
     pub(super) correction: Correction,
     pub(super) stripes: Range<u64>,
+    chunk_sectors: u64,
     pub(super) next: Cell<u64>,
     pub(super) undone: RefCell<Vec<u64>>,
     pub(super) found: RefCell<Findings>,
@@ -215,6 +218,7 @@ impl Scrub {
             correction,
             next: Cell::new(stripes.start),
             stripes,
+            chunk_sectors: chunk,
             undone: RefCell::default(),
             found: RefCell::default(),
             errors: Cell::new(0),
@@ -234,6 +238,12 @@ impl Scrub {
 
     fn done(&self) -> u64 {
         self.next.get() - self.stripes.start - self.undone.borrow().len() as u64
+    }
+
+    /// The first stripe that is still to be compared.
+    fn first_left(&self) -> u64 {
+        let undone = self.undone.borrow().iter().min().copied();
+        undone.map_or(self.next.get(), |undone| undone.min(self.next.get()))
     }
 
     pub(super) fn report(&self) -> CheckReport {
@@ -257,6 +267,7 @@ impl Scrub {
             unexplained_sectors: found.unexplained,
             corrected,
             complete: self.done() == self.stripes.end - self.stripes.start,
+            next_sector: self.first_left() * self.chunk_sectors,
         }
     }
 }

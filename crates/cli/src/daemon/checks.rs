@@ -1,0 +1,293 @@
+//! Checks that are due by the configuration: when one begins, where it goes on, and what came of it.
+//!
+//! How far a round is, and when it began, is kept in a file for each array, so that it outlives the daemon
+//! and a boot. A round begins at the first sector and ends at the last one; it may take several windows.
+
+use std::{
+    fs,
+    io::{self, Write},
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use pinstripe_config::duties::{Duties, Every, Window};
+use pinstripe_control::{
+    Detail,
+    client::{Client, ClientError},
+    maintenance::{CheckParameters, CheckResult, SyncChange, SyncParameters, SyncResult},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::failure::Failure;
+
+/// Names another folder for what outlives a boot.
+const VARIABLE: &str = "PINSTRIPE_STATE_DIR";
+const FOLDER: &str = "/var/lib/pinstripe";
+/// How often it is looked how far a check is, and whether its window is still open.
+const LOOK: Duration = Duration::from_secs(10);
+/// Pause of the thread that looks.
+const TICK: Duration = Duration::from_millis(200);
+/// How long a server may take to answer.
+const LIMIT: Duration = Duration::from_secs(30);
+/// Stripes that are compared at a time, at most: so many may lie before one that is compared already.
+const UNDER_WAY_MAX: u64 = 4096;
+/// A record from the future is of a clock that was wrong.
+const CLOCK_ERROR_MAX: u64 = 24 * 3600;
+
+/// Of an array. Times are seconds since the epoch.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// When the latest round began; 0 if none has.
+    pub begun: u64,
+    /// Whether it isn't over.
+    pub open: bool,
+    /// Where it goes on, in sectors of each member's data.
+    pub next_sector: u64,
+    /// What it has found until now.
+    pub mismatched_sectors: u64,
+    /// When the latest whole round was over.
+    pub completed: Option<u64>,
+    /// What that one found.
+    pub completed_mismatched_sectors: u64,
+}
+
+/// A moment: since the epoch, and on the clock of this place.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    pub seconds: u64,
+    /// From Monday, which is 0.
+    day: usize,
+    minute: u16,
+}
+
+impl Moment {
+    pub fn now() -> Self {
+        let now = jiff::Zoned::now();
+        let minute = u16::from(now.hour().unsigned_abs()) * 60 + u16::from(now.minute().unsigned_abs());
+        let day = usize::from(now.weekday().to_monday_zero_offset().unsigned_abs());
+        Self { seconds: u64::try_from(now.timestamp().as_second()).unwrap_or(0), day, minute }
+    }
+
+    fn is_in(&self, window: Option<Window>) -> bool {
+        window.is_none_or(|window| window.is_open(self.day, self.minute))
+    }
+}
+
+/// Whether a check is to be under way now.
+pub fn is_due(duties: &Duties, record: &Record, now: Moment) -> bool {
+    let Some(Every::Time(every)) = duties.check_every else { return false };
+    let is_from_future = record.begun > now.seconds + CLOCK_ERROR_MAX;
+    let since = now.seconds.saturating_sub(record.begun);
+    now.is_in(duties.check_window) && (record.open || is_from_future || since >= every.as_secs())
+}
+
+/// Where the records are.
+#[derive(Clone)]
+pub struct Records(PathBuf);
+
+impl Records {
+    pub fn new() -> Self {
+        let given = std::env::var_os(VARIABLE).map(PathBuf::from).filter(|path| path.is_absolute());
+        Self(given.unwrap_or_else(|| PathBuf::from(FOLDER)))
+    }
+
+    fn path(&self, uuid: &str) -> PathBuf {
+        let digits: String = uuid.chars().filter(char::is_ascii_hexdigit).collect();
+        self.0.join(format!("{digits}.check"))
+    }
+
+    /// The record of an array. One that is damaged is none: the worst is a check more.
+    pub fn of(&self, uuid: &str) -> Record {
+        let text = fs::read(self.path(uuid)).unwrap_or_default();
+        serde_json::from_slice(&text).unwrap_or_default()
+    }
+
+    fn put(&self, uuid: &str, record: &Record) -> io::Result<()> {
+        fs::create_dir_all(&self.0)?;
+        let mut file = tempfile::NamedTempFile::new_in(&self.0)?;
+        serde_json::to_writer(&mut file, record)?;
+        file.write_all(b"\n")?;
+        file.as_file().sync_all()?;
+        file.persist(self.path(uuid)).map_err(|error| error.error)?;
+        Ok(())
+    }
+}
+
+/// How a check has ended, or its part in a window.
+#[derive(Debug)]
+pub enum Checked {
+    /// The round is over.
+    Complete { mismatched_sectors: u64, unreadable_stripes: u64 },
+    /// The window is closed.
+    ToGoOn,
+    /// Another client has stopped it.
+    Stopped,
+    /// It can't be now.
+    NotNow(String),
+}
+
+/// Checks an array from where its record says, until the end or until its window closes.
+pub fn check(
+    control: &Path,
+    uuid: &str,
+    window: Option<Window>,
+    records: &Records,
+) -> Result<Checked, Failure> {
+    let array = control.to_string_lossy();
+    let mut client = Client::connect(&array)?;
+    client.set_timeout(Some(LIMIT))?;
+    let detail: Detail = client.call("detail", Value::Null)?;
+    if let Some(why) = obstacle(&detail) {
+        return Ok(Checked::NotNow(why));
+    }
+    let kept = |error: io::Error| Failure::new(format!("how far the check is can't be kept: {error}"));
+    let mut record = records.of(uuid);
+    if !record.open {
+        let (completed, found) = (record.completed, record.completed_mismatched_sectors);
+        let begun = Moment::now().seconds;
+        record =
+            Record { begun, open: true, completed, completed_mismatched_sectors: found, ..Record::default() };
+    }
+    records.put(uuid, &record).map_err(kept)?;
+    client.set_timeout(None)?;
+    let from = record.next_sector;
+    let (over, closed) = (AtomicBool::new(false), AtomicBool::new(false));
+    let minder = Minder { control, uuid, window, records, record: &record, detail: &detail };
+    let result: Result<CheckResult, ClientError> = thread::scope(|scope| {
+        scope.spawn(|| minder.mind(&over, &closed));
+        let result = client.call("check", CheckParameters { from, to: None });
+        over.store(true, Ordering::Relaxed);
+        result
+    });
+    let result = match result {
+        // The members were made smaller, or the record is of another array: it begins anew.
+        Err(ClientError::Call(error)) if error.code == pinstripe_control::code::PARAMETERS && from > 0 => {
+            record.open = false;
+            records.put(uuid, &record).map_err(kept)?;
+            return Ok(Checked::NotNow(error.message));
+        }
+        result => result?,
+    };
+    record.mismatched_sectors += result.mismatched_sectors;
+    record.next_sector = result.next_sector.unwrap_or(from);
+    if result.complete {
+        record.open = false;
+        record.completed = Some(Moment::now().seconds);
+        record.completed_mismatched_sectors = record.mismatched_sectors;
+    }
+    records.put(uuid, &record).map_err(kept)?;
+    Ok(if result.complete {
+        let unreadable_stripes = result.unreadable_stripes;
+        Checked::Complete { mismatched_sectors: record.mismatched_sectors, unreadable_stripes }
+    } else if closed.load(Ordering::Relaxed) {
+        Checked::ToGoOn
+    } else {
+        Checked::Stopped
+    })
+}
+
+/// What has to be over before parity is compared.
+fn obstacle(detail: &Detail) -> Option<String> {
+    if detail.level == "raid0" {
+        return Some("the array has no parity".to_owned());
+    }
+    if detail.degraded || matches!(detail.state.as_str(), "failed" | "read-only") {
+        return Some(format!("the array is {}", if detail.degraded { "degraded" } else { &detail.state }));
+    }
+    let sync = detail.sync.as_ref().map(|sync| format!("{} is under way", sync.action));
+    sync.or_else(|| detail.sync_paused.then(|| "maintenance is paused".to_owned()))
+}
+
+/// Looks after a check that is under way.
+struct Minder<'a> {
+    control: &'a Path,
+    uuid: &'a str,
+    window: Option<Window>,
+    records: &'a Records,
+    record: &'a Record,
+    detail: &'a Detail,
+}
+
+impl Minder<'_> {
+    /// Keeps how far it is, and stops it when its window closes.
+    fn mind(&self, over: &AtomicBool, closed: &AtomicBool) {
+        let mut last = Instant::now();
+        while !over.load(Ordering::Relaxed) {
+            thread::sleep(TICK);
+            if last.elapsed() < LOOK {
+                continue;
+            }
+            last = Instant::now();
+            // A server that doesn't answer is asked again.
+            let _ = self.look(closed);
+        }
+    }
+
+    fn look(&self, closed: &AtomicBool) -> Result<(), ClientError> {
+        let mut client = Client::connect(&self.control.to_string_lossy())?;
+        client.set_timeout(Some(LIMIT))?;
+        if !Moment::now().is_in(self.window) {
+            closed.store(true, Ordering::Relaxed);
+            let stop = SyncParameters { action: Some(SyncChange::Stop), ..SyncParameters::default() };
+            return client.call::<SyncResult>("sync", stop).map(drop);
+        }
+        let now: Detail = client.call("detail", Value::Null)?;
+        if let Some(sync) = now.sync.filter(|sync| sync.action == "check") {
+            let done = sync.done.saturating_sub(UNDER_WAY_MAX);
+            let next_sector = self.record.next_sector + done * (self.detail.chunk_bytes / 512);
+            let mismatched_sectors = self.record.mismatched_sectors + sync.mismatched_sectors;
+            let record = Record { next_sector, mismatched_sectors, ..self.record.clone() };
+            // The end keeps it once more, and says so if it can't.
+            let _ = self.records.put(self.uuid, &record);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Moment {
+        Moment { seconds, day: 2, minute: 120 }
+    }
+
+    fn duties(every: &str, window: &str) -> Duties {
+        let window = if window.is_empty() { None } else { Some(window.parse().unwrap()) };
+        Duties { check_every: Some(every.parse().unwrap()), check_window: window, spare_group: None }
+    }
+
+    #[test]
+    fn a_check_is_due_when_its_time_is_over_and_its_window_open() {
+        let (never, first) = (Record::default(), 1_000_000_000);
+        assert!(!is_due(&Duties::default(), &never, at(first)));
+        assert!(!is_due(&duties("never", ""), &never, at(first)));
+        assert!(is_due(&duties("30d", ""), &never, at(first)), "none has been yet");
+        let done = Record { begun: first, completed: Some(first + 10), ..Record::default() };
+        let month = 30 * 86_400;
+        assert!(!is_due(&duties("30d", ""), &done, at(first + month - 1)));
+        assert!(is_due(&duties("30d", ""), &done, at(first + month)));
+        assert!(!is_due(&duties("30d", "03:00-04:00"), &done, at(first + month)));
+        let open = Record { begun: first, open: true, next_sector: 77, ..Record::default() };
+        assert!(is_due(&duties("30d", "01:00-03:00"), &open, at(first + 1)), "it goes on");
+        assert!(!is_due(&duties("30d", "03:00-04:00"), &open, at(first + 1)));
+        assert!(!is_due(&duties("never", ""), &open, at(first + 1)));
+        assert!(is_due(&duties("30d", ""), &done, at(first - month)), "the clock was wrong");
+        assert!(!is_due(&duties("30d", ""), &done, at(first - 60)));
+    }
+
+    #[test]
+    fn a_record_comes_back_and_a_damaged_one_is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let records = Records(folder.path().join("state"));
+        let record =
+            Record { begun: 5, open: true, next_sector: 8, mismatched_sectors: 1, ..Record::default() };
+        records.put("6d41c174:a7", &record).unwrap();
+        assert_eq!(records.of("6d41c174:a7"), record);
+        fs::write(folder.path().join("state/6d41c174a7.check"), "{").unwrap();
+        assert_eq!(records.of("6d41c174:a7"), Record::default());
+    }
+}

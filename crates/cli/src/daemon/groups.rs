@@ -1,0 +1,223 @@
+//! Spares that arrays of one group lend each other.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use pinstripe_control::{
+    AddParameters, AddResult, Detail, DeviceResult, MemberName,
+    client::{Client, ClientError},
+};
+use serde_json::Value;
+
+/// How long a slot has been empty before a spare of another array is moved to it: its member may come back.
+const EMPTY: Duration = Duration::from_secs(10);
+/// The same where the member's server was lost, and is being waited for.
+const EMPTY_RECONNECTING: Duration = Duration::from_mins(1);
+/// How long a server may take to answer.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// An array of a group.
+#[derive(Clone, Debug)]
+pub struct Grouped {
+    pub key: String,
+    pub label: String,
+    pub control: PathBuf,
+    pub group: String,
+}
+
+/// A spare that is to move.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Move {
+    from: usize,
+    to: usize,
+    spare: String,
+}
+
+/// What is known of earlier looks.
+#[derive(Clone, Debug, Default)]
+pub struct Memory {
+    /// Since when each array has lacked a spare, by its key.
+    lacking: BTreeMap<String, Duration>,
+    /// Spares that an array has refused, by its key.
+    refused: BTreeSet<(String, String)>,
+}
+
+/// The spare that is to move now, if one is. Pure.
+fn choose(arrays: &[(Grouped, Detail)], memory: &mut Memory, now: Duration) -> Option<Move> {
+    let lacking: Vec<usize> = (0..arrays.len()).filter(|index| lacks_spare(&arrays[*index].1)).collect();
+    memory.lacking.retain(|key, _| lacking.iter().any(|index| arrays[*index].0.key == *key));
+    for to in lacking {
+        let (wanting, detail) = &arrays[to];
+        let since = *memory.lacking.entry(wanting.key.clone()).or_insert(now);
+        let comes_back = |failed: &pinstripe_control::detail::Failed| {
+            failed.reconnecting.as_ref().is_some_and(|reconnecting| !reconnecting.given_up)
+        };
+        let patience = if detail.failed.iter().any(comes_back) { EMPTY_RECONNECTING } else { EMPTY };
+        if now.saturating_sub(since) < patience {
+            continue;
+        }
+        for (from, (giving, other)) in arrays.iter().enumerate() {
+            if from == to || giving.group != wanting.group || other.degraded {
+                continue;
+            }
+            let is_free =
+                |spare: &&String| !memory.refused.contains(&(wanting.key.clone(), (*spare).clone()));
+            if let Some(spare) = other.spares.iter().find(is_free) {
+                return Some(Move { from, to, spare: spare.clone() });
+            }
+        }
+    }
+    None
+}
+
+/// Whether a slot has no member, and nothing is there that could take it.
+fn lacks_spare(detail: &Detail) -> bool {
+    let is_open = |member: &pinstripe_control::detail::Member| member.state == "missing";
+    detail.state != "failed"
+        && detail.state != "read-only"
+        && detail.spares.is_empty()
+        && detail.members.iter().any(is_open)
+}
+
+/// What was done, of an array.
+#[derive(Debug)]
+pub struct Note {
+    pub label: String,
+    pub alarming: bool,
+    pub sentence: String,
+}
+
+/// Looks at all arrays of groups, and moves a spare if one is to move.
+pub fn look(grouped: Vec<Grouped>, mut memory: Memory, now: Duration) -> (Memory, Vec<Note>) {
+    let detail = |array: Grouped| -> Option<(Grouped, Detail)> {
+        let detail =
+            connect(&array.control).and_then(|mut client| client.call("detail", Value::Null)).ok()?;
+        Some((array, detail))
+    };
+    let arrays: Vec<(Grouped, Detail)> = grouped.into_iter().filter_map(detail).collect();
+    let Some(Move { from, to, spare }) = choose(&arrays, &mut memory, now) else {
+        return (memory, Vec::new());
+    };
+    let (giving, wanting) = (&arrays[from].0, &arrays[to].0);
+    let note = |label: &str, alarming, sentence| Note { label: label.to_owned(), alarming, sentence };
+    let moved = move_spare(giving, wanting, &spare);
+    let notes = match moved {
+        Ok(()) => vec![
+            note(&wanting.label, false, format!("has got {spare}, a spare of {}", giving.label)),
+            note(&giving.label, true, format!("has given its spare {spare} to {}", wanting.label)),
+        ],
+        Err(why) => {
+            memory.refused.insert((wanting.key.clone(), spare.clone()));
+            vec![note(
+                &wanting.label,
+                true,
+                format!("could not get {spare}, a spare of {}: {why}", giving.label),
+            )]
+        }
+    };
+    (memory, notes)
+}
+
+fn connect(control: &Path) -> Result<Client, ClientError> {
+    let client = Client::connect(&control.to_string_lossy())?;
+    client.set_timeout(Some(LIMIT))?;
+    Ok(client)
+}
+
+/// Takes a spare out of one array and puts it into another. If that can't have it, it goes back.
+fn move_spare(giving: &Grouped, wanting: &Grouped, spare: &str) -> Result<(), String> {
+    let words = |error: ClientError| error.to_string();
+    // Before the spare is taken: a server that can't be reached would leave it nowhere.
+    let mut wants = connect(&wanting.control).map_err(words)?;
+    let mut gives = connect(&giving.control).map_err(words)?;
+    let _: DeviceResult = gives.call("remove", MemberName::Device(spare.to_owned())).map_err(words)?;
+    // It holds the superblock of the array that has just given it.
+    let add = AddParameters { device: spare.to_owned(), force: true };
+    let Err(refused) = wants.call::<AddResult>("add", &add) else { return Ok(()) };
+    match gives.call::<AddResult>("add", &add) {
+        Ok(_) => Err(format!("{refused}; it is {}'s spare again", giving.label)),
+        Err(error) => {
+            Err(format!("{refused}; and {} did not take it back: {error}: add it by hand", giving.label))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// An array of the group `g`: its missing slots and its spares.
+    fn array(key: &str, missing: usize, spares: &[&str], failed: &Value) -> (Grouped, Detail) {
+        let member = |slot: usize| {
+            let state = if slot < missing { "missing" } else { "in-sync" };
+            json!({ "slot": slot, "state": state, "device": null, "read_latency_ns": 0, "write_latency_ns": 0,
+                "slow": false, "late_requests": 0, "bad_sectors": 0, "statistics": {} })
+        };
+        let detail = json!({
+            "name": key, "uuid": "", "level": "raid5", "layout": "", "chunk_bytes": 65536, "logical_block_bytes": 512,
+            "size_bytes": 0, "state": "active", "degraded": missing > 0, "events": 0, "members": [member(0), member(1), member(2)],
+            "spares": spares, "failed": failed, "bitmap": null, "consistency_policy": "bitmap", "regions_to_resync": 0, "sync": null,
+            "sync_paused": false, "sync_speed_min_kib": 0, "sync_speed_max_kib": 0, "errors": [], "advice": null, "nbd": [],
+            "shards": 1, "statistics": {},
+        });
+        let grouped = Grouped { key: key.into(), label: key.into(), control: "/c".into(), group: "g".into() };
+        (grouped, serde_json::from_value(detail).unwrap())
+    }
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_slot_that_stays_empty_gets_a_spare_of_a_whole_array_of_the_group() {
+        let none = json!([]);
+        let mut arrays = vec![
+            array("a", 1, &[], &none),
+            array("b", 1, &["/b"], &none),
+            array("c", 0, &["/c1", "/c2"], &none),
+        ];
+        let mut memory = Memory::default();
+        assert_eq!(choose(&arrays, &mut memory, at(100)), None);
+        assert_eq!(choose(&arrays, &mut memory, at(109)), None);
+        let expected = Move { from: 2, to: 0, spare: "/c1".into() };
+        assert_eq!(choose(&arrays, &mut memory, at(110)), Some(expected));
+        memory.refused.insert(("a".into(), "/c1".into()));
+        assert_eq!(choose(&arrays, &mut memory, at(111)).unwrap().spare, "/c2");
+        arrays[2].0.group = "other".into();
+        assert_eq!(choose(&arrays, &mut memory, at(111)), None);
+    }
+
+    #[test]
+    fn a_member_that_comes_back_begins_the_wait_anew() {
+        let none = json!([]);
+        let (empty, whole) = (array("a", 1, &[], &none), array("a", 0, &[], &none));
+        let giving = array("c", 0, &["/c"], &none);
+        let mut memory = Memory::default();
+        for (now, array, moves) in [
+            (0, &empty, false),
+            (9, &whole, false),
+            (10, &empty, false),
+            (19, &empty, false),
+            (20, &empty, true),
+        ] {
+            let chosen = choose(&[array.clone(), giving.clone()], &mut memory, at(now));
+            assert_eq!(chosen.is_some(), moves, "{now}");
+        }
+    }
+
+    #[test]
+    fn a_lost_server_is_waited_for_longer() {
+        let lost = json!([{ "slot": 0, "device": "nvme-tcp://x", "error": "", "late_requests": 0, "statistics": {},
+            "reconnecting": { "tries": 1, "trouble": "", "given_up": false } }]);
+        let arrays = [array("a", 1, &[], &lost), array("c", 0, &["/c"], &json!([]))];
+        let mut memory = Memory::default();
+        assert_eq!(choose(&arrays, &mut memory, at(0)), None);
+        assert_eq!(choose(&arrays, &mut memory, at(59)), None);
+        assert!(choose(&arrays, &mut memory, at(60)).is_some());
+    }
+}
