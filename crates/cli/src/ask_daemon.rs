@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use pinstripe_control::{
     client::{Client, ClientError},
-    daemon::{ArrayStatus, Change, Effect, Reloaded, Status, sockets},
+    daemon::{ArrayStatus, Change, DiskHealth, Effect, Reloaded, Status, sockets},
     text::{printable, printable_lines},
 };
 use serde_json::Value;
@@ -91,8 +91,17 @@ fn in_words(array: &ArrayStatus) -> String {
         next_try_seconds.map(next).unwrap_or_default(),
         why.as_ref().map(|why| format!(": {}", printable_lines(why))).unwrap_or_default(),
         "\n".to_owned(),
+        array.disks.iter().map(failing_words).collect(),
     ]
     .concat()
+}
+
+/// A line of a disk that is failing.
+fn failing_words(disk: &DiskHealth) -> String {
+    if disk.failing.is_empty() {
+        return String::new();
+    }
+    format!("  {} is failing: {}\n", printable(&disk.device), printable(&disk.failing.join("; ")))
 }
 
 pub fn reload(arguments: &ReloadArguments) -> Result<(), Failure> {

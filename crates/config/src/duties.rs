@@ -17,6 +17,8 @@ pub struct Duties {
     pub check_window: Option<Window>,
     /// Arrays of one group lend each other their spares.
     pub spare_group: Option<String>,
+    /// What is done about disks that are failing.
+    pub health: Option<Health>,
 }
 
 impl Duties {
@@ -26,6 +28,7 @@ impl Duties {
             check_every: self.check_every.or(others.check_every),
             check_window: self.check_window.or(others.check_window),
             spare_group: self.spare_group.or_else(|| others.spare_group.clone()),
+            health: self.health.or(others.health),
         }
     }
 }
@@ -54,6 +57,36 @@ impl FromStr for Every {
         match humantime::parse_duration(text) {
             Ok(time) if time >= Duration::from_hours(1) => Ok(Self::Time(time)),
             _ => Err(NoTime),
+        }
+    }
+}
+
+/// What is done about members that say of themselves that they are failing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Health {
+    /// They aren't asked.
+    Off,
+    /// It is told.
+    #[default]
+    Warn,
+    /// It is told, and a spare takes their place.
+    Replace,
+}
+
+/// A text that is none of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("there are \"warn\", \"replace\" and \"off\"")]
+pub struct NoHealth;
+
+impl FromStr for Health {
+    type Err = NoHealth;
+
+    fn from_str(text: &str) -> Result<Self, NoHealth> {
+        match text {
+            "off" => Ok(Self::Off),
+            "warn" => Ok(Self::Warn),
+            "replace" => Ok(Self::Replace),
+            _ => Err(NoHealth),
         }
     }
 }

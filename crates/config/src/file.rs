@@ -323,6 +323,7 @@ impl File<'_> {
             "check-window" => {
                 text.parse().map(|window| into.check_window = Some(window)).map_err(|e| e.to_string())
             }
+            "health" => text.parse().map(|health| into.health = Some(health)).map_err(|e| e.to_string()),
             _ if text.is_empty() => Err("a group has a name".to_owned()),
             _ => {
                 into.spare_group = Some(text);

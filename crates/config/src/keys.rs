@@ -140,7 +140,7 @@ pub const AUTO: Key = Key {
 };
 
 /// What the daemon does for arrays: keys of `[[array]]` and `[defaults]`.
-pub const DUTIES: [Key; 3] = [
+pub const DUTIES: [Key; 4] = [
     Key {
         name: "check-every",
         kind: Kind::Text,
@@ -155,6 +155,13 @@ pub const DUTIES: [Key; 3] = [
         name: "spare-group",
         kind: Kind::Text,
         doc: "The name of a group of arrays. If an array of it has an empty slot and no spare, `pinstripe             daemon` moves a spare of another array of the group to it [default: none].",
+    },
+    Key {
+        name: "health",
+        kind: Kind::Text,
+        doc: "What `pinstripe daemon` does about members whose disks say that they are failing (`smartctl` of \
+            smartmontools asks them every hour): `warn`, `replace` (a spare takes the member's place, if the \
+            array has one), or `off` [default: warn].",
     },
 ];
 

@@ -73,6 +73,24 @@ pub struct ArrayStatus {
     /// How many sectors of 512 bytes did not match then.
     #[serde(default)]
     pub checked_mismatched_sectors: Option<u64>,
+    /// What its disks say of their health; empty until they were asked, and without smartctl.
+    #[serde(default)]
+    pub disks: Vec<DiskHealth>,
+}
+
+/// What a member's disk says of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskHealth {
+    /// The member.
+    pub device: String,
+    /// Why it is to be replaced; empty if it is well.
+    pub failing: Vec<String>,
+    /// Degrees Celsius.
+    pub temperature_celsius: Option<i64>,
+    /// How much of its life is used, of NVMe; can be more than 100.
+    pub percentage_used: Option<u64>,
+    /// Errors that it could not correct, of NVMe.
+    pub media_errors: Option<u64>,
 }
 
 /// Of `reload`: what came of it, a sentence for each array that it changes something for.

@@ -257,7 +257,7 @@ mod tests {
 
     fn duties(every: &str, window: &str) -> Duties {
         let window = if window.is_empty() { None } else { Some(window.parse().unwrap()) };
-        Duties { check_every: Some(every.parse().unwrap()), check_window: window, spare_group: None }
+        Duties { check_every: Some(every.parse().unwrap()), check_window: window, ..Duties::default() }
     }
 
     #[test]

@@ -4,8 +4,10 @@
 //!   phase      what each array is in, and what is to be done next. Pure
 //!   threads    what takes time: looking for members, starting a server, following one
 //!   socket     calls: status, look, reload
+//!   chores     what is done beside serving, each on a thread of its own: checks, groups, health
 //!   checks     when an array is checked, and how far that is
 //!   groups     spares that move between arrays
+//!   health     what disks say of themselves
 //!   reload     what a new configuration changes
 //!   orphans    ended processes that nothing else waits for, where this is process 1
 //! ```
@@ -15,7 +17,9 @@
 //! the others tell it what they found.
 
 mod checks;
+mod chores;
 mod groups;
+mod health;
 mod orphans;
 mod phase;
 mod reload;
@@ -34,7 +38,7 @@ use std::{
 use pinstripe_config::{Configuration, duties::Duties};
 use pinstripe_control::{
     CallError, Version, code,
-    daemon::{ArrayStatus, Command, Reloaded, Status},
+    daemon::{ArrayStatus, Command, DiskHealth, Reloaded, Status},
 };
 use rustix::fs::{FlockOperation, OFlags, flock};
 use serde_json::{Value, json};
@@ -44,7 +48,8 @@ use signal_hook::{
 };
 
 use self::{
-    checks::{Checked, Moment, Record, Records},
+    checks::{Checked, Record},
+    chores::Chores,
     phase::{Action, Course, Phase},
     threads::{Follower, News},
 };
@@ -63,11 +68,6 @@ const TICK: Duration = Duration::from_millis(500);
 /// and another process can hold them now and not later.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// How often it is looked whether a spare is to move.
-const GROUPS: Duration = Duration::from_secs(5);
-/// Pause after a check that could not be, or that a person has stopped.
-const CHECK_PAUSE: Duration = Duration::from_hours(1);
-
 /// What the other threads tell.
 enum Message {
     /// A look for members is over.
@@ -78,6 +78,8 @@ enum Message {
     News { key: String, run: u64, news: News },
     /// What came of a check.
     Checked { key: String, outcome: Result<Checked, String> },
+    /// The disks were asked how they are.
+    Visited(health::Visit),
     /// A look at the spares of groups is over.
     Grouped(groups::Memory, Vec<groups::Note>),
     /// A call, and where the answer goes.
@@ -111,9 +113,7 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
         arrays: BTreeMap::new(),
         remarks: Vec::new(),
         look: Look::default(),
-        records: Records::new(),
-        checking: None,
-        groups: Groups::default(),
+        chores: Chores::new(),
         next_run: 0,
         stopping: false,
         sender,
@@ -153,16 +153,8 @@ struct Kept {
     record: Record,
     /// No check begins before.
     check_not_before: Duration,
-}
-
-/// Looks at the spares of groups.
-#[derive(Default)]
-struct Groups {
-    /// One is under way.
-    looks: bool,
-    /// The last one began then.
-    last: Duration,
-    memory: groups::Memory,
+    /// What its disks said the last time; none until they were asked.
+    disks: Option<Vec<DiskHealth>>,
 }
 
 /// Looks for members.
@@ -192,10 +184,7 @@ struct Daemon {
     arrays: BTreeMap<String, Kept>,
     remarks: Vec<String>,
     look: Look,
-    records: Records,
-    /// The array that is being checked.
-    checking: Option<String>,
-    groups: Groups,
+    chores: Chores,
     next_run: u64,
     /// The end is wanted, and servers are being ended first.
     stopping: bool,
@@ -209,8 +198,7 @@ impl Daemon {
         self.log.note(&format!("ready: {files} configuration files; socket {}", socket.path.display()));
         loop {
             self.look_if_due();
-            self.check_if_due();
-            self.look_at_spares();
+            self.do_chores();
             match messages.recv_timeout(TICK) {
                 Ok(Message::Signal(SIGHUP)) => {
                     let _ = self.reload();
@@ -290,90 +278,10 @@ impl Daemon {
                 let _ = answer.send(self.answer(command));
             }
             Message::Checked { key, outcome } => self.checked(&key, outcome),
-            Message::Grouped(memory, notes) => {
-                (self.groups.looks, self.groups.memory) = (false, memory);
-                for note in notes {
-                    let log = self.log.of(&note.label);
-                    if note.alarming { log.warn(&note.sentence) } else { log.note(&note.sentence) }
-                }
-            }
+            Message::Grouped(memory, notes) => self.grouped(memory, notes),
+            Message::Visited(visit) => self.visited(visit),
             Message::Signal(_) => {}
         }
-    }
-
-    /// Begins a check that is due. One array is checked at a time: arrays may share disks.
-    fn check_if_due(&mut self) {
-        if self.checking.is_some() || self.stopping {
-            return;
-        }
-        let (now, moment) = (self.now(), Moment::now());
-        let due = self.arrays.iter().find(|(_, kept)| {
-            now >= kept.check_not_before
-                && kept.uuid.is_some()
-                && kept.answering().is_some()
-                && checks::is_due(&kept.duties, &kept.record, moment)
-        });
-        let Some((key, kept)) = due else { return };
-        let (Some(control), Some(uuid)) = (kept.answering(), kept.uuid.clone()) else { return };
-        let (key, window) = (key.clone(), kept.duties.check_window);
-        let (records, sender, of_thread) = (self.records.clone(), self.sender.clone(), key.clone());
-        let spawned = threads::spawn("check", move || {
-            let outcome = checks::check(&control, &uuid, window, &records);
-            let outcome = outcome.map_err(|failure| failure.sentence().to_owned());
-            let _ = sender.send(Message::Checked { key: of_thread, outcome });
-        });
-        match spawned {
-            Ok(()) => self.checking = Some(key),
-            Err(error) => self.log.warn(&format!("no check can begin: {error}")),
-        }
-    }
-
-    fn checked(&mut self, key: &str, outcome: Result<Checked, String>) {
-        self.checking = None;
-        let now = self.now();
-        let Some(kept) = self.arrays.get_mut(key) else { return };
-        kept.record = kept.uuid.as_deref().map(|uuid| self.records.of(uuid)).unwrap_or_default();
-        let log = self.log.of(&kept.label);
-        let mut pause = CHECK_PAUSE;
-        match outcome {
-            Ok(Checked::Complete { mismatched_sectors: 0, unreadable_stripes: 0 }) => {
-                log.note("its check is complete: parity matches");
-                pause = Duration::ZERO;
-            }
-            Ok(Checked::Complete { mismatched_sectors, unreadable_stripes }) => log.warn(&format!(
-                "its check is complete: {mismatched_sectors} sectors of parity don't match, {unreadable_stripes} stripes could not be read; see `pinstripe repair`"
-            )),
-            Ok(Checked::ToGoOn) => {
-                log.note("its check goes on in the next window");
-                pause = Duration::ZERO;
-            }
-            Ok(Checked::Stopped) => log.note("its check was stopped, and goes on in an hour"),
-            Ok(Checked::NotNow(why)) => log.note(&format!("is not checked now: {why}")),
-            Err(why) => log.warn(&format!("its check failed: {why}")),
-        }
-        kept.check_not_before = now + pause;
-    }
-
-    fn look_at_spares(&mut self) {
-        let now = self.now();
-        if self.groups.looks || self.stopping || now.saturating_sub(self.groups.last) < GROUPS {
-            return;
-        }
-        self.groups.last = now;
-        let grouped = self.arrays.iter().filter_map(|(key, kept)| {
-            let (group, control) = (kept.duties.spare_group.clone()?, kept.answering()?);
-            Some(groups::Grouped { key: key.clone(), label: kept.label.clone(), control, group })
-        });
-        let grouped: Vec<groups::Grouped> = grouped.collect();
-        if grouped.len() < 2 {
-            return;
-        }
-        let (memory, sender) = (self.groups.memory.clone(), self.sender.clone());
-        let spawned = threads::spawn("groups", move || {
-            let (memory, notes) = groups::look(grouped, memory, now);
-            let _ = sender.send(Message::Grouped(memory, notes));
-        });
-        self.groups.looks = spawned.is_ok();
     }
 
     fn looked(&mut self, all: Vec<Wanted>, remarks: Vec<String>) {
@@ -395,12 +303,13 @@ impl Daemon {
                 duties: Duties::default(),
                 record: Record::default(),
                 check_not_before: now,
+                disks: None,
             });
             kept.label.clone_from(&wanted.label);
             kept.duties = wanted.duties();
             let known = wanted.uuid().map(|uuid| uuid.to_string()).or(kept.uuid.clone());
             if kept.uuid != known {
-                kept.record = known.as_deref().map(|uuid| self.records.of(uuid)).unwrap_or_default();
+                kept.record = known.as_deref().map(|uuid| self.chores.records.of(uuid)).unwrap_or_default();
                 kept.uuid = known;
             }
             let state = wanted.state();
@@ -633,6 +542,7 @@ impl Kept {
             control,
             failures: self.course.failures,
             next_try_seconds: next_try,
+            disks: self.disks.clone().unwrap_or_default(),
             checked: self.record.completed,
             checked_mismatched_sectors: self
                 .record

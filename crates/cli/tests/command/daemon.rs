@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::{
     configured::{Configured, DATA, SCAN},
     nbd::{Client, pattern},
-    world::MEMBER_BYTES,
+    world::{LoopDevice, MEMBER_BYTES},
 };
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -28,6 +28,8 @@ impl<'a> Daemon<'a> {
         let mut command = configured.world.command(&["daemon"]);
         command.args(options).env("PINSTRIPE_CONFIG", configured.world.path("pinstripe.toml"));
         command.env("PINSTRIPE_STATE_DIR", configured.world.path("state"));
+        let path = format!("{}:{}", configured.world.path("bin").display(), std::env::var("PATH").unwrap());
+        command.env("PATH", path);
         let log = fs::File::options().append(true).create(true).open(configured.world.path("daemon.log"));
         command.stdout(Stdio::null()).stderr(log.unwrap());
         let daemon = Self { configured, child: command.spawn().unwrap() };
@@ -376,4 +378,53 @@ fn parity_is_checked_when_the_configuration_says_so_and_what_was_found_outlives_
     thread::sleep(Duration::from_secs(2));
     assert_eq!(of(&daemon.status().unwrap(), "data")["checked"], first, "it isn't due again");
     assert_eq!(daemon.log().matches("its check is complete").count(), 1);
+}
+
+#[test]
+fn a_member_whose_disk_says_that_it_fails_is_replaced_by_a_spare() {
+    let configured = Configured::new("");
+    let made: Vec<Option<LoopDevice>> = configured
+        .world
+        .members(4)
+        .iter()
+        .map(|file| LoopDevice::new(&configured.world, file, &[]))
+        .collect();
+    let Some(devices) = made.into_iter().collect::<Option<Vec<LoopDevice>>>() else { return };
+    let paths: Vec<String> = devices.iter().map(|device| device.path.clone()).collect();
+    configured.world.create(&["--level", "5", "--name", "data", "--assume-clean"], &paths[..3]).ok();
+    let list = paths.iter().map(|path| format!("'{path}'")).collect::<Vec<_>>().join(", ");
+    configured.write(
+        "pinstripe.toml",
+        &format!("[scan]\ndevices = [{list}]\n[[array]]\nname = 'data'\nshards = 1\nhealth = 'replace'\n"),
+    );
+    // A smartctl that knows of one bad disk.
+    let bad = format!("#!/bin/sh\nfor last; do :; done\n[ $last = {} ] && p=false || p=true\n", paths[1]);
+    configured.write(
+        "bin/smartctl",
+        &(bad + "echo '{\"smart_status\":{\"passed\":'$p'},\"temperature\":{\"current\":40}}'\n"),
+    );
+    let program = configured.world.path("bin/smartctl");
+    fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let served = configured.world.serve(&["--shards", "1"], &paths[..3]);
+    configured.run(&["add", "data", &paths[3]]).ok();
+
+    let daemon = Daemon::start(&configured, &[]);
+    let status = daemon.wait("its disks were asked", |status| of(status, "data")["disks"][3].is_object());
+    assert_eq!(of(&status, "data")["disks"][0]["temperature_celsius"], 40, "{status}");
+    assert_eq!(of(&status, "data")["disks"][0]["failing"], Value::Array(Vec::new()), "{status}");
+    let text = configured.run(&["status"]).ok().out;
+    assert!(text.contains(&format!("{} is failing: its own judgement", paths[1])), "{text}");
+    let begun = Instant::now();
+    loop {
+        let detail = configured.run(&["detail", "data", "--json"]).ok().json();
+        if detail["members"][1]["device"] == paths[3].as_str() {
+            break;
+        }
+        assert!(begun.elapsed() < LIMIT, "{detail}\n{}", daemon.log());
+        thread::sleep(Duration::from_millis(100));
+    }
+    assert!(daemon.log().contains("and is being replaced by"), "{}", daemon.log());
+    drop(daemon);
+    configured.run(&["stop", "data"]).ok();
+    assert_eq!(served.ended(), 0);
 }

@@ -1,0 +1,240 @@
+//! What members' disks say of their own health, by `smartctl` (smartmontools), which knows NVMe, ATA and
+//! SCSI.
+
+use std::{
+    io::Read,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use pinstripe_config::duties::Health;
+use pinstripe_control::{
+    Detail, DeviceResult, ReplaceParameters,
+    client::{Client, ClientError},
+    daemon::DiskHealth,
+};
+use serde_json::Value;
+
+use super::groups::Note;
+
+/// How long a server may take to answer.
+const LIMIT: Duration = Duration::from_secs(30);
+/// How long a disk may take to tell.
+const DISK_LIMIT: Duration = Duration::from_secs(20);
+const TICK: Duration = Duration::from_millis(20);
+/// What is read of an answer at most.
+const ANSWER_BYTES_MAX: u64 = 4 << 20;
+/// Bits of smartctl's exit status: the command line was wrong, the device could not be opened.
+const TOLD_NOTHING: i32 = 0b11;
+/// Sectors that were replaced, wait for that, or can't be corrected: counts of ATA disks that foretell
+/// failure.
+const ATA_SECTORS: [(u64, &str); 3] = [
+    (5, "reallocated sectors"),
+    (197, "sectors that wait to be reallocated"),
+    (198, "uncorrectable sectors"),
+];
+/// Reallocated sectors below this are a disk's age.
+const ATA_SECTORS_MAX: u64 = 10;
+
+/// An array that is looked at.
+#[derive(Clone, Debug)]
+pub struct Patient {
+    pub key: String,
+    pub label: String,
+    pub control: PathBuf,
+    pub health: Health,
+}
+
+/// What the disks of each array say, by its key, and what was done about it.
+pub type Visit = (Vec<(String, Vec<DiskHealth>)>, Vec<Note>);
+
+/// Asks the disks of all arrays.
+pub fn visit(patients: Vec<Patient>) -> Visit {
+    let (mut all, mut notes) = (Vec::new(), Vec::new());
+    for patient in patients {
+        let Ok((mut client, detail)) = detail(&patient.control) else {
+            // It is asked the next time.
+            all.push((patient.key, Vec::new()));
+            continue;
+        };
+        let disks: Vec<DiskHealth> = devices(&detail).into_iter().filter_map(ask).collect();
+        if patient.health == Health::Replace
+            && let Some(failing) = disks.iter().find(|disk| !disk.failing.is_empty())
+        {
+            notes.extend(replace(&mut client, &detail, failing, &patient.label));
+        }
+        all.push((patient.key, disks));
+    }
+    (all, notes)
+}
+
+fn detail(control: &Path) -> Result<(Client, Detail), ClientError> {
+    let mut client = Client::connect(&control.to_string_lossy())?;
+    client.set_timeout(Some(LIMIT))?;
+    let detail = client.call("detail", Value::Null)?;
+    Ok((client, detail))
+}
+
+/// The members and spares that are devices of this machine.
+fn devices(detail: &Detail) -> Vec<String> {
+    let members = detail.members.iter().filter_map(|member| member.device.clone());
+    let all = members.chain(detail.spares.iter().cloned());
+    all.filter(|device| device.starts_with("/dev/")).collect()
+}
+
+/// The disk under a partition; other devices are their own.
+fn disk_of(device: &str) -> Option<PathBuf> {
+    let path = Path::new(device).canonicalize().ok()?;
+    let folder = Path::new("/sys/class/block").join(path.file_name()?).canonicalize().ok()?;
+    if !folder.join("partition").exists() {
+        return Some(path);
+    }
+    Some(Path::new("/dev").join(folder.parent()?.file_name()?))
+}
+
+/// What the disk under a device says; none if it says nothing.
+fn ask(device: String) -> Option<DiskHealth> {
+    let disk = disk_of(&device)?;
+    let mut smartctl = Command::new("smartctl");
+    smartctl.args(["--json", "--health", "--attributes"]).arg(disk);
+    let answer = output(&mut smartctl)?;
+    let value: Value = serde_json::from_slice(&answer).ok()?;
+    let status = value["smartctl"]["exit_status"].as_i64().unwrap_or(0);
+    if status & i64::from(TOLD_NOTHING) != 0 {
+        return None;
+    }
+    read(device, &value)
+}
+
+/// What a program says within the time; it is ended after that.
+fn output(command: &mut Command) -> Option<Vec<u8>> {
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()?;
+    let mut out = child.stdout.take()?.take(ANSWER_BYTES_MAX);
+    let reader = thread::spawn(move || {
+        let mut answer = Vec::new();
+        out.read_to_end(&mut answer).map(|_| answer)
+    });
+    let begun = Instant::now();
+    while !reader.is_finished() && begun.elapsed() < DISK_LIMIT {
+        thread::sleep(TICK);
+    }
+    if !reader.is_finished() {
+        // One that waits for a disk can't be ended before the disk answers.
+        let _ = child.kill();
+        thread::spawn(move || child.wait());
+        return None;
+    }
+    let _ = child.wait();
+    reader.join().ok()?.ok()
+}
+
+/// Of smartctl's JSON. None if the device knows nothing of health. Pure.
+fn read(device: String, value: &Value) -> Option<DiskHealth> {
+    let log = &value["nvme_smart_health_information_log"];
+    let table = value["ata_smart_attributes"]["table"].as_array();
+    let passed = value["smart_status"]["passed"].as_bool();
+    if passed.is_none() && log.is_null() && table.is_none() {
+        return None;
+    }
+    let mut failing = Vec::new();
+    if passed == Some(false) {
+        failing.push("its own judgement is that it fails".to_owned());
+    }
+    let number = |name: &str| log[name].as_u64();
+    if let (Some(spare), Some(least)) = (number("available_spare"), number("available_spare_threshold"))
+        && spare < least
+    {
+        failing.push(format!("{spare} % of its spare blocks are left, {least} % are the least"));
+    }
+    if number("critical_warning").is_some_and(|bits| bits & 0b1100 != 0) {
+        failing.push("it is unreliable or takes no writes any more".to_owned());
+    }
+    for row in table.into_iter().flatten() {
+        let known = ATA_SECTORS.iter().find(|(id, _)| row["id"].as_u64() == Some(*id));
+        let count = row["raw"]["value"].as_u64().unwrap_or(0);
+        if let Some((_, what)) = known.filter(|_| count >= ATA_SECTORS_MAX) {
+            failing.push(format!("{count} {what}"));
+        }
+    }
+    Some(DiskHealth {
+        device,
+        failing,
+        temperature_celsius: value["temperature"]["current"].as_i64(),
+        percentage_used: number("percentage_used"),
+        media_errors: number("media_errors"),
+    })
+}
+
+/// Has a failing member replaced, if a spare is there and nothing else is under way.
+fn replace(client: &mut Client, detail: &Detail, disk: &DiskHealth, label: &str) -> Option<Note> {
+    let is_it = |member: &&pinstripe_control::detail::Member| member.device.as_deref() == Some(&disk.device);
+    let member = detail.members.iter().find(is_it)?;
+    let others = detail.members.iter().any(|member| member.replacement.is_some() || !member.is_whole());
+    if others || detail.sync.is_some() || detail.spares.is_empty() {
+        return None;
+    }
+    let slot = Some(u16::try_from(member.slot).ok()?);
+    let parameters = ReplaceParameters { slot, device: None, with: None, force: false };
+    let replaced = client.call::<DeviceResult>("replace", parameters);
+    let device = &disk.device;
+    Some(match replaced {
+        Ok(DeviceResult { device: spare, .. }) => Note {
+            label: label.to_owned(),
+            alarming: true,
+            sentence: format!("{device} is failing, and is being replaced by {spare}"),
+        },
+        Err(error) => Note {
+            label: label.to_owned(),
+            alarming: true,
+            sentence: format!("{device} is failing, and could not be replaced: {error}"),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn failing(value: &Value) -> Vec<String> {
+        read("/dev/x".to_owned(), value).unwrap().failing
+    }
+
+    #[test]
+    fn a_disk_that_is_well_is_shown_and_nothing_is_said() {
+        let nvme = json!({
+            "smart_status": { "passed": true }, "temperature": { "current": 41 },
+            "nvme_smart_health_information_log": { "critical_warning": 2, "available_spare": 100, "available_spare_threshold": 10,
+                "percentage_used": 3, "media_errors": 0 },
+        });
+        let health = read("/dev/nvme0n1p2".to_owned(), &nvme).unwrap();
+        assert_eq!(
+            (health.temperature_celsius, health.percentage_used, health.media_errors),
+            (Some(41), Some(3), Some(0))
+        );
+        assert!(health.failing.is_empty(), "warmth is no failure: {health:?}");
+        let ata = json!({ "smart_status": { "passed": true }, "ata_smart_attributes": { "table": [
+            { "id": 5, "raw": { "value": 3 } }, { "id": 9, "raw": { "value": 40000 } } ] } });
+        assert!(failing(&ata).is_empty());
+        assert_eq!(read("/dev/loop0".to_owned(), &json!({ "smartctl": {} })), None);
+    }
+
+    #[test]
+    fn what_foretells_failure_is_said() {
+        assert_eq!(failing(&json!({ "smart_status": { "passed": false } })).len(), 1);
+        let worn = json!({ "nvme_smart_health_information_log": { "available_spare": 4, "available_spare_threshold": 10 } });
+        assert_eq!(failing(&worn), ["4 % of its spare blocks are left, 10 % are the least"]);
+        for (bits, fails) in [(0b0100, true), (0b1000, true), (0b0001, false), (0b0010, false)] {
+            let value = json!({ "nvme_smart_health_information_log": { "critical_warning": bits } });
+            assert_eq!(!failing(&value).is_empty(), fails, "{bits}");
+        }
+        for id in [5, 197, 198] {
+            let value =
+                json!({ "ata_smart_attributes": { "table": [{ "id": id, "raw": { "value": 10 } }] } });
+            assert_eq!(failing(&value).len(), 1, "{id}");
+        }
+    }
+}
