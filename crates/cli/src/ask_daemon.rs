@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use pinstripe_control::{
     client::{Client, ClientError},
-    daemon::{ArrayStatus, Change, DiskHealth, Effect, Reloaded, Status, sockets},
+    daemon::{AlertStatus, ArrayStatus, Change, Effect, Reloaded, Status, sockets},
     text::{printable, printable_lines},
 };
 use serde_json::Value;
@@ -69,6 +69,9 @@ pub fn status(arguments: &StatusArguments) -> Result<(), Failure> {
         lines
             .push(format!("members have been looked for since {}: a device does not answer\n", ago(seconds)));
     }
+    let alert =
+        |alert: &AlertStatus| format!("alert: {}: {}\n", printable(&alert.array), printable(&alert.message));
+    lines.extend(status.alerts.iter().map(alert));
     lines.extend(status.remarks.iter().map(|remark| printable(remark) + "\n"));
     if let Some(error) = &status.configuration_error {
         let words = "the configuration has changed and can't be taken; the daemon goes by the earlier one";
@@ -91,17 +94,8 @@ fn in_words(array: &ArrayStatus) -> String {
         next_try_seconds.map(next).unwrap_or_default(),
         why.as_ref().map(|why| format!(": {}", printable_lines(why))).unwrap_or_default(),
         "\n".to_owned(),
-        array.disks.iter().map(failing_words).collect(),
     ]
     .concat()
-}
-
-/// A line of a disk that is failing.
-fn failing_words(disk: &DiskHealth) -> String {
-    if disk.failing.is_empty() {
-        return String::new();
-    }
-    format!("  {} is failing: {}\n", printable(&disk.device), printable(&disk.failing.join("; ")))
 }
 
 pub fn reload(arguments: &ReloadArguments) -> Result<(), Failure> {

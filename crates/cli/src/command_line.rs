@@ -19,7 +19,7 @@ use pinstripe_engine::options::JournalMode;
 use pinstripe_md::{identity::SetName, level::Level, superblock::MetadataVersion};
 use thiserror::Error;
 
-pub use maintenance::{CheckArguments, MonitorArguments, RepairArguments, SyncArguments};
+pub use maintenance::{CheckArguments, EventsArguments, MonitorArguments, RepairArguments, SyncArguments};
 pub use remote::{DiscoverArguments, Offload, RemoteArguments, TargetArguments};
 pub use service::{
     AssembleArguments, ConfigAction, ConfigArguments, ConfigCheckArguments, ConfigurationArguments,
@@ -143,6 +143,11 @@ pub enum Command {
     /// Rebuild80, RebuildFinished, SpareActive, SparesMissing, DeviceDisappeared, NewArray), and
     /// MismatchFound, ArrayFailed, MemberBack, NotTakenBack and MoveSpare.
     Monitor(MonitorArguments),
+    /// Show what has happened to arrays, as the daemon has kept it.
+    ///
+    /// Events of the arrays' servers, starts and ends of servers, and alerts when they began and were over;
+    /// the oldest first. What a person should have seen to has a `!`.
+    Events(EventsArguments),
     /// Stop an array that is served, and wait until it has stopped.
     ///
     /// Refused while clients are connected; `detail` lists them. SIGTERM ends the server in any case.

@@ -37,6 +37,7 @@ mod daemon;
 mod demo;
 mod discover;
 mod ending;
+mod events;
 mod examine;
 mod exchange;
 mod failure;
@@ -119,6 +120,7 @@ pub fn main() -> ExitCode {
         Command::Check(arguments) => scrub::check(&arguments),
         Command::Repair(arguments) => scrub::repair(&arguments),
         Command::Sync(arguments) => scrub::sync(&arguments),
+        Command::Events(arguments) => events::run(&arguments),
         Command::Monitor(arguments) => monitor::run(&arguments),
         Command::Stop(arguments) => steer::stop(&arguments),
         Command::Ublk(arguments) => match arguments.action {

@@ -11,9 +11,9 @@ use toml::{
 };
 
 use crate::{
-    Array, Place, Problem, Scan, Setting, Settings, Value,
+    Alerts, Array, Place, Problem, Scan, Setting, Settings, Value,
     duties::Duties,
-    keys::{ARRAY, AUTO, DUTIES, Kind, OPTIONS, SCAN, Where},
+    keys::{ALERTS, ARRAY, AUTO, DUTIES, Kind, OPTIONS, SCAN, Where},
     members,
 };
 
@@ -28,9 +28,11 @@ pub enum Section {
     Defaults(Defaults),
     /// `[scan]`.
     Scan(Scan),
+    /// `[alerts]`.
+    Alerts(Alerts),
     /// `[[array]]`.
     Array(RawArray),
-    /// A key of `[defaults]` or `[scan]`, which can stand in one file only.
+    /// A key of a section that isn't an array's, which can stand in one file only.
     Key(String, Place),
 }
 
@@ -81,12 +83,13 @@ pub fn sections(path: &Path, text: &str, problems: &mut Vec<Problem>) -> Vec<Sec
     for (key, value) in table.get_ref() {
         let span = value.span();
         let name = key.get_ref();
-        if let ("defaults" | "scan", DeValue::Table(table)) = (name.as_ref(), value.get_ref()) {
+        if let ("defaults" | "scan" | "alerts", DeValue::Table(table)) = (name.as_ref(), value.get_ref()) {
             let of = |own: &Spanned<_>| (format!("[{name}] {}", own.get_ref()), file.place(&own.span()));
             sections.extend(table.keys().map(of).map(|(own, place)| Section::Key(own, place)));
         }
         match (key.get_ref().as_ref(), value.get_ref()) {
             ("defaults", DeValue::Table(table)) => sections.push(Section::Defaults(file.defaults(table))),
+            ("alerts", DeValue::Table(table)) => sections.push(Section::Alerts(file.alerts(table))),
             ("scan", DeValue::Table(table)) => sections.push(Section::Scan(file.scan(table))),
             ("array", DeValue::Array(all)) if all.iter().all(|array| array.get_ref().is_table()) => {
                 for array in all {
@@ -94,14 +97,14 @@ pub fn sections(path: &Path, text: &str, problems: &mut Vec<Problem>) -> Vec<Sec
                     sections.extend(file.array(table, &array.span()).map(Section::Array));
                 }
             }
-            ("defaults" | "scan", _) => {
+            ("defaults" | "scan" | "alerts", _) => {
                 file.problem(span, format!("{} is a section: write [{}]", key.get_ref(), key.get_ref()));
             }
             ("array", _) => {
                 file.problem(span, "every array is a section of its own: write [[array]]".to_owned());
             }
             (name, _) => {
-                let words = "there are [defaults], [scan] and [[array]]";
+                let words = "there are [defaults], [scan], [alerts] and [[array]]";
                 file.problem(key.span(), format!("unknown section or key \"{}\": {words}", printable(name)));
             }
         }
@@ -201,6 +204,36 @@ impl File<'_> {
             }
         }
         scan
+    }
+
+    fn alerts(&mut self, table: &DeTable<'_>) -> Alerts {
+        let mut alerts = Alerts::default();
+        for (key, value) in table {
+            let name = key.get_ref().as_ref();
+            let Some(known) = ALERTS.iter().find(|known| known.name == name) else {
+                self.unknown(key.span(), name, "[alerts]", ALERTS.iter().map(|key| key.name));
+                continue;
+            };
+            let Some(Value::Text(text)) = self.value(name, known.kind, value) else { continue };
+            let is_web = text.starts_with("https://") || text.starts_with("http://");
+            let wrong = match name {
+                "mail" if text.is_empty() || text.contains(|c: char| c.is_whitespace() || c.is_control()) => {
+                    "a mail address has no spaces"
+                }
+                "webhook" if !is_web => "a webhook is a URL that begins with https:// or http://",
+                _ => "",
+            };
+            if !wrong.is_empty() {
+                self.problem(value.span(), format!("\"{name}\": {wrong}"));
+                continue;
+            }
+            match name {
+                "program" => alerts.program = Some(text.into()),
+                "mail" => alerts.mail = Some(text),
+                _ => alerts.webhook = Some(text),
+            }
+        }
+        alerts
     }
 
     fn array(&mut self, table: &DeTable<'_>, span: &Range<usize>) -> Option<RawArray> {

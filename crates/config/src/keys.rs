@@ -165,6 +165,26 @@ pub const DUTIES: [Key; 4] = [
     },
 ];
 
+/// The keys of `[alerts]`.
+pub const ALERTS: [Key; 3] = [
+    Key {
+        name: "program",
+        kind: Kind::Path,
+        doc: "A program that is run for each alert, with the arguments `raised` or `cleared`, the alert's \
+            kind, the array and the device (empty if it is about the array), and JSON on its standard input.",
+    },
+    Key {
+        name: "mail",
+        kind: Kind::Text,
+        doc: "The mail address that gets each alert, by `/usr/sbin/sendmail`.",
+    },
+    Key {
+        name: "webhook",
+        kind: Kind::Text,
+        doc: "The URL (`https://` or `http://`) to which each alert is sent as JSON, by `curl`.",
+    },
+];
+
 /// The keys of `[scan]`.
 pub const SCAN: [Key; 2] = [
     Key {

@@ -181,9 +181,22 @@ pub struct Scan {
     pub all: bool,
 }
 
+/// `[alerts]`: where the daemon sends alerts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Alerts {
+    /// A program that is run for each.
+    pub program: Option<PathBuf>,
+    /// A mail address.
+    pub mail: Option<String>,
+    /// A URL that gets each as JSON.
+    pub webhook: Option<String>,
+}
+
 /// All that the files say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Configuration {
+    /// Where alerts are sent.
+    pub alerts: Alerts,
     /// Where members are searched for.
     pub scan: Scan,
     /// The arrays, in the order of the files.
@@ -292,6 +305,12 @@ impl Reader {
                 Section::Scan(scan) => {
                     configuration.scan.devices = configuration.scan.devices.take().or(scan.devices);
                     configuration.scan.all |= scan.all;
+                }
+                Section::Alerts(Alerts { program, mail, webhook }) => {
+                    let all = &mut configuration.alerts;
+                    all.program = all.program.take().or(program);
+                    all.mail = all.mail.take().or(mail);
+                    all.webhook = all.webhook.take().or(webhook);
                 }
                 Section::Array(array) => arrays.push(array),
             }

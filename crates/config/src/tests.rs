@@ -84,11 +84,11 @@ fn an_array_is_the_one_of_its_uuid_and_its_name() {
 #[test]
 fn every_error_is_said_with_its_line() {
     errors(
-        "[defaults]\nshard = 2\nmember_timeout = 3\n[alerts]\n",
+        "[defaults]\nshard = 2\nmember_timeout = 3\n[alert]\n",
         &[
             "2: unknown key \"shard\": [defaults] has ublk, dhchap-hosts",
             "3: unknown key \"member_timeout\": the key is \"member-timeout\"",
-            "4: unknown section or key \"alerts\"",
+            "4: unknown section or key \"alert\"",
         ],
     );
     errors(
@@ -104,6 +104,15 @@ fn every_error_is_said_with_its_line() {
     );
     errors("[[array]]\nname = 'a'\nname = 'b'\n", &["3: duplicate key"]);
     errors("[[array]]\nname = \n", &["2: "]);
+    errors(
+        "[alerts]\nprogram = 'x'\nmail = 'a b'\nwebhook = 'ftp://x'\nmails = 'root'\n",
+        &[
+            "2: \"program\" must be an absolute path",
+            "3: \"mail\": a mail",
+            "4: \"webhook\": a webhook",
+            "5: unknown key \"mails\"",
+        ],
+    );
     errors("array = 3\ndefaults = 4\n", &["1: every array", "2: defaults is a section"]);
 }
 

@@ -43,6 +43,9 @@ pub struct Status {
     pub looking_seconds: Option<u64>,
     /// What the latest look could not read.
     pub remarks: Vec<String>,
+    /// The alerts that aren't over.
+    #[serde(default)]
+    pub alerts: Vec<AlertStatus>,
     /// The arrays that it starts, or has found served.
     pub arrays: Vec<ArrayStatus>,
 }
@@ -76,6 +79,22 @@ pub struct ArrayStatus {
     /// What its disks say of their health; empty until they were asked, and without smartctl.
     #[serde(default)]
     pub disks: Vec<DiskHealth>,
+}
+
+/// Something that a person should see to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AlertStatus {
+    /// The array's name, or its UUID.
+    pub array: String,
+    /// `NotServed`, `Silent`, `Failed`, `Degraded`, `JournalFailed`, `BadSectors`, `DiskFailing` or
+    /// `Mismatch`.
+    pub alert: String,
+    /// The member that it is about; empty if it is about the array.
+    pub device: String,
+    /// Since when, in seconds since the epoch.
+    pub since: u64,
+    /// A sentence.
+    pub message: String,
 }
 
 /// What a member's disk says of itself.

@@ -83,6 +83,24 @@ impl From<SyncAction> for SyncChange {
 }
 
 #[derive(Debug, Args)]
+pub struct EventsArguments {
+    /// The array's name; all arrays without
+    pub array: Option<String>,
+    /// Only what happened within this time, such as 2days or 3h
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub since: Option<std::time::Duration>,
+    /// Only what a person should have seen to
+    #[arg(long)]
+    pub alarming: bool,
+    /// Go on with what happens, until it is ended
+    #[arg(long, short)]
+    pub follow: bool,
+    /// Print JSON lines
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
 pub struct MonitorArguments {
     /// The arrays' names, or the paths of their control sockets. The arrays need not be served yet
     #[arg(required = true, value_name = "ARRAY", value_hint = ValueHint::FilePath)]

@@ -23,9 +23,6 @@ use serde_json::Value;
 
 use crate::failure::Failure;
 
-/// Names another folder for what outlives a boot.
-const VARIABLE: &str = "PINSTRIPE_STATE_DIR";
-const FOLDER: &str = "/var/lib/pinstripe";
 /// How often it is looked how far a check is, and whether its window is still open.
 const LOOK: Duration = Duration::from_secs(10);
 /// Pause of the thread that looks.
@@ -86,14 +83,9 @@ pub fn is_due(duties: &Duties, record: &Record, now: Moment) -> bool {
 
 /// Where the records are.
 #[derive(Clone)]
-pub struct Records(PathBuf);
+pub struct Records(pub PathBuf);
 
 impl Records {
-    pub fn new() -> Self {
-        let given = std::env::var_os(VARIABLE).map(PathBuf::from).filter(|path| path.is_absolute());
-        Self(given.unwrap_or_else(|| PathBuf::from(FOLDER)))
-    }
-
     fn path(&self, uuid: &str) -> PathBuf {
         let digits: String = uuid.chars().filter(char::is_ascii_hexdigit).collect();
         self.0.join(format!("{digits}.check"))

@@ -1,18 +1,26 @@
 //! What the daemon does for arrays beside serving them: when each is due, and what is said of it.
 
-use std::time::Duration;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use pinstripe_config::duties::Health;
-use pinstripe_control::daemon::DiskHealth;
+use pinstripe_control::Detail;
 
 use super::{
     Daemon, Message,
+    alerts::{self, Book},
     checks::{self, Checked, Moment, Records},
-    groups, health, threads,
+    groups::{self, Grouped, Move, Moved},
+    health,
+    secretary::{self, Errand},
+    threads,
 };
 
-/// How often it is looked whether a spare is to move.
-const GROUPS: Duration = Duration::from_secs(5);
+/// How often servers are asked how their arrays are.
+const SURVEY: Duration = Duration::from_secs(5);
 /// How often disks are asked how they are.
 const HEALTH: Duration = Duration::from_hours(1);
 /// Pause after a check that could not be, or that a person has stopped.
@@ -23,13 +31,27 @@ pub struct Chores {
     pub records: Records,
     /// The array that is being checked.
     checking: Option<String>,
-    groups: Groups,
+    survey: Survey,
     visit: Visit,
+    /// Arrays without a spare.
+    lacking: groups::Memory,
+    /// A spare is being moved.
+    moves: bool,
+    pub book: Book,
 }
 
 impl Chores {
-    pub fn new() -> Self {
-        Self { records: Records::new(), checking: None, groups: Groups::default(), visit: Visit::default() }
+    /// With the alerts that weren't over when the last daemon ended.
+    pub fn new(folder: &Path) -> Self {
+        Self {
+            records: Records(folder.to_owned()),
+            checking: None,
+            survey: Survey::default(),
+            visit: Visit::default(),
+            lacking: groups::Memory::default(),
+            moves: false,
+            book: Book::of_json(&fs::read(folder.join(secretary::ALERTS)).unwrap_or_default()),
+        }
     }
 }
 
@@ -42,14 +64,13 @@ struct Visit {
     last: Option<Duration>,
 }
 
-/// Looks at the spares of groups.
+/// Asks servers how their arrays are.
 #[derive(Default)]
-struct Groups {
-    /// One is under way.
-    looks: bool,
-    /// The last one began then.
-    last: Duration,
-    memory: groups::Memory,
+struct Survey {
+    /// They are being asked.
+    under_way: bool,
+    /// When they were asked the last time.
+    last: Option<Duration>,
 }
 
 impl Daemon {
@@ -59,7 +80,7 @@ impl Daemon {
             return;
         }
         self.check_if_due();
-        self.look_at_spares();
+        self.survey();
         self.visit_disks();
     }
 
@@ -118,8 +139,7 @@ impl Daemon {
 
     fn tell(&self, notes: Vec<groups::Note>) {
         for note in notes {
-            let log = self.log.of(&note.label);
-            if note.alarming { log.warn(&note.sentence) } else { log.note(&note.sentence) }
+            self.record(&note.label, note.event, note.sentence, note.alarming);
         }
     }
 
@@ -152,48 +172,90 @@ impl Daemon {
     pub fn visited(&mut self, (all, notes): health::Visit) {
         self.chores.visit.under_way = false;
         for (key, disks) in all {
-            self.compare_health(&key, disks);
-        }
-        self.tell(notes);
-    }
-
-    /// A disk that has begun to fail is told of, once.
-    fn compare_health(&mut self, key: &str, disks: Vec<DiskHealth>) {
-        let Some(kept) = self.arrays.get_mut(key) else { return };
-        let before = kept.disks.replace(disks).unwrap_or_default();
-        for disk in kept.disks.iter().flatten().filter(|disk| !disk.failing.is_empty()) {
-            let is_known = before.iter().any(|old| old.device == disk.device && !old.failing.is_empty());
-            if !is_known {
-                let why = disk.failing.join("; ");
-                self.log.of(&kept.label).warn(&format!("{} is failing: {why}: replace it", disk.device));
+            if let Some(kept) = self.arrays.get_mut(&key) {
+                kept.disks = Some(disks);
             }
         }
-    }
-
-    pub fn grouped(&mut self, memory: groups::Memory, notes: Vec<groups::Note>) {
-        (self.chores.groups.looks, self.chores.groups.memory) = (false, memory);
         self.tell(notes);
     }
 
-    fn look_at_spares(&mut self) {
+    /// Asks all servers how their arrays are.
+    fn survey(&mut self) {
         let now = self.now();
-        if self.chores.groups.looks || now.saturating_sub(self.chores.groups.last) < GROUPS {
+        let survey = &mut self.chores.survey;
+        if survey.under_way || survey.last.is_some_and(|last| now.saturating_sub(last) < SURVEY) {
             return;
         }
-        self.chores.groups.last = now;
+        survey.last = Some(now);
+        let asked = self.arrays.iter().filter_map(|(key, kept)| Some((key.clone(), kept.answering()?)));
+        let asked: Vec<(String, PathBuf)> = asked.collect();
+        let sender = self.sender.clone();
+        let spawned = threads::spawn("survey", move || {
+            let _ = sender.send(Message::Surveyed(threads::details(asked)));
+        });
+        self.chores.survey.under_way = spawned.is_ok();
+    }
+
+    pub fn surveyed(&mut self, details: Vec<(String, Detail)>) {
+        self.chores.survey.under_way = false;
+        for kept in self.arrays.values_mut() {
+            kept.detail = None;
+        }
+        for (key, detail) in details {
+            if let Some(kept) = self.arrays.get_mut(&key) {
+                kept.detail = Some(detail);
+            }
+        }
+        self.move_spare();
+        self.raise_alerts();
+    }
+
+    /// Has a spare move to another array of its group, if one is to move.
+    fn move_spare(&mut self) {
+        let now = self.now();
         let grouped = self.arrays.iter().filter_map(|(key, kept)| {
             let (group, control) = (kept.duties.spare_group.clone()?, kept.answering()?);
-            Some(groups::Grouped { key: key.clone(), label: kept.label.clone(), control, group })
+            let grouped = Grouped { key: key.clone(), label: kept.label.clone(), control, group };
+            Some((grouped, kept.detail.clone()?))
         });
-        let grouped: Vec<groups::Grouped> = grouped.collect();
-        if grouped.len() < 2 {
+        let grouped: Vec<(Grouped, Detail)> = grouped.collect();
+        let chosen = groups::choose(&grouped, &mut self.chores.lacking, now);
+        let Some(Move { from, to, spare }) = chosen.filter(|_| !self.chores.moves) else { return };
+        let (giving, wanting) = (grouped[from].0.clone(), grouped[to].0.clone());
+        let sender = self.sender.clone();
+        let spawned = threads::spawn("move", move || {
+            let _ = sender.send(Message::Moved(groups::carry_out(&giving, &wanting, &spare)));
+        });
+        self.chores.moves = spawned.is_ok();
+    }
+
+    pub fn moved(&mut self, moved: Moved) {
+        self.chores.moves = false;
+        self.chores.lacking.refused.extend(moved.refused);
+        self.tell(moved.notes);
+    }
+
+    /// Tells of what has begun to be wrong, and of what is right again.
+    fn raise_alerts(&mut self) {
+        let (now, moment) = (self.now(), Moment::now().seconds);
+        let mut told = Vec::new();
+        for kept in self.arrays.values() {
+            let current = alerts::of(&kept.status(now), kept.detail.as_ref());
+            told.extend(self.chores.book.update(&kept.label, current, kept.detail.is_some(), moment));
+        }
+        if told.is_empty() {
             return;
         }
-        let (memory, sender) = (self.chores.groups.memory.clone(), self.sender.clone());
-        let spawned = threads::spawn("groups", move || {
-            let (memory, notes) = groups::look(grouped, memory, now);
-            let _ = sender.send(Message::Grouped(memory, notes));
-        });
-        self.chores.groups.looks = spawned.is_ok();
+        for tell in told {
+            let (message, kind) = (&tell.open.message, &tell.subject.kind);
+            let (sentence, event) = if tell.cleared {
+                (format!("is over: {message}"), format!("{kind}Cleared"))
+            } else {
+                (message.clone(), kind.clone())
+            };
+            self.record(&tell.subject.array, &event, sentence, !tell.cleared);
+            self.secretary.ask(Errand::Send(tell, self.configuration.alerts.clone()));
+        }
+        self.secretary.ask(Errand::Book(self.chores.book.to_json()));
     }
 }

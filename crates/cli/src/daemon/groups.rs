@@ -10,7 +10,6 @@ use pinstripe_control::{
     AddParameters, AddResult, Detail, DeviceResult, MemberName,
     client::{Client, ClientError},
 };
-use serde_json::Value;
 
 /// How long a slot has been empty before a spare of another array is moved to it: its member may come back.
 const EMPTY: Duration = Duration::from_secs(10);
@@ -31,9 +30,9 @@ pub struct Grouped {
 /// A spare that is to move.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Move {
-    from: usize,
-    to: usize,
-    spare: String,
+    pub from: usize,
+    pub to: usize,
+    pub spare: String,
 }
 
 /// What is known of earlier looks.
@@ -42,11 +41,11 @@ pub struct Memory {
     /// Since when each array has lacked a spare, by its key.
     lacking: BTreeMap<String, Duration>,
     /// Spares that an array has refused, by its key.
-    refused: BTreeSet<(String, String)>,
+    pub refused: BTreeSet<(String, String)>,
 }
 
 /// The spare that is to move now, if one is. Pure.
-fn choose(arrays: &[(Grouped, Detail)], memory: &mut Memory, now: Duration) -> Option<Move> {
+pub fn choose(arrays: &[(Grouped, Detail)], memory: &mut Memory, now: Duration) -> Option<Move> {
     let lacking: Vec<usize> = (0..arrays.len()).filter(|index| lacks_spare(&arrays[*index].1)).collect();
     memory.lacking.retain(|key, _| lacking.iter().any(|index| arrays[*index].0.key == *key));
     for to in lacking {
@@ -86,39 +85,42 @@ fn lacks_spare(detail: &Detail) -> bool {
 #[derive(Debug)]
 pub struct Note {
     pub label: String,
+    /// What kind of event it is.
+    pub event: &'static str,
     pub alarming: bool,
     pub sentence: String,
 }
 
-/// Looks at all arrays of groups, and moves a spare if one is to move.
-pub fn look(grouped: Vec<Grouped>, mut memory: Memory, now: Duration) -> (Memory, Vec<Note>) {
-    let detail = |array: Grouped| -> Option<(Grouped, Detail)> {
-        let detail =
-            connect(&array.control).and_then(|mut client| client.call("detail", Value::Null)).ok()?;
-        Some((array, detail))
+/// What came of a move.
+#[derive(Debug)]
+pub struct Moved {
+    pub notes: Vec<Note>,
+    /// The array that could not have it, by its key, and the spare.
+    pub refused: Option<(String, String)>,
+}
+
+/// Moves a spare.
+pub fn carry_out(giving: &Grouped, wanting: &Grouped, spare: &str) -> Moved {
+    let note = |label: &str, alarming, sentence| Note {
+        label: label.to_owned(),
+        event: "MoveSpare",
+        alarming,
+        sentence,
     };
-    let arrays: Vec<(Grouped, Detail)> = grouped.into_iter().filter_map(detail).collect();
-    let Some(Move { from, to, spare }) = choose(&arrays, &mut memory, now) else {
-        return (memory, Vec::new());
-    };
-    let (giving, wanting) = (&arrays[from].0, &arrays[to].0);
-    let note = |label: &str, alarming, sentence| Note { label: label.to_owned(), alarming, sentence };
-    let moved = move_spare(giving, wanting, &spare);
-    let notes = match moved {
-        Ok(()) => vec![
-            note(&wanting.label, false, format!("has got {spare}, a spare of {}", giving.label)),
-            note(&giving.label, true, format!("has given its spare {spare} to {}", wanting.label)),
-        ],
+    match move_spare(giving, wanting, spare) {
+        Ok(()) => Moved {
+            notes: vec![
+                note(&wanting.label, false, format!("has got {spare}, a spare of {}", giving.label)),
+                note(&giving.label, true, format!("has given its spare {spare} to {}", wanting.label)),
+            ],
+            refused: None,
+        },
         Err(why) => {
-            memory.refused.insert((wanting.key.clone(), spare.clone()));
-            vec![note(
-                &wanting.label,
-                true,
-                format!("could not get {spare}, a spare of {}: {why}", giving.label),
-            )]
+            let sentence = format!("could not get {spare}, a spare of {}: {why}", giving.label);
+            let refused = Some((wanting.key.clone(), spare.to_owned()));
+            Moved { notes: vec![note(&wanting.label, true, sentence)], refused }
         }
-    };
-    (memory, notes)
+    }
 }
 
 fn connect(control: &Path) -> Result<Client, ClientError> {
@@ -147,7 +149,7 @@ fn move_spare(giving: &Grouped, wanting: &Grouped, spare: &str) -> Result<(), St
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 

@@ -179,18 +179,12 @@ fn replace(client: &mut Client, detail: &Detail, disk: &DiskHealth, label: &str)
     let parameters = ReplaceParameters { slot, device: None, with: None, force: false };
     let replaced = client.call::<DeviceResult>("replace", parameters);
     let device = &disk.device;
-    Some(match replaced {
-        Ok(DeviceResult { device: spare, .. }) => Note {
-            label: label.to_owned(),
-            alarming: true,
-            sentence: format!("{device} is failing, and is being replaced by {spare}"),
-        },
-        Err(error) => Note {
-            label: label.to_owned(),
-            alarming: true,
-            sentence: format!("{device} is failing, and could not be replaced: {error}"),
-        },
-    })
+    let what = match replaced {
+        Ok(DeviceResult { device: spare, .. }) => format!("is being replaced by {spare}"),
+        Err(error) => format!("could not be replaced: {error}"),
+    };
+    let sentence = format!("{device} is failing ({}), and {what}", disk.failing.join("; "));
+    Some(Note { label: label.to_owned(), event: "DiskFailing", alarming: true, sentence })
 }
 
 #[cfg(test)]

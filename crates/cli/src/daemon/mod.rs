@@ -8,6 +8,8 @@
 //!   checks     when an array is checked, and how far that is
 //!   groups     spares that move between arrays
 //!   health     what disks say of themselves
+//!   alerts     what a person should see to, told once and cleared once. Pure
+//!   secretary  keeps the history of events, and sends alerts
 //!   reload     what a new configuration changes
 //!   orphans    ended processes that nothing else waits for, where this is process 1
 //! ```
@@ -16,6 +18,7 @@
 //! I/O stops; the next one finds the servers by their control sockets. One thread has all state and decides;
 //! the others tell it what they found.
 
+mod alerts;
 mod checks;
 mod chores;
 mod groups;
@@ -23,8 +26,11 @@ mod health;
 mod orphans;
 mod phase;
 mod reload;
+mod secretary;
 mod socket;
 mod threads;
+
+pub use secretary::{HISTORY, HISTORY_BEFORE};
 
 use std::{
     collections::BTreeMap,
@@ -37,8 +43,9 @@ use std::{
 
 use pinstripe_config::{Configuration, duties::Duties};
 use pinstripe_control::{
-    CallError, Version, code,
+    CallError, Detail, Version, code,
     daemon::{ArrayStatus, Command, DiskHealth, Reloaded, Status},
+    maintenance::Event,
 };
 use rustix::fs::{FlockOperation, OFlags, flock};
 use serde_json::{Value, json};
@@ -50,7 +57,8 @@ use signal_hook::{
 use self::{
     checks::{Checked, Record},
     chores::Chores,
-    phase::{Action, Course, Phase},
+    phase::{Action, Course, Ending, Phase},
+    secretary::{Errand, Secretary},
     threads::{Follower, News},
 };
 use crate::{
@@ -68,6 +76,12 @@ const TICK: Duration = Duration::from_millis(500);
 /// and another process can hold them now and not later.
 const LOOK: Duration = Duration::from_secs(10);
 
+/// How long the end waits for what is still to be kept or sent.
+const FINISH: Duration = Duration::from_secs(2);
+/// Names another folder for what outlives a boot.
+const STATE_VARIABLE: &str = "PINSTRIPE_STATE_DIR";
+const STATE_FOLDER: &str = "/var/lib/pinstripe";
+
 /// What the other threads tell.
 enum Message {
     /// A look for members is over.
@@ -80,8 +94,10 @@ enum Message {
     Checked { key: String, outcome: Result<Checked, String> },
     /// The disks were asked how they are.
     Visited(health::Visit),
-    /// A look at the spares of groups is over.
-    Grouped(groups::Memory, Vec<groups::Note>),
+    /// What the servers say of their arrays.
+    Surveyed(Vec<(String, Detail)>),
+    /// What came of the move of a spare.
+    Moved(groups::Moved),
     /// A call, and where the answer goes.
     Call(Command, Sender<Result<Value, CallError>>),
     /// A signal.
@@ -103,6 +119,7 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
     let socket = socket::Socket::listen(&folder, sender.clone())?;
     orphans::reap_if_first()?;
     let log = ServerLog::new(arguments.json, "daemon")?;
+    let state = state_folder();
     let daemon = Daemon {
         given: arguments.configuration.config.clone(),
         stops_arrays: arguments.stop_arrays,
@@ -113,13 +130,20 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
         arrays: BTreeMap::new(),
         remarks: Vec::new(),
         look: Look::default(),
-        chores: Chores::new(),
+        chores: Chores::new(&state),
+        secretary: Secretary::new(state, log.clone())?,
         next_run: 0,
         stopping: false,
         sender,
         log,
     };
     daemon.run(&messages, socket)
+}
+
+/// The folder for what outlives a boot.
+pub fn state_folder() -> PathBuf {
+    let given = std::env::var_os(STATE_VARIABLE).map(PathBuf::from).filter(|path| path.is_absolute());
+    given.unwrap_or_else(|| PathBuf::from(STATE_FOLDER))
 }
 
 /// Sees to it that there is one daemon: the file is locked while it lives.
@@ -155,6 +179,8 @@ struct Kept {
     check_not_before: Duration,
     /// What its disks said the last time; none until they were asked.
     disks: Option<Vec<DiskHealth>>,
+    /// What its server said the last time, if it did.
+    detail: Option<Detail>,
 }
 
 /// Looks for members.
@@ -185,6 +211,7 @@ struct Daemon {
     remarks: Vec<String>,
     look: Look,
     chores: Chores,
+    secretary: Secretary,
     next_run: u64,
     /// The end is wanted, and servers are being ended first.
     stopping: bool,
@@ -221,6 +248,7 @@ impl Daemon {
             format!("ends; servers go on: {}", left.join(", "))
         };
         self.log.note(&words);
+        self.secretary.finish(FINISH);
         self.log.flush();
         if self.stopping && !left.is_empty() {
             return Err(Failure::new(format!("ended before these arrays were stopped: {}", left.join(", "))));
@@ -278,7 +306,8 @@ impl Daemon {
                 let _ = answer.send(self.answer(command));
             }
             Message::Checked { key, outcome } => self.checked(&key, outcome),
-            Message::Grouped(memory, notes) => self.grouped(memory, notes),
+            Message::Surveyed(details) => self.surveyed(details),
+            Message::Moved(moved) => self.moved(moved),
             Message::Visited(visit) => self.visited(visit),
             Message::Signal(_) => {}
         }
@@ -304,6 +333,7 @@ impl Daemon {
                 record: Record::default(),
                 check_not_before: now,
                 disks: None,
+                detail: None,
             });
             kept.label.clone_from(&wanted.label);
             kept.duties = wanted.duties();
@@ -352,6 +382,14 @@ impl Daemon {
         }
     }
 
+    /// Tells of something that the daemon itself has found, and keeps it.
+    fn record(&self, array: &str, event: &str, message: String, alarming: bool) {
+        self.log.of(array).tell(alarming, &message);
+        let time = UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
+        let event = Event { number: 0, time, event: event.to_owned(), device: None, alarming, message };
+        self.secretary.ask(Errand::Keep { array: array.to_owned(), event });
+    }
+
     /// The array, unless what is told is of an earlier server of it.
     fn of_run(&mut self, key: &str, run: u64) -> Option<&mut Kept> {
         self.arrays.get_mut(key).filter(|kept| kept.run == run)
@@ -363,7 +401,7 @@ impl Daemon {
         let label = kept.label.clone();
         match outcome {
             Outcome::Started(started) => {
-                self.log.of(&label).note(&format!("was started: {}", started.in_words()));
+                self.record(&label, "Started", format!("was started: {}", started.in_words()), false);
                 let control = started.control().to_owned();
                 self.follow(key, control, Some(started.into_child()));
             }
@@ -374,7 +412,7 @@ impl Daemon {
             Outcome::WouldStart(_) => {}
             Outcome::NotStarted(why) => {
                 kept.course.not_started(why.clone(), now);
-                self.log.of(&label).warn(&format!("was not started: {why}"));
+                self.record(&label, "NotStarted", format!("was not started: {why}"), true);
             }
         }
         if self.stopping {
@@ -398,21 +436,16 @@ impl Daemon {
         let label = kept.label.clone();
         match news {
             News::Answers(control) => kept.course.answers(control, now),
-            News::Silent(why) => {
-                if matches!(kept.course.phase, Phase::Serving { silent: None, .. }) {
-                    kept.course.is_silent(why.clone());
-                    self.log.of(&label).warn(&why);
-                }
-            }
+            News::Silent(why) => kept.course.is_silent(why),
             News::Event(event) => {
-                let log = self.log.of(&label);
-                if event.alarming { log.warn(&event.message) } else { log.note(&event.message) }
+                self.log.of(&label).tell(event.alarming, &event.message);
+                self.secretary.ask(Errand::Keep { array: label, event });
             }
             News::Ended(ending) => {
                 kept.follower = None;
                 match &ending {
-                    phase::Ending::Ordered => self.log.of(&label).note("was stopped"),
-                    phase::Ending::Died(how) => self.log.of(&label).warn(how),
+                    Ending::Ordered => self.record(&label, "Stopped", "was stopped".to_owned(), false),
+                    Ending::Died(how) => self.record(&label, "ServerDied", how.clone(), true),
                 }
                 if let Some(kept) = self.of_run(key, run) {
                     kept.course.ended(ending, now);
@@ -483,6 +516,8 @@ impl Daemon {
         let reloaded = Reloaded { files: new.files.clone(), changes };
         self.log.note(&format!("the configuration was read again: {} files", new.files.len()));
         self.configuration = new;
+        let labels: Vec<&String> = self.arrays.values().map(|kept| &kept.label).collect();
+        self.chores.book.forget(|array| labels.iter().any(|label| *label == array));
         self.problem = None;
         self.look.wanted = true;
         Ok(reloaded)
@@ -497,6 +532,7 @@ impl Daemon {
             configuration_error: self.problem.clone(),
             looking_seconds: self.look.since.map(|since| since.elapsed().as_secs()),
             remarks: self.remarks.clone(),
+            alerts: self.chores.book.status(),
             arrays: self.arrays.values().map(|kept| kept.status(self.now())).collect(),
         }
     }

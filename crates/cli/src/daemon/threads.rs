@@ -15,7 +15,7 @@ use std::{
 
 use pinstripe_config::Configuration;
 use pinstripe_control::{
-    StopParameters,
+    Detail, StopParameters,
     client::{Client, ClientError},
     maintenance::{Event, EventsParameters, EventsResult},
 };
@@ -25,6 +25,7 @@ use super::{Message, phase::Ending};
 use crate::{
     assemble::{Outcome, State, Wanted, Way, how, settle, wanted},
     command_line::Which,
+    list,
     serve::ServerLog,
 };
 
@@ -67,6 +68,18 @@ pub fn start(key: String, run: u64, wanted: Wanted, state: State, sender: Sender
         let way = Way { timeout: Duration::MAX, dry_run: false, quiet: true };
         let outcome: Box<Outcome> = Box::new(settle(&wanted, state, way));
         let _ = sender.send(Message::Started { key, run, outcome });
+    })
+}
+
+/// What the servers with these control sockets say, each under its key, where they answer.
+pub fn details(asked: Vec<(String, PathBuf)>) -> Vec<(String, Detail)> {
+    thread::scope(|scope| {
+        let all: Vec<_> = asked
+            .into_iter()
+            .map(|(key, control)| scope.spawn(move || list::ask(&control).ok().map(|detail| (key, detail))))
+            .collect();
+        // A thread that panics ends the process.
+        all.into_iter().filter_map(|thread| thread.join().ok().flatten()).collect()
     })
 }
 

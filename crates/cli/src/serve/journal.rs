@@ -83,6 +83,11 @@ impl ServerLog {
         self.say("note", sentence);
     }
 
+    /// The one or the other.
+    pub fn tell(&self, alarming: bool, sentence: &str) {
+        if alarming { self.warn(sentence) } else { self.note(sentence) }
+    }
+
     fn say(&self, event: &str, sentence: &str) {
         let time = UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
         let line = if self.json {

@@ -412,8 +412,6 @@ fn a_member_whose_disk_says_that_it_fails_is_replaced_by_a_spare() {
     let status = daemon.wait("its disks were asked", |status| of(status, "data")["disks"][3].is_object());
     assert_eq!(of(&status, "data")["disks"][0]["temperature_celsius"], 40, "{status}");
     assert_eq!(of(&status, "data")["disks"][0]["failing"], Value::Array(Vec::new()), "{status}");
-    let text = configured.run(&["status"]).ok().out;
-    assert!(text.contains(&format!("{} is failing: its own judgement", paths[1])), "{text}");
     let begun = Instant::now();
     loop {
         let detail = configured.run(&["detail", "data", "--json"]).ok().json();
@@ -423,8 +421,96 @@ fn a_member_whose_disk_says_that_it_fails_is_replaced_by_a_spare() {
         assert!(begun.elapsed() < LIMIT, "{detail}\n{}", daemon.log());
         thread::sleep(Duration::from_millis(100));
     }
-    assert!(daemon.log().contains("and is being replaced by"), "{}", daemon.log());
+    let told = format!(
+        "{} is failing (its own judgement is that it fails), and is being replaced by {}",
+        paths[1], paths[3]
+    );
+    assert!(daemon.log().contains(&told), "{}", daemon.log());
     drop(daemon);
     configured.run(&["stop", "data"]).ok();
     assert_eq!(served.ended(), 0);
+}
+
+#[test]
+fn an_alert_is_sent_once_when_it_begins_and_once_when_it_is_over() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (sender, posts) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let _ = sender.send(post(&mut stream.unwrap()));
+        }
+    });
+    let alerts = format!("[alerts]\nprogram = '@/bin/alert'\nwebhook = 'http://{address}/hook'\n");
+    let configured = Configured::new(&format!("{alerts}{DATA}"));
+    configured.world.raid5(3);
+    configured.write("bin/alert", "#!/bin/sh\necho \"$1 $2 $3\" >>@/told\n");
+    let program = configured.world.path("bin/alert");
+    fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let told = || fs::read_to_string(configured.world.path("told")).unwrap_or_default();
+    let daemon = Daemon::start(&configured, &[]);
+    daemon.wait_for("data", "serving");
+    configured.run(&["fail", "data", "member1"]).ok();
+    let status = daemon.wait("it is told", |status| status["alerts"][0].is_object());
+    assert_eq!(status["alerts"][0]["alert"], "Degraded", "{status}");
+    let raised = posts.recv_timeout(LIMIT).unwrap();
+    assert_eq!(
+        (&raised["alert"], &raised["state"], &raised["array"]),
+        (&"Degraded".into(), &"raised".into(), &"data".into())
+    );
+    let text = configured.run(&["status"]).ok().out;
+    assert!(text.contains("alert: data: the array is degraded: slot 1"), "{text}");
+
+    // Another daemon knows that it was told.
+    daemon.signal("KILL");
+    daemon.ended();
+    let daemon = Daemon::start(&configured, &[]);
+    daemon.wait_for("data", "serving");
+    thread::sleep(Duration::from_secs(6));
+    configured.run(&["remove", "data", "member1"]).ok();
+    configured.run(&["add", "data", "member1", "--force"]).ok();
+    daemon.wait("it is over", |status| status["alerts"] == Value::Array(Vec::new()));
+    let cleared = posts.recv_timeout(LIMIT).unwrap();
+    assert_eq!((&cleared["alert"], &cleared["state"]), (&"Degraded".into(), &"cleared".into()));
+    daemon.signal("TERM");
+    daemon.ended();
+    assert_eq!(told(), "raised Degraded data\ncleared Degraded data\n");
+
+    let state = configured.world.path("state").display().to_string();
+    let history = |options: &[&str]| {
+        let ran =
+            configured.world.run_with(("PINSTRIPE_STATE_DIR", &state), &[&["events"], options].concat());
+        ran.ok().out
+    };
+    let all = history(&[]);
+    let order =
+        ["data: Started: ", "! data: Fail: ", "! data: Degraded: ", "data: DegradedCleared: is over: "];
+    let places: Vec<usize> =
+        order.iter().map(|words| all.find(words).unwrap_or_else(|| panic!("{words}: {all}"))).collect();
+    assert!(places.is_sorted(), "{all}");
+    assert!(!history(&["--alarming"]).contains("Started"));
+    let line = history(&["data", "--json", "--since", "1h"]);
+    assert!(serde_json::from_str::<Value>(line.lines().next().unwrap()).unwrap()["time"].is_u64(), "{line}");
+    assert_eq!(history(&["other"]), "");
+}
+
+/// The body of a request, which is answered.
+fn post(stream: &mut std::net::TcpStream) -> Value {
+    use std::io::{BufRead, BufReader, Read, Write};
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let mut length = 0;
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+            length = value.trim().parse().unwrap();
+        }
+        if line.trim().is_empty() {
+            break;
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).unwrap();
+    stream.write_all(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n").unwrap();
+    serde_json::from_slice(&body).unwrap()
 }

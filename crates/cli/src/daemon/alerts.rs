@@ -1,0 +1,229 @@
+//! What a person should know and see to: each told once when it begins, and once when it is over.
+
+use std::collections::BTreeMap;
+
+use pinstripe_control::{
+    Detail,
+    daemon::{AlertStatus, ArrayStatus},
+    detail::Member,
+};
+use serde::{Deserialize, Serialize};
+
+/// Seconds for which an array may be without a server before that is told: members come late at a boot.
+const UNSERVED_SECONDS: u64 = 60;
+
+/// By what an alert is told from others.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Subject {
+    /// The array's name, or its UUID.
+    pub array: String,
+    /// What kind it is.
+    pub kind: String,
+    /// The member that it is about; empty if it is about the array.
+    pub device: String,
+}
+
+/// An alert that isn't over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Open {
+    /// Seconds since the epoch.
+    pub since: u64,
+    /// A sentence.
+    pub message: String,
+}
+
+/// What is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tell {
+    pub subject: Subject,
+    pub open: Open,
+    /// It is over.
+    pub cleared: bool,
+}
+
+/// What is wrong with an array now. `detail`: what its server says, if it answers. Pure.
+pub fn of(status: &ArrayStatus, detail: Option<&Detail>) -> Vec<(Subject, String)> {
+    let mut all = Vec::new();
+    let mut add = |kind: &str, device: &str, message: String| {
+        let subject =
+            Subject { array: status.array.clone(), kind: kind.to_owned(), device: device.to_owned() };
+        all.push((subject, message));
+    };
+    let why = status.why.clone().unwrap_or_default();
+    match status.state.as_str() {
+        "waiting" | "failed" if status.seconds >= UNSERVED_SECONDS || status.failures > 1 => {
+            add("NotServed", "", format!("the array is not served: {why}"));
+        }
+        "silent" => add("Silent", "", why),
+        _ => {}
+    }
+    // One that was replaced since it was asked is none of the array's any more.
+    let is_part = |device: &String| {
+        let is_it = |member: &Member| member.device.as_ref() == Some(device);
+        detail.is_none_or(|detail| detail.members.iter().any(is_it) || detail.spares.contains(device))
+    };
+    for disk in status.disks.iter().filter(|disk| !disk.failing.is_empty() && is_part(&disk.device)) {
+        add("DiskFailing", &disk.device, format!("{} is failing: {}", disk.device, disk.failing.join("; ")));
+    }
+    if let Some(sectors) = status.checked_mismatched_sectors.filter(|sectors| *sectors > 0) {
+        let words = "see `pinstripe check` and `pinstripe repair`";
+        add("Mismatch", "", format!("{sectors} sectors of parity did not match the data: {words}"));
+    }
+    let Some(detail) = detail else { return all };
+    if detail.state == "failed" {
+        add("Failed", "", "the array has failed: more members are lost than it can do without".to_owned());
+    } else if detail.degraded {
+        let open = detail.members.iter().filter(|member| !member.is_whole());
+        let slots: Vec<String> = open.map(|member| format!("{} ({})", member.slot, member.state)).collect();
+        add("Degraded", "", format!("the array is degraded: slot {}", slots.join(", ")));
+    }
+    if detail.journal.as_ref().is_some_and(|journal| journal.failed) {
+        add("JournalFailed", "", "the journal has failed, and the array is read-only".to_owned());
+    }
+    for member in detail.members.iter().filter(|member| member.bad_sectors > 0) {
+        let device = member.device.clone().unwrap_or_default();
+        let sectors = member.bad_sectors;
+        add(
+            "BadSectors",
+            &device,
+            format!("{device} has {sectors} sectors that can't be read or written: replace it"),
+        );
+    }
+    all
+}
+
+/// Which kinds need an answer of the array's server to be over.
+fn needs_detail(kind: &str) -> bool {
+    matches!(kind, "Failed" | "Degraded" | "JournalFailed" | "BadSectors")
+}
+
+/// The alerts that aren't over.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Book(BTreeMap<Subject, Open>);
+
+impl Book {
+    /// What is new and what is over, of one array. `answers`: its server does.
+    pub fn update(
+        &mut self,
+        array: &str,
+        current: Vec<(Subject, String)>,
+        answers: bool,
+        now: u64,
+    ) -> Vec<Tell> {
+        let mut told = Vec::new();
+        let is_over = |subject: &Subject| {
+            subject.array == array
+                && (answers || !needs_detail(&subject.kind))
+                && !current.iter().any(|(current, _)| current == subject)
+        };
+        let over: Vec<Subject> = self.0.keys().filter(|subject| is_over(subject)).cloned().collect();
+        for subject in over {
+            let open = self.0.remove(&subject);
+            told.extend(open.map(|open| Tell { subject, open, cleared: true }));
+        }
+        for (subject, message) in current {
+            // What it is about can change its words without being told anew.
+            let known = self.0.contains_key(&subject);
+            let open = self.0.entry(subject.clone()).or_insert(Open { since: now, message: message.clone() });
+            open.message = message;
+            if !known {
+                told.push(Tell { subject, open: open.clone(), cleared: false });
+            }
+        }
+        told
+    }
+
+    /// Of arrays that are no concern any more.
+    pub fn forget(&mut self, is_known: impl Fn(&str) -> bool) {
+        self.0.retain(|subject, _| is_known(&subject.array));
+    }
+
+    /// For people and programs.
+    pub fn status(&self) -> Vec<AlertStatus> {
+        let status = |(subject, open): (&Subject, &Open)| AlertStatus {
+            array: subject.array.clone(),
+            alert: subject.kind.clone(),
+            device: subject.device.clone(),
+            since: open.since,
+            message: open.message.clone(),
+        };
+        self.0.iter().map(status).collect()
+    }
+
+    /// For the file.
+    pub fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec(&self.0.iter().collect::<Vec<_>>()).unwrap_or_default()
+    }
+
+    /// Of the file. A damaged one is none: the worst is that something is told twice.
+    pub fn of_json(text: &[u8]) -> Self {
+        let all: Vec<(Subject, Open)> = serde_json::from_slice(text).unwrap_or_default();
+        Self(all.into_iter().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(state: &str, seconds: u64) -> ArrayStatus {
+        ArrayStatus {
+            array: "data".into(),
+            uuid: None,
+            state: state.into(),
+            why: Some("slot 1 is missing".into()),
+            seconds,
+            control: None,
+            failures: 0,
+            next_try_seconds: None,
+            checked: None,
+            checked_mismatched_sectors: None,
+            disks: Vec::new(),
+        }
+    }
+
+    fn kinds(tells: &[Tell]) -> Vec<(&str, bool)> {
+        tells.iter().map(|tell| (tell.subject.kind.as_str(), tell.cleared)).collect()
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_once_and_cleared_once() {
+        let mut book = Book::default();
+        assert!(of(&status("waiting", 59), None).is_empty(), "members come late");
+        let waits = of(&status("waiting", 60), None);
+        assert_eq!(kinds(&book.update("data", waits.clone(), false, 7)), [("NotServed", false)]);
+        assert!(book.update("data", waits, false, 8).is_empty());
+        assert_eq!(book.status()[0].since, 7);
+        let again = Book::of_json(&book.to_json());
+        assert_eq!(again, book, "it outlives the daemon");
+        let cleared = book.update("data", of(&status("serving", 0), None), true, 9);
+        assert_eq!(kinds(&cleared), [("NotServed", true)]);
+        assert!(book.update("data", Vec::new(), true, 10).is_empty());
+    }
+
+    #[test]
+    fn what_only_the_server_knows_is_not_over_while_it_is_silent() {
+        let mut book = Book::default();
+        let degraded = Subject { array: "data".into(), kind: "Degraded".into(), device: String::new() };
+        book.update("data", vec![(degraded.clone(), "slot 1".into())], true, 1);
+        assert_eq!(
+            kinds(&book.update("data", of(&status("silent", 1), None), false, 2)),
+            [("Silent", false)]
+        );
+        let back = book.update("data", vec![(degraded, "slot 1".into())], true, 3);
+        assert_eq!(kinds(&back), [("Silent", true)]);
+        assert_eq!(kinds(&book.update("data", Vec::new(), true, 4)), [("Degraded", true)]);
+    }
+
+    #[test]
+    fn alerts_of_one_array_are_no_others() {
+        let mut book = Book::default();
+        let subject =
+            |array: &str| Subject { array: array.into(), kind: "Degraded".into(), device: String::new() };
+        book.update("data", vec![(subject("data"), String::new())], true, 1);
+        assert!(book.update("other", Vec::new(), true, 1).is_empty());
+        book.forget(|array| array == "other");
+        assert!(book.status().is_empty());
+        assert_eq!(Book::of_json(b"{"), Book::default());
+    }
+}

@@ -1,0 +1,129 @@
+//! `pinstripe events`: what has happened, as the daemon keeps it.
+
+use std::{
+    fs::File,
+    io::{self, BufRead, BufReader},
+    thread,
+    time::{Duration, UNIX_EPOCH},
+};
+
+use pinstripe_control::text::printable;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::{
+    command_line::EventsArguments,
+    daemon::{HISTORY, HISTORY_BEFORE, state_folder},
+    failure::Failure,
+    output,
+};
+
+/// How often it is looked for new events.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// A line of the history, as far as it is looked at.
+#[derive(Deserialize)]
+struct Line {
+    time: u64,
+    array: String,
+    event: String,
+    alarming: bool,
+    message: String,
+}
+
+pub fn run(arguments: &EventsArguments) -> Result<(), Failure> {
+    let folder = state_folder();
+    let failed = |name: &str, error: &io::Error| {
+        Failure::new(format!("the history {} can't be read: {error}", folder.join(name).display()))
+    };
+    let open = |name: &str| match File::open(folder.join(name)) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed(name, &error)),
+    };
+    let now = UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
+    let wanted =
+        Wanted { arguments, begin: arguments.since.map(|since| now.saturating_sub(since.as_secs())) };
+    // The newer one first: meanwhile it may become the older one, and what stands twice is better than
+    // nothing.
+    let newer = open(HISTORY)?;
+    if newer.is_none() && !arguments.follow && open(HISTORY_BEFORE)?.is_none() {
+        let folder = folder.display();
+        return Err(Failure::new(format!("there is no history in {folder}: `pinstripe daemon` keeps it")));
+    }
+    if let Some(older) = open(HISTORY_BEFORE)? {
+        wanted.print_all(&mut BufReader::new(older)).map_err(|error| failed(HISTORY_BEFORE, &error))??;
+    }
+    let mut reader = newer.map(BufReader::new);
+    loop {
+        if let Some(reader) = &mut reader {
+            wanted.print_all(reader).map_err(|error| failed(HISTORY, &error))??;
+        }
+        if !arguments.follow {
+            return Ok(());
+        }
+        thread::sleep(LOOK);
+        let is_same = reader.as_ref().is_some_and(|reader| is_at(reader.get_ref(), &folder.join(HISTORY)));
+        if !is_same {
+            if let Some(reader) = &mut reader {
+                // What came before the file was put aside.
+                wanted.print_all(reader).map_err(|error| failed(HISTORY, &error))??;
+            }
+            reader = open(HISTORY)?.map(BufReader::new);
+        }
+    }
+}
+
+/// Whether a file is still the one at a path.
+fn is_at(file: &File, path: &std::path::Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let numbers = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+    matches!((file.metadata(), path.metadata()), (Ok(one), Ok(other)) if numbers(one.clone()) == numbers(other.clone()))
+}
+
+/// Which events are shown.
+struct Wanted<'a> {
+    arguments: &'a EventsArguments,
+    /// Seconds since the epoch.
+    begin: Option<u64>,
+}
+
+impl Wanted<'_> {
+    /// Shows the rest of a file. A line that isn't whole yet, or is damaged, is left out.
+    fn print_all(&self, reader: &mut impl BufRead) -> io::Result<Result<(), Failure>> {
+        let mut text = Vec::new();
+        loop {
+            text.clear();
+            if reader.read_until(b'\n', &mut text)? == 0 {
+                return Ok(Ok(()));
+            }
+            let shown = self.shown(&text);
+            if let Some(Err(failure)) = shown.map(|line| output::print(&line)) {
+                return Ok(Err(failure));
+            }
+        }
+    }
+
+    fn shown(&self, text: &[u8]) -> Option<String> {
+        let value: Value = serde_json::from_slice(text).ok()?;
+        let line = Line::deserialize(&value).ok()?;
+        let is_meant = self.arguments.array.as_ref().is_none_or(|array| *array == line.array)
+            && self.begin.is_none_or(|begin| line.time >= begin)
+            && (line.alarming || !self.arguments.alarming);
+        if !is_meant {
+            return None;
+        }
+        if self.arguments.json {
+            return Some(format!("{value}\n"));
+        }
+        let time =
+            humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(line.time.min(LAST_DATE)));
+        let mark = if line.alarming { "!" } else { " " };
+        let (event, array, message) =
+            (printable(&line.event), printable(&line.array), printable(&line.message));
+        Some(format!("{time} {mark} {array}: {event}: {message}\n"))
+    }
+}
+
+/// The last second that can be written as a date.
+const LAST_DATE: u64 = 253_402_300_799;
