@@ -256,6 +256,7 @@ impl Daemon {
             self.record(&tell.subject.array, &event, sentence, !tell.cleared);
             self.secretary.ask(Errand::Send(tell, self.configuration.alerts.clone()));
         }
+        // After they were sent once: an alert that is told twice is better than one that isn't told.
         self.secretary.ask(Errand::Book(self.chores.book.to_json()));
     }
 }

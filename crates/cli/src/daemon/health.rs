@@ -60,10 +60,12 @@ pub fn visit(patients: Vec<Patient>) -> Visit {
             continue;
         };
         let disks: Vec<DiskHealth> = devices(&detail).into_iter().filter_map(ask).collect();
-        if patient.health == Health::Replace
-            && let Some(failing) = disks.iter().find(|disk| !disk.failing.is_empty())
-        {
-            notes.extend(replace(&mut client, &detail, failing, &patient.label));
+        let failing: Vec<&DiskHealth> = disks.iter().filter(|disk| !disk.failing.is_empty()).collect();
+        // A spare that is failing itself is for a person to take out first.
+        let is_spare = |disk: &&DiskHealth| detail.spares.contains(&disk.device);
+        if patient.health == Health::Replace && !failing.iter().any(is_spare) {
+            notes
+                .extend(failing.first().and_then(|disk| replace(&mut client, &detail, disk, &patient.label)));
         }
         all.push((patient.key, disks));
     }
@@ -98,7 +100,8 @@ fn disk_of(device: &str) -> Option<PathBuf> {
 fn ask(device: String) -> Option<DiskHealth> {
     let disk = disk_of(&device)?;
     let mut smartctl = Command::new("smartctl");
-    smartctl.args(["--json", "--health", "--attributes"]).arg(disk);
+    // A disk that sleeps isn't woken: it tells nothing then.
+    smartctl.args(["--json", "--nocheck=standby", "--health", "--attributes"]).arg(disk);
     let answer = output(&mut smartctl)?;
     let value: Value = serde_json::from_slice(&answer).ok()?;
     let status = value["smartctl"]["exit_status"].as_i64().unwrap_or(0);

@@ -75,6 +75,8 @@ const TICK: Duration = Duration::from_millis(500);
 /// How often arrays that aren't served are looked for, if nothing tells of a change: members can be files,
 /// and another process can hold them now and not later.
 const LOOK: Duration = Duration::from_secs(10);
+/// The same where they only could have been started by another process.
+const LOOK_STOPPED: Duration = Duration::from_mins(1);
 
 /// How long the end waits for what is still to be kept or sent.
 const FINISH: Duration = Duration::from_secs(2);
@@ -84,8 +86,8 @@ const STATE_FOLDER: &str = "/var/lib/pinstripe";
 
 /// What the other threads tell.
 enum Message {
-    /// A look for members is over.
-    Looked(Result<(Vec<Wanted>, Vec<String>), String>),
+    /// A look for members is over, which went by this generation of the configuration.
+    Looked { generation: u64, found: Result<(Vec<Wanted>, Vec<String>), String> },
     /// What became of the start of a server.
     Started { key: String, run: u64, outcome: Box<Outcome> },
     /// Of a server.
@@ -126,6 +128,7 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
         begun: Instant::now(),
         since: UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
         configuration,
+        generation: 0,
         problem: None,
         arrays: BTreeMap::new(),
         remarks: Vec::new(),
@@ -204,6 +207,8 @@ struct Daemon {
     /// Seconds since the epoch.
     since: u64,
     configuration: Configuration,
+    /// Counts configurations.
+    generation: u64,
     /// Why a later configuration doesn't count.
     problem: Option<String>,
     /// By [`Wanted::identity`].
@@ -272,7 +277,8 @@ impl Daemon {
         }
         let now = self.now();
         let sought = self.arrays.values().any(|kept| kept.course.is_sought(now));
-        let due = |last: Instant| last.elapsed() >= LOOK;
+        let waits = self.arrays.values().any(|kept| matches!(kept.course.phase, Phase::Waiting { .. }));
+        let due = |last: Instant| last.elapsed() >= if waits { LOOK } else { LOOK_STOPPED };
         let is_retry = |kept: &Kept| matches!(kept.course.phase, Phase::Failed { until, .. } if now >= until);
         let is_due = self.look.wanted
             || self.look.last.is_none_or(|last| sought && due(last))
@@ -285,7 +291,7 @@ impl Daemon {
         self.look.devices = block_device_generations();
         (self.look.since, self.look.last) = (Some(Instant::now()), Some(Instant::now()));
         let (configuration, sender) = (self.configuration.clone(), self.sender.clone());
-        if let Err(error) = threads::look(configuration, sender) {
+        if let Err(error) = threads::look(configuration, self.generation, sender) {
             self.look.since = None;
             self.log.warn(&format!("members can't be looked for: {error}"));
         }
@@ -293,9 +299,11 @@ impl Daemon {
 
     fn take(&mut self, message: Message) {
         match message {
-            Message::Looked(found) => {
+            Message::Looked { generation, found } => {
                 self.look.since = None;
                 match found {
+                    // What an earlier configuration wanted counts no more, and nothing is started at the end.
+                    _ if generation != self.generation || self.stopping => {}
                     Ok((wanted, remarks)) => self.looked(wanted, remarks),
                     Err(why) => self.log.warn(&format!("members were not looked for: {why}")),
                 }
@@ -353,6 +361,8 @@ impl Daemon {
                 }
             }
         }
+        let labels: Vec<&String> = self.arrays.values().map(|kept| &kept.label).collect();
+        self.chores.book.forget(|array| labels.iter().any(|label| *label == array));
     }
 
     /// A reason for waiting is told when it is new.
@@ -397,7 +407,13 @@ impl Daemon {
 
     fn started(&mut self, key: &str, run: u64, outcome: Outcome) {
         let now = self.now();
-        let Some(kept) = self.of_run(key, run) else { return };
+        let Some(kept) = self.of_run(key, run) else {
+            // It isn't wanted any more; its server is left alone, but for its end.
+            if let Outcome::Started(started) = outcome {
+                threads::reap(started.into_child());
+            }
+            return;
+        };
         let label = kept.label.clone();
         match outcome {
             Outcome::Started(started) => {
@@ -412,7 +428,11 @@ impl Daemon {
             Outcome::WouldStart(_) => {}
             Outcome::NotStarted(why) => {
                 kept.course.not_started(why.clone(), now);
-                self.record(&label, "NotStarted", format!("was not started: {why}"), true);
+                let is_told = kept.course.failures.is_power_of_two();
+                // One that never starts must not fill the history.
+                if is_told {
+                    self.record(&label, "NotStarted", format!("was not started: {why}"), true);
+                }
             }
         }
         if self.stopping {
@@ -516,8 +536,7 @@ impl Daemon {
         let reloaded = Reloaded { files: new.files.clone(), changes };
         self.log.note(&format!("the configuration was read again: {} files", new.files.len()));
         self.configuration = new;
-        let labels: Vec<&String> = self.arrays.values().map(|kept| &kept.label).collect();
-        self.chores.book.forget(|array| labels.iter().any(|label| *label == array));
+        self.generation += 1;
         self.problem = None;
         self.look.wanted = true;
         Ok(reloaded)

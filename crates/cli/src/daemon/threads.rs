@@ -53,11 +53,11 @@ pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> 
 }
 
 /// Looks for the members of all arrays.
-pub fn look(configuration: Configuration, sender: Sender<Message>) -> io::Result<()> {
+pub fn look(configuration: Configuration, generation: u64, sender: Sender<Message>) -> io::Result<()> {
     spawn("look", move || {
         let all = Which { scan: true, uuid: None, name: None };
         let found = wanted(&configuration, &all).map_err(|failure| failure.sentence().to_owned());
-        let _ = sender.send(Message::Looked(found));
+        let _ = sender.send(Message::Looked { generation, found });
     })
 }
 
@@ -92,6 +92,11 @@ pub fn stop(control: PathBuf, log: ServerLog) -> io::Result<()> {
             log.warn(&format!("was not stopped: {error}"));
         }
     })
+}
+
+/// Waits for a process that is of no concern any more, so that it doesn't stay as a zombie.
+pub fn reap(mut child: Child) {
+    let _ = spawn("reap", move || drop(child.wait()));
 }
 
 /// Threads that follow a server, until this is dropped.
