@@ -34,6 +34,8 @@ const PACKAGES: &[Package] = &[
     Package { name: "valgrind", proof: &["/usr/bin/valgrind"] },
     Package { name: "mount", proof: &["/usr/sbin/losetup", "/sbin/losetup"] },
     Package { name: "xz-utils", proof: &["/usr/bin/xz"] },
+    Package { name: "curl", proof: &["/usr/bin/curl"] },
+    Package { name: "prometheus", proof: &["/usr/bin/promtool"] },
     Package { name: "zstd", proof: &["/usr/bin/zstd"] },
 ];
 

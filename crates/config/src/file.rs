@@ -1,6 +1,6 @@
 //! One file: TOML, and each key of it checked. All errors are gathered, so that one look shows them all.
 
-use std::{fs, ops::Range, os::unix::fs::MetadataExt, path::Path};
+use std::{fs, net::SocketAddr, ops::Range, os::unix::fs::MetadataExt, path::Path};
 
 use pinstripe_control::{place::stem, text::printable};
 use pinstripe_md::identity::Uuid;
@@ -13,7 +13,7 @@ use toml::{
 use crate::{
     Alerts, Array, Place, Problem, Scan, Setting, Settings, Value,
     duties::Duties,
-    keys::{ALERTS, ARRAY, AUTO, DUTIES, Kind, OPTIONS, SCAN, Where},
+    keys::{ALERTS, ARRAY, AUTO, DUTIES, Kind, METRICS, OPTIONS, SCAN, Where},
     members,
 };
 
@@ -28,6 +28,8 @@ pub enum Section {
     Defaults(Defaults),
     /// `[scan]`.
     Scan(Scan),
+    /// `[metrics]`.
+    Metrics(Option<SocketAddr>),
     /// `[alerts]`.
     Alerts(Alerts),
     /// `[[array]]`.
@@ -83,12 +85,15 @@ pub fn sections(path: &Path, text: &str, problems: &mut Vec<Problem>) -> Vec<Sec
     for (key, value) in table.get_ref() {
         let span = value.span();
         let name = key.get_ref();
-        if let ("defaults" | "scan" | "alerts", DeValue::Table(table)) = (name.as_ref(), value.get_ref()) {
+        if let ("defaults" | "scan" | "alerts" | "metrics", DeValue::Table(table)) =
+            (name.as_ref(), value.get_ref())
+        {
             let of = |own: &Spanned<_>| (format!("[{name}] {}", own.get_ref()), file.place(&own.span()));
             sections.extend(table.keys().map(of).map(|(own, place)| Section::Key(own, place)));
         }
         match (key.get_ref().as_ref(), value.get_ref()) {
             ("defaults", DeValue::Table(table)) => sections.push(Section::Defaults(file.defaults(table))),
+            ("metrics", DeValue::Table(table)) => sections.push(Section::Metrics(file.metrics(table))),
             ("alerts", DeValue::Table(table)) => sections.push(Section::Alerts(file.alerts(table))),
             ("scan", DeValue::Table(table)) => sections.push(Section::Scan(file.scan(table))),
             ("array", DeValue::Array(all)) if all.iter().all(|array| array.get_ref().is_table()) => {
@@ -97,14 +102,14 @@ pub fn sections(path: &Path, text: &str, problems: &mut Vec<Problem>) -> Vec<Sec
                     sections.extend(file.array(table, &array.span()).map(Section::Array));
                 }
             }
-            ("defaults" | "scan" | "alerts", _) => {
+            ("defaults" | "scan" | "alerts" | "metrics", _) => {
                 file.problem(span, format!("{} is a section: write [{}]", key.get_ref(), key.get_ref()));
             }
             ("array", _) => {
                 file.problem(span, "every array is a section of its own: write [[array]]".to_owned());
             }
             (name, _) => {
-                let words = "there are [defaults], [scan], [alerts] and [[array]]";
+                let words = "there are [defaults], [scan], [metrics], [alerts] and [[array]]";
                 file.problem(key.span(), format!("unknown section or key \"{}\": {words}", printable(name)));
             }
         }
@@ -204,6 +209,24 @@ impl File<'_> {
             }
         }
         scan
+    }
+
+    fn metrics(&mut self, table: &DeTable<'_>) -> Option<SocketAddr> {
+        let mut listen = None;
+        for (key, value) in table {
+            let name = key.get_ref().as_ref();
+            if !METRICS.iter().any(|known| known.name == name) {
+                self.unknown(key.span(), name, "[metrics]", METRICS.iter().map(|key| key.name));
+                continue;
+            }
+            let Some(Value::Text(text)) = self.value(name, Kind::Text, value) else { continue };
+            listen = text.parse().ok();
+            if listen.is_none() {
+                let what = "\"listen\" is ADDRESS:PORT, such as \"127.0.0.1:9660\" or \"[::1]:9660\"";
+                self.problem(value.span(), what.to_owned());
+            }
+        }
+        listen
     }
 
     fn alerts(&mut self, table: &DeTable<'_>) -> Alerts {

@@ -165,6 +165,14 @@ pub const DUTIES: [Key; 4] = [
     },
 ];
 
+/// The keys of `[metrics]`.
+pub const METRICS: [Key; 1] = [Key {
+    name: "listen",
+    kind: Kind::Text,
+    doc: "ADDRESS:PORT on which the daemon serves `/metrics` (for Prometheus), `/healthz` and `/readyz` over \
+        HTTP, to everything that can connect [default: not at all].",
+}];
+
 /// The keys of `[alerts]`.
 pub const ALERTS: [Key; 3] = [
     Key {

@@ -20,6 +20,7 @@ use std::{
     collections::BTreeMap,
     ffi::OsString,
     fmt,
+    net::SocketAddr,
     path::{Path, PathBuf},
 };
 
@@ -195,6 +196,8 @@ pub struct Alerts {
 /// All that the files say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Configuration {
+    /// Where the daemon listens for HTTP.
+    pub metrics_listen: Option<SocketAddr>,
     /// Where alerts are sent.
     pub alerts: Alerts,
     /// Where members are searched for.
@@ -311,6 +314,9 @@ impl Reader {
                     all.program = all.program.take().or(program);
                     all.mail = all.mail.take().or(mail);
                     all.webhook = all.webhook.take().or(webhook);
+                }
+                Section::Metrics(listen) => {
+                    configuration.metrics_listen = configuration.metrics_listen.or(listen);
                 }
                 Section::Array(array) => arrays.push(array),
             }

@@ -113,6 +113,10 @@ fn every_error_is_said_with_its_line() {
             "5: unknown key \"mails\"",
         ],
     );
+    errors(
+        "[metrics]\nlisten = 'localhost'\nport = 7\n",
+        &["2: \"listen\" is ADDRESS:PORT", "3: unknown key \"port\""],
+    );
     errors("array = 3\ndefaults = 4\n", &["1: every array", "2: defaults is a section"]);
 }
 

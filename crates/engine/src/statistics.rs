@@ -3,17 +3,17 @@
 use pinstripe_runtime::atomics::{AtomicU64, Ordering};
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
+    ($($(#[doc = $doc:literal])* $name:ident,)*) => {
         /// One shard's counters.
         #[derive(Default)]
         pub struct Counters {
-            $($(#[$doc])* pub $name: Counter,)*
+            $($(#[doc = $doc])* pub $name: Counter,)*
         }
 
         /// The sum over all shards.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Statistics {
-            $($(#[$doc])* pub $name: u64,)*
+            $($(#[doc = $doc])* pub $name: u64,)*
         }
 
         impl Statistics {
@@ -31,6 +31,9 @@ macro_rules! counters {
             pub fn since(&self, earlier: &Self) -> Self {
                 Self { $($name: self.$name.wrapping_sub(earlier.$name),)* }
             }
+
+            /// What each of [`Self::fields`] counts, by its name.
+            pub const HELP: &[(&str, &str)] = &[$((stringify!($name), concat!($($doc,)*)),)*];
 
             /// Names and values, in a fixed order.
             pub fn fields(&self) -> impl Iterator<Item = (&'static str, u64)> {

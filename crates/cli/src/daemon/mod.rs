@@ -9,6 +9,8 @@
 //!   groups     spares that move between arrays
 //!   health     what disks say of themselves
 //!   alerts     what a person should see to, told once and cleared once. Pure
+//!   metrics    what Prometheus reads. Pure
+//!   http       metrics, and whether all is well, over HTTP
 //!   secretary  keeps the history of events, and sends alerts
 //!   reload     what a new configuration changes
 //!   orphans    ended processes that nothing else waits for, where this is process 1
@@ -23,6 +25,8 @@ mod checks;
 mod chores;
 mod groups;
 mod health;
+mod http;
+mod metrics;
 mod orphans;
 mod phase;
 mod reload;
@@ -35,6 +39,7 @@ pub use secretary::{HISTORY, HISTORY_BEFORE};
 use std::{
     collections::BTreeMap,
     fs::File,
+    net::SocketAddr,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
@@ -96,6 +101,8 @@ enum Message {
     Checked { key: String, outcome: Result<Checked, String> },
     /// The disks were asked how they are.
     Visited(health::Visit),
+    /// How things are, for the HTTP server.
+    Snapshot(http::Answer),
     /// What the servers say of their arrays.
     Surveyed(Vec<(String, Detail)>),
     /// What came of the move of a spare.
@@ -132,6 +139,7 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
         problem: None,
         arrays: BTreeMap::new(),
         remarks: Vec::new(),
+        http: None,
         look: Look::default(),
         chores: Chores::new(&state),
         secretary: Secretary::new(state, log.clone())?,
@@ -214,6 +222,7 @@ struct Daemon {
     /// By [`Wanted::identity`].
     arrays: BTreeMap<String, Kept>,
     remarks: Vec<String>,
+    http: Option<http::Server>,
     look: Look,
     chores: Chores,
     secretary: Secretary,
@@ -227,6 +236,7 @@ struct Daemon {
 impl Daemon {
     fn run(mut self, messages: &Receiver<Message>, socket: socket::Socket) -> Result<(), Failure> {
         let files = self.configuration.files.len();
+        self.serve_http(None)?;
         self.log.note(&format!("ready: {files} configuration files; socket {}", socket.path.display()));
         loop {
             self.look_if_due();
@@ -258,6 +268,21 @@ impl Daemon {
         if self.stopping && !left.is_empty() {
             return Err(Failure::new(format!("ended before these arrays were stopped: {}", left.join(", "))));
         }
+        Ok(())
+    }
+
+    /// Listens where the configuration says, if that isn't where it did `before`.
+    fn serve_http(&mut self, before: Option<SocketAddr>) -> Result<(), Failure> {
+        let wanted = self.configuration.metrics_listen;
+        if before == wanted {
+            return Ok(());
+        }
+        self.http = None;
+        let Some(address) = wanted else { return Ok(()) };
+        let failed = |error| Failure::new(format!("can't listen for HTTP on {address}: {error}"));
+        let server = http::Server::new(address, self.sender.clone()).map_err(failed)?;
+        self.log.note(&format!("metrics on http://{}/metrics", server.address));
+        self.http = Some(server);
         Ok(())
     }
 
@@ -316,6 +341,10 @@ impl Daemon {
             Message::Checked { key, outcome } => self.checked(&key, outcome),
             Message::Surveyed(details) => self.surveyed(details),
             Message::Moved(moved) => self.moved(moved),
+            Message::Snapshot(answer) => {
+                let details = self.arrays.values().map(|kept| kept.detail.clone()).collect();
+                let _ = answer.send(metrics::Snapshot { status: self.status(), details });
+            }
             Message::Visited(visit) => self.visited(visit),
             Message::Signal(_) => {}
         }
@@ -535,7 +564,11 @@ impl Daemon {
         }
         let reloaded = Reloaded { files: new.files.clone(), changes };
         self.log.note(&format!("the configuration was read again: {} files", new.files.len()));
+        let listened = self.configuration.metrics_listen;
         self.configuration = new;
+        if let Err(failure) = self.serve_http(listened) {
+            self.log.warn(failure.sentence());
+        }
         self.generation += 1;
         self.problem = None;
         self.look.wanted = true;

@@ -516,3 +516,68 @@ fn post(stream: &mut std::net::TcpStream) -> Value {
     stream.write_all(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n").unwrap();
     serde_json::from_slice(&body).unwrap()
 }
+
+#[test]
+fn what_is_known_is_there_for_prometheus_and_nothing_else_is() {
+    let configured = Configured::new(&format!("[metrics]\nlisten = '127.0.0.1:0'\n{DATA}"));
+    configured.world.raid5(3);
+    let daemon = Daemon::start(&configured, &[]);
+    daemon.wait_for("data", "serving");
+    let log = daemon.log();
+    let address = log.split("metrics on http://").nth(1).unwrap().split('/').next().unwrap().to_owned();
+    assert_eq!(get(&address, "GET /healthz"), (200, "ok\n".to_owned()));
+    assert_eq!(get(&address, "GET /readyz"), (200, "ok\n".to_owned()));
+    let begun = Instant::now();
+    let text = loop {
+        let (status, text) = get(&address, "GET /metrics");
+        assert_eq!(status, 200);
+        if text.contains("pinstripe_array_degraded{array=\"data\"} 0") {
+            break text;
+        }
+        assert!(begun.elapsed() < LIMIT, "{text}");
+        thread::sleep(Duration::from_millis(200));
+    };
+    promtool(&["check", "metrics"], &text);
+    let dist = concat!(env!("CARGO_MANIFEST_DIR"), "/../../dist/prometheus");
+    promtool(&["check", "rules", &format!("{dist}/pinstripe.rules.yml")], "");
+    promtool(&["test", "rules", &format!("{dist}/pinstripe.test.yml")], "");
+    assert!(text.contains("pinstripe_member_in_sync{array=\"data\",slot=\"2\",device=\""), "{text}");
+    assert_eq!(get(&address, "POST /metrics").0, 405);
+    assert_eq!(get(&address, "GET /").0, 404);
+    // One that says nothing keeps none of the others waiting.
+    let silent: Vec<_> = (0..8).map(|_| std::net::TcpStream::connect(&address).unwrap()).collect();
+    assert_eq!(get(&address, "GET /healthz").0, 200);
+    drop(silent);
+
+    fs::rename(configured.world.path("member0"), configured.world.path("away")).unwrap();
+    fs::rename(configured.world.path("member1"), configured.world.path("gone")).unwrap();
+    configured.kill_server("data");
+    daemon.wait_for("data", "waiting");
+    assert_eq!(get(&address, "GET /readyz"), (503, "data: waiting\n".to_owned()));
+    configured.write("pinstripe.toml", DATA);
+    configured.run(&["reload"]).ok();
+    daemon.wait("it listens no more", |_| std::net::TcpStream::connect(&address).is_err());
+}
+
+/// Runs Prometheus' own checker, of the package prometheus.
+fn promtool(arguments: &[&str], input: &str) {
+    use std::io::Write;
+    let mut promtool = std::process::Command::new("promtool");
+    promtool.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = promtool.spawn().expect("install the package prometheus");
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let out = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && !said.contains("use base unit"), "{arguments:?}: {said}");
+}
+
+/// Status and body of an answer.
+fn get(address: &str, request: &str) -> (u16, String) {
+    use std::io::{Read, Write};
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    stream.write_all(format!("{request} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}

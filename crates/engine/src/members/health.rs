@@ -15,7 +15,7 @@ use crate::{
 };
 
 macro_rules! member_counters {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
+    ($($(#[doc = $doc:literal])* $name:ident,)*) => {
         /// What one shard asked of a member.
         #[derive(Default)]
         pub(crate) struct MemberCounters {
@@ -25,13 +25,16 @@ macro_rules! member_counters {
         /// What was asked of a member, and what became of it, over all shards.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct MemberStatistics {
-            $($(#[$doc])* pub $name: u64,)*
+            $($(#[doc = $doc])* pub $name: u64,)*
         }
 
         impl MemberStatistics {
             fn add(&mut self, counters: &MemberCounters) {
                 $(self.$name += counters.$name.value();)*
             }
+
+            /// What each of [`Self::fields`] counts, by its name.
+            pub const HELP: &[(&str, &str)] = &[$((stringify!($name), concat!($($doc,)*)),)*];
 
             /// Names and values, in a fixed order.
             pub fn fields(&self) -> impl Iterator<Item = (&'static str, u64)> {
