@@ -18,4 +18,5 @@ mod nvme;
 mod occupied;
 mod parity_kernel;
 mod refusals;
+mod supervised;
 mod world;
