@@ -126,9 +126,8 @@ pub struct Which {
 pub struct IncrementalArguments {
     #[command(flatten)]
     pub start: StartArguments,
-    /// Start nothing, and print as lines KEY=VALUE what udev's rules want to know. PINSTRIPE_ARRAY is the UUID
-    /// of the configured array that the device belongs to, PINSTRIPE_UNIT is the unit of systemd that serves
-    /// it
+    /// Start nothing, and print as lines KEY=VALUE what udev's rules want to know. PINSTRIPE_ARRAY is the
+    /// UUID of the configured array that the device belongs to. PINSTRIPE_UNIT is its unit of systemd
     #[arg(long, conflicts_with_all = ["dry_run", "json"])]
     pub export: bool,
     /// The device that has appeared

@@ -16,7 +16,7 @@ use super::load;
 use crate::{command_line::ConfigUnitsArguments, failure::Failure};
 
 /// Where the package has its units.
-const UNITS: &str = "/lib/systemd/system";
+const UNITS: &str = "/usr/lib/systemd/system";
 /// What starts the arrays at boot.
 const TARGET: &str = "pinstripe.target";
 /// Options of `serve` that name a file of secrets. A credential of this name takes the file's place.
@@ -183,7 +183,7 @@ mod tests {
             .iter()
             .map(|file| match file {
                 Generated::Link { path, target } => {
-                    assert_eq!(target, Path::new("/lib/systemd/system/pinstripe@.service"));
+                    assert_eq!(target, Path::new("/usr/lib/systemd/system/pinstripe@.service"));
                     path.display().to_string()
                 }
                 Generated::Text { path, .. } => path.display().to_string(),
