@@ -9,6 +9,7 @@
 mod axis;
 mod bench;
 mod cost;
+mod deb;
 mod defects;
 mod diagram;
 mod documents;
@@ -88,6 +89,8 @@ enum Task {
     Net(net::Net),
     /// Count the instructions of requests in the engine, and compare with those on record.
     Cost(cost::Cost),
+    /// Make the Debian package under target/debian, and check it.
+    Deb(deb::Deb),
     /// Test the NEON parity kernels under qemu-user, if Rust's library for AArch64 is installed.
     Neon,
     /// Make the golden images that the original set lacks, with mdadm in the VM.
@@ -134,6 +137,7 @@ fn main() -> ExitCode {
 fn run(task: Task) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."));
     match task {
+        Task::Deb(deb) => deb::run(root, &deb),
         Task::Test(test) => steps::run(root, &test),
         Task::Fuzz(fuzz) => fuzz::run(root, &fuzz),
         Task::Soak(soak) => soak::run(root, &soak),

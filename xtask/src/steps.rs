@@ -115,6 +115,8 @@ const STEPS: &[Step] = &[
     Step::new("soak", "servers that are killed under load", "xtask soak kill --rounds 7")
         .whole("xtask soak kill --rounds 500"),
     Step::new("cost", "instructions of requests in the engine", "xtask cost"),
+    Step::new("deb", "units, manual pages and completions of the Debian package", "xtask deb --parts")
+        .whole("xtask deb"),
     Step::new("net", "NVMe/TCP over network namespaces", "xtask net --unless-unprivileged"),
     Step::new("vm", "the kernel and mdadm in QEMU", "xtask vm --sample").whole("xtask vm"),
 ];
@@ -234,6 +236,7 @@ fn is_closing_line(line: &str) -> bool {
     let ours = line.starts_with("tidy:")
         || line.starts_with("neon:")
         || line.starts_with("net:")
+        || line.starts_with("deb:")
         || (line.contains(" passed, ") && line.contains(" failed"));
     cargo_test || ours
 }

@@ -22,9 +22,9 @@ use thiserror::Error;
 pub use maintenance::{CheckArguments, EventsArguments, MonitorArguments, RepairArguments, SyncArguments};
 pub use remote::{DiscoverArguments, Offload, RemoteArguments, TargetArguments};
 pub use service::{
-    AssembleArguments, ConfigAction, ConfigArguments, ConfigCheckArguments, ConfigurationArguments,
-    DaemonArguments, ImportArguments, IncrementalArguments, ReleaseArguments, ReloadArguments,
-    StartArguments, StatusArguments, Which,
+    AssembleArguments, ConfigAction, ConfigArguments, ConfigCheckArguments, ConfigUnitsArguments,
+    ConfigurationArguments, DaemonArguments, ImportArguments, IncrementalArguments, ReleaseArguments,
+    ReloadArguments, StartArguments, StatusArguments, Which,
 };
 
 /// Parity RAID in user space, with the on-disk format of Linux MD.
@@ -455,6 +455,9 @@ pub enum UblkAction {
     /// Requests that wait for a server fail. To keep them, serve the array again: `serve --ublk=ID`. A device
     /// that is served ends with its server (`pinstripe stop`).
     Delete(UblkDeleteArguments),
+    /// Print as lines KEY=VALUE what udev's rules want to know of a device: its array's name and UUID.
+    #[command(hide = true)]
+    Export(UblkExportArguments),
     /// Serve a device that answers every request at once and keeps nothing, until a signal comes: what a
     /// server of block devices can do at most here.
     #[command(hide = true)]
@@ -472,6 +475,13 @@ pub struct UblkNullArguments {
     /// Threads that serve
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub shards: u16,
+}
+
+#[derive(Debug, Args)]
+pub struct UblkExportArguments {
+    /// The number in /dev/ublkbID
+    #[arg(value_name = "ID", value_parser = clap::value_parser!(u32).range(0..=i64::from(UBLK_ID_MAX)))]
+    pub id: u32,
 }
 
 #[derive(Debug, Args)]
@@ -641,6 +651,9 @@ pub struct StopArguments {
     /// end
     #[arg(long)]
     pub force: bool,
+    /// Seconds to wait for clients to leave, before it is refused for them
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, conflicts_with = "force", value_parser = clap::value_parser!(u32).range(0..=86_400))]
+    pub wait: u32,
 }
 
 #[derive(Debug, Args)]

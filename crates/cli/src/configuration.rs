@@ -3,6 +3,7 @@
 
 #[cfg(test)]
 mod page;
+pub mod units;
 
 use std::path::{Path, PathBuf};
 

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use pinstripe_config::{Array, Configuration};
 use pinstripe_control::text::printable;
+use pinstripe_md::identity::Uuid;
 use serde_json::{Value, json};
 
 use crate::{
@@ -21,6 +22,9 @@ use crate::{
 
 pub fn run(arguments: &IncrementalArguments) -> Result<(), Failure> {
     let configuration = configuration::load(arguments.start.configuration.config.as_deref())?;
+    if arguments.export {
+        return output::print(&export(&configuration, &arguments.device)?);
+    }
     let said = take(&configuration, arguments)?;
     if arguments.start.json { output::print_json(&said.value) } else { output::print(&said.words) }
 }
@@ -43,9 +47,12 @@ impl Said {
     }
 }
 
-fn take(configuration: &Configuration, arguments: &IncrementalArguments) -> Result<Said, Failure> {
-    let path = &arguments.device;
-    let left = |why: &str| Ok(Said::nothing(path, "left-alone", why));
+/// The configured array that a device belongs to, or why the device is left alone.
+fn array_of<'a>(
+    configuration: &'a Configuration,
+    path: &Path,
+) -> Result<Result<(&'a Array, Uuid), String>, Failure> {
+    let left = |why: &str| Ok(Err(why.to_owned()));
     let Some(candidate) = look_at(path)? else {
         return left("it holds no member of an array");
     };
@@ -67,11 +74,29 @@ fn take(configuration: &Configuration, arguments: &IncrementalArguments) -> Resu
         }
         (Some(entry), None) => entry,
     };
-    if !entry.auto {
-        return left(&format!("its array {} has auto = false", entry.label()));
-    }
     if !allows(configuration, entry, path) {
         return left(&format!("the configuration has members of {} elsewhere only", entry.label()));
+    }
+    Ok(Ok((entry, uuid)))
+}
+
+/// What udev's rules want to know of a device; nothing if it is left alone.
+fn export(configuration: &Configuration, path: &Path) -> Result<String, Failure> {
+    let Ok((entry, uuid)) = array_of(configuration, path)? else { return Ok(String::new()) };
+    let unit = configuration::units::unit(configuration, entry).filter(|_| entry.auto);
+    let unit = unit.map(|unit| format!("PINSTRIPE_UNIT={unit}\n")).unwrap_or_default();
+    Ok(format!("PINSTRIPE_ARRAY={uuid}\n{unit}"))
+}
+
+fn take(configuration: &Configuration, arguments: &IncrementalArguments) -> Result<Said, Failure> {
+    let path = &arguments.device;
+    let left = |why: &str| Ok(Said::nothing(path, "left-alone", why));
+    let (entry, uuid) = match array_of(configuration, path)? {
+        Ok(found) => found,
+        Err(why) => return left(&why),
+    };
+    if !entry.auto {
+        return left(&format!("its array {} has auto = false", entry.label()));
     }
     match Served::all().0.into_iter().find(|served| served.is(uuid)) {
         // A device that went and came back its server takes in by itself. Of another one, a copy or what was

@@ -12,6 +12,7 @@
 //!   check, repair, sync,
 //!   monitor, stop
 //!   target, discover       serve devices over NVMe/TCP, and find them
+//!   completions, man       what shells and manuals know of all this
 //!   ublk                   shows and deletes devices of the kernel's ublk driver
 //!   bench                  measures the engine
 //!   demo                   plays the whole life of an array on files
@@ -31,6 +32,7 @@ mod ask_daemon;
 mod assemble;
 mod bench;
 mod command_line;
+mod completion;
 mod configuration;
 mod create;
 mod daemon;
@@ -61,6 +63,7 @@ mod scrub;
 mod serve;
 mod server_process;
 mod steer;
+mod supervisor;
 mod target;
 mod ublk;
 mod zero_superblock;
@@ -83,6 +86,7 @@ fn abort_on_panic() {
 /// Does what the command line says.
 pub fn main() -> ExitCode {
     abort_on_panic();
+    completion::answer_shell();
     let cli = match Cli::try_parse_from(command_line::words(std::env::args_os())) {
         Ok(cli) => cli,
         Err(error) => {
@@ -105,6 +109,7 @@ pub fn main() -> ExitCode {
         Command::Reload(arguments) => ask_daemon::reload(&arguments),
         Command::Config(arguments) => match arguments.action {
             ConfigAction::Check(arguments) => configuration::run(&arguments),
+            ConfigAction::Units(arguments) => configuration::units::run(&arguments),
         },
         Command::ZeroSuperblock(arguments) => zero_superblock::run(&arguments),
         Command::Serve(arguments) => serve::run(*arguments),
@@ -126,6 +131,7 @@ pub fn main() -> ExitCode {
         Command::Ublk(arguments) => match arguments.action {
             UblkAction::Null(arguments) => serve::null::run(&arguments),
             UblkAction::List(arguments) => ublk::list(arguments.json),
+            UblkAction::Export(arguments) => ublk::export(&arguments),
             UblkAction::Delete(arguments) => ublk::delete(&arguments),
         },
         Command::Demo(arguments) => demo::run(&arguments),

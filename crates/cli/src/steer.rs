@@ -1,24 +1,31 @@
 //! Commands that talk to a running server: `detail`, `stop`. Those that change its members are in
 //! `membership`.
 
-use std::time::Duration;
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use pinstripe_control::{
     Detail, StopParameters,
     client::{Client, ClientError},
+    code,
 };
+use pinstripe_md::identity::Uuid;
 use serde_json::Value;
 
 use crate::{
     command_line::{DetailArguments, StopArguments},
     failure::Failure,
-    output,
+    list, output,
 };
 
 /// The status of `detail --test` for an array that can't be asked.
 const NOT_THERE: u8 = 4;
 /// Time within which a server answers what it can answer at once.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+/// Between two attempts to stop an array that is in use.
+const LOOK: Duration = Duration::from_millis(500);
 
 pub fn detail(arguments: &DetailArguments) -> Result<(), Failure> {
     let fetched = Client::connect(&arguments.array.array).and_then(|mut client| fetch(&mut client));
@@ -55,7 +62,26 @@ pub fn fetch(client: &mut Client) -> Result<Detail, ClientError> {
 
 pub fn stop(arguments: &StopArguments) -> Result<(), Failure> {
     let array = &arguments.array.array;
-    let mut client = Client::connect(array)?;
-    client.call::<()>("stop", StopParameters { force: arguments.force })?;
+    let (begun, patience) = (Instant::now(), Duration::from_secs(arguments.wait.into()));
+    let mut client = connect(array)?;
+    loop {
+        match client.call::<()>("stop", StopParameters { force: arguments.force }) {
+            Err(ClientError::Call(error)) if error.code == code::IN_USE && begun.elapsed() < patience => {
+                thread::sleep(LOOK);
+            }
+            done => break done?,
+        }
+    }
     output::print(&format!("stopped {array}\n"))
+}
+
+/// Connects to the server of an array by its name, its socket or its UUID, as a unit's name has it.
+fn connect(array: &str) -> Result<Client, ClientError> {
+    let connected = Client::connect(array);
+    let (Err(ClientError::NotServed { .. }), Ok(uuid)) = (&connected, array.parse::<Uuid>()) else {
+        return connected;
+    };
+    let is_it = |detail: &Detail| detail.uuid.parse() == Ok(uuid);
+    let found = list::servers().into_iter().find(|(_, answer)| answer.as_ref().is_ok_and(is_it));
+    found.map_or(connected, |(path, _)| Client::connect(&path.to_string_lossy()))
 }

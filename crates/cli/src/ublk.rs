@@ -3,6 +3,7 @@
 //!
 //! The driver's commands block, so a server gives them off the shards.
 
+mod named;
 mod users;
 
 use std::{fs, io, io::ErrorKind, path::PathBuf};
@@ -16,6 +17,7 @@ use zerocopy::IntoBytes;
 
 use crate::{command_line::UblkDeleteArguments, failure::Failure, output};
 
+pub use named::{Named, export};
 pub use users::users;
 
 /// Where the kernel shows the devices.

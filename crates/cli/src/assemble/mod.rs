@@ -3,12 +3,14 @@
 //! ```text
 //!   wanted     from the configuration and a scan to the arrays that are meant, and what is to become of each
 //!   start      a `serve` as a process of its own, until it answers
+//!   foreground this process becomes the `serve`
 //! ```
 //!
 //! Nothing is written here. The server locks the members, and refuses what is not an array, or is one that
 //! another process has. Two that assemble at once start one server: they take turns by a lock for each array,
 //! and look again.
 
+mod foreground;
 mod start;
 mod wanted;
 
@@ -108,6 +110,10 @@ impl Report {
 
 pub fn run(arguments: &AssembleArguments) -> Result<(), Failure> {
     let configuration = configuration::load(arguments.start.configuration.config.as_deref())?;
+    if arguments.foreground {
+        let limit = Duration::from_secs(arguments.start.timeout.into());
+        return Err(foreground::run(&configuration, &arguments.which, limit));
+    }
     let reports = assemble(&configuration, &arguments.which, Way::of(&arguments.start))?;
     if reports.iter().any(|report| matches!(report.outcome, Outcome::Started(_))) {
         // A daemon follows it from now on, and needn't find it by itself.

@@ -79,19 +79,15 @@ impl Started {
 
 /// Starts `words`, which is a `serve`, unless another process did so meanwhile.
 pub fn start(wanted: &Wanted, words: &[String], limit: Duration) -> Result<Outcome, Failure> {
-    let folder = default_folder()?;
-    let uuid = wanted.uuid().map(|uuid| uuid.to_string()).unwrap_or_default();
-    let stem = stem(&wanted.name().unwrap_or_default(), &uuid);
     // Held until the server answers or has ended. The server doesn't inherit it.
-    let _turn = turn(&folder, &if uuid.is_empty() { stem.clone() } else { uuid.replace(':', "") })?;
-    if let Some(control) = wanted.server_in(&Served::all().0) {
-        return Ok(Outcome::Served(control));
-    }
+    let turn = match Turn::of(wanted)? {
+        Ok(turn) => turn,
+        Err(control) => return Ok(Outcome::Served(control)),
+    };
+    let Turn { folder, stem, .. } = &turn;
     let own = wanted.entry.as_ref().and_then(|entry| entry.log.clone());
     let log = Log::open(own.unwrap_or_else(|| folder.join(format!("{stem}.log"))))?;
-    let program =
-        std::env::current_exe().map_err(|error| Failure::new(format!("can't find this program: {error}")))?;
-    let mut serve = Command::new(program);
+    let mut serve = Command::new(program()?);
     // After the word `serve`, for what follows `--` is members.
     serve.args(&words[..1]).arg("--own-session").args(&words[1..]);
     serve.current_dir("/").stdin(Stdio::null()).stdout(log.file.try_clone()?).stderr(log.file.try_clone()?);
@@ -100,6 +96,11 @@ pub fn start(wanted: &Wanted, words: &[String], limit: Duration) -> Result<Outco
     // It waits itself for members on servers, which only it looks at.
     let patience = wanted.patience().filter(|_| !wanted.servers.is_empty()).unwrap_or_default();
     wait(wanted, child, &log, &socket, limit.saturating_add(patience))
+}
+
+/// This very program, to be a server.
+pub fn program() -> Result<PathBuf, Failure> {
+    std::env::current_exe().map_err(|error| Failure::new(format!("can't find this program: {error}")))
 }
 
 /// Waits until the server answers. One that ended was refused, unless another one has the array now.
@@ -161,8 +162,27 @@ fn answer(wanted: &Wanted, socket: &Path) -> Option<(PathBuf, Detail)> {
     said.into_iter().find(|served| served.control == control).map(|served| (control, served.detail))
 }
 
-/// Waits for this process's turn to start the array.
-fn turn(folder: &Path, name: &str) -> Result<File, Failure> {
+/// This process's turn to start an array. Others wait until it is dropped.
+pub struct Turn {
+    folder: PathBuf,
+    /// How the files of this array begin.
+    stem: String,
+    _lock: File,
+}
+
+impl Turn {
+    /// Waits for it; or the control socket of the server that the array has by then.
+    pub fn of(wanted: &Wanted) -> Result<Result<Self, PathBuf>, Failure> {
+        let folder = default_folder()?;
+        let uuid = wanted.uuid().map(|uuid| uuid.to_string()).unwrap_or_default();
+        let stem = stem(&wanted.name().unwrap_or_default(), &uuid);
+        let lock = lock(&folder, &if uuid.is_empty() { stem.clone() } else { uuid.replace(':', "") })?;
+        let served = wanted.server_in(&Served::all().0);
+        Ok(served.map_or(Ok(Self { folder, stem, _lock: lock }), Err))
+    }
+}
+
+fn lock(folder: &Path, name: &str) -> Result<File, Failure> {
     let path = folder.join(format!("{name}.lock"));
     let failed = |error: std::io::Error| Failure::new(format!("can't lock {}: {error}", path.display()));
     let mut options = OpenOptions::new();

@@ -15,6 +15,9 @@ use crate::{
     scan::{FoundArray, Seen, Served, scan, slots},
 };
 
+/// Bytes of an array's name.
+const NAME_BYTES_MAX: usize = 32;
+
 /// An array that is meant.
 pub struct Wanted {
     /// What it is called in messages.
@@ -226,15 +229,18 @@ fn select(
         let is_free = |wanted: &Wanted| wanted.found.as_ref().is_some_and(|found| found.obstacle().is_none());
         return Ok(configured.chain(others.into_iter().filter(|wanted| all && is_free(wanted))).collect());
     }
-    let is_meant = |wanted: &Wanted| match (&which.uuid, &which.name) {
-        (Some(uuid), _) => wanted.uuid() == Some(*uuid),
+    // A UUID as it is printed is longer than any name.
+    let uuid =
+        which.uuid.or_else(|| which.name.as_ref().filter(|name| name.len() > NAME_BYTES_MAX)?.parse().ok());
+    let is_meant = |wanted: &Wanted| match (uuid, &which.name) {
+        (Some(uuid), _) => wanted.uuid() == Some(uuid),
         (None, Some(name)) => wanted.is_called(name),
         (None, None) => false,
     };
     let configured: Vec<Wanted> = of_entries.into_iter().filter(is_meant).collect();
     let mut meant =
         if configured.is_empty() { others.into_iter().filter(is_meant).collect() } else { configured };
-    let asked = match (&which.uuid, &which.name) {
+    let asked = match (&uuid, &which.name) {
         (Some(uuid), _) => format!("the UUID {uuid}"),
         (None, name) => format!("the name {}", name.as_deref().unwrap_or_default()),
     };

@@ -24,6 +24,11 @@ pub struct ConfigArguments {
 pub enum ConfigAction {
     /// Read the configuration, and say that it is OK, or all errors with file and line.
     Check(ConfigCheckArguments),
+    /// Write for systemd which units serve the configured arrays; the package's generator runs this.
+    ///
+    /// Each array is served by the unit pinstripe@NAME.service. Those with auto = false are not started at
+    /// boot. After a change of the configuration, `systemctl daemon-reload` has this run again.
+    Units(ConfigUnitsArguments),
 }
 
 #[derive(Debug, Args)]
@@ -35,6 +40,15 @@ pub struct ConfigCheckArguments {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ConfigUnitsArguments {
+    #[command(flatten)]
+    pub configuration: ConfigurationArguments,
+    /// Where the generator is told to write
+    #[arg(value_name = "FOLDER", value_hint = ValueHint::DirPath)]
+    pub folder: PathBuf,
 }
 
 #[derive(Debug, Args)]
@@ -84,6 +98,10 @@ pub struct StartArguments {
 pub struct AssembleArguments {
     #[command(flatten)]
     pub which: Which,
+    /// Become the server of one array, in the foreground, as a service manager wants it. Waits --timeout
+    /// seconds for enough members. The log goes to standard output and standard error
+    #[arg(long, conflicts_with_all = ["scan", "dry_run", "json"])]
+    pub foreground: bool,
     #[command(flatten)]
     pub start: StartArguments,
 }
@@ -99,7 +117,7 @@ pub struct Which {
     /// The array with this UUID, whether the configuration has it or not
     #[arg(long, value_name = "UUID")]
     pub uuid: Option<Uuid>,
-    /// The array with this name, whether the configuration has it or not
+    /// The array with this name or UUID, whether the configuration has it or not
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
 }
@@ -146,6 +164,10 @@ pub struct ReleaseArguments {
 pub struct IncrementalArguments {
     #[command(flatten)]
     pub start: StartArguments,
+    /// Start nothing, and print as lines KEY=VALUE what udev's rules want to know. PINSTRIPE_ARRAY is the
+    /// UUID of the configured array that the device belongs to. PINSTRIPE_UNIT is its unit of systemd
+    #[arg(long, conflicts_with_all = ["dry_run", "json"])]
+    pub export: bool,
     /// The device that has appeared
     #[arg(value_hint = ValueHint::FilePath)]
     pub device: PathBuf,

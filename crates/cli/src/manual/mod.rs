@@ -6,18 +6,35 @@ mod pages;
 use std::{fmt::Write, fs};
 
 use clap::{Command, CommandFactory};
+use clap_complete::{Shell, env::Shells};
 
 use self::pages::{Page, page};
 use crate::{
     command_line::{Cli, CompletionsArguments, ManArguments},
+    completion::VARIABLE,
     failure::Failure,
     output,
 };
 
+/// A file that zsh loads at the first use completes at that use, too, and not only from the next one on.
+const ZSH_AT_ONCE: &str = "
+if [ \"$funcstack[1]\" = _pinstripe ]; then
+    _clap_dynamic_completer_pinstripe \"$@\"
+fi
+";
+
 pub fn completions(arguments: &CompletionsArguments) -> Result<(), Failure> {
+    let (shells, shell) = (Shells::builtins(), arguments.shell.to_string());
+    let Some(completer) = shells.completer(&shell) else {
+        return Err(Failure::usage(format!("there are no completions for {shell}")));
+    };
     let mut script = Vec::new();
-    clap_complete::generate(arguments.shell, &mut Cli::command(), "pinstripe", &mut script);
-    output::print(&String::from_utf8_lossy(&script))
+    completer.write_registration(VARIABLE, "pinstripe", "pinstripe", "pinstripe", &mut script)?;
+    let mut script = String::from_utf8_lossy(&script).into_owned();
+    if arguments.shell == Shell::Zsh {
+        script += ZSH_AT_ONCE;
+    }
+    output::print(&script)
 }
 
 pub fn man(arguments: &ManArguments) -> Result<(), Failure> {

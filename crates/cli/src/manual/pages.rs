@@ -270,17 +270,27 @@ fn of_configuration(command: &str) -> Parts {
                 ("What would be started:", "pinstripe assemble --scan --dry-run"),
                 ("All arrays of the configuration:", "pinstripe assemble --scan"),
                 ("One array:", "pinstripe assemble --name data"),
+                ("As a unit of systemd does it:", "pinstripe assemble --foreground --name data"),
             ],
             &[CONFIGURATION, CONTROL, LOG],
             &["", "config", "examine", "incremental", "serve", "stop", "mdadm(8)"],
         ),
         "incremental" => (
-            &[("A device has appeared:", "pinstripe incremental /dev/sdc")],
+            &[
+                ("A device has appeared:", "pinstripe incremental /dev/sdc"),
+                ("What udev's rules want to know of it:", "pinstripe incremental --export /dev/sdc"),
+            ],
             &[CONFIGURATION, CONTROL, LOG],
             &["", "assemble", "add", "config", "udev(7)"],
         ),
         _ => (
-            &[("Is the configuration right?", "pinstripe config check")],
+            &[
+                ("Is the configuration right?", "pinstripe config check"),
+                (
+                    "What systemd's generator writes of it:",
+                    "pinstripe config units /tmp/units; find /tmp/units",
+                ),
+            ],
             &[CONFIGURATION],
             &["", "assemble", "serve"],
         ),

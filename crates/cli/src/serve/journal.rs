@@ -20,7 +20,8 @@ use pinstripe_engine::array::Array;
 use pinstripe_runtime::{shard, uring::RunError};
 use serde_json::json;
 
-use super::{maintenance, stopping::Stopping};
+use super::{maintenance, report, stopping::Stopping};
+use crate::supervisor;
 
 /// How long the end waits for a reader.
 const FLUSH_LIMIT: Duration = Duration::from_millis(500);
@@ -111,8 +112,10 @@ impl ServerLog {
     pub fn watch(&self, array: Array, mut last_reported: u64, stopping: Rc<Stopping>) {
         let journal = self.clone();
         shard::spawn(async move {
+            supervisor::tell_status(&report::state(&array));
             while let First::Other(()) = first_of(stopping.wanted(), array.event_after(last_reported)).await {
                 last_reported = journal.tell_events(&array, last_reported);
+                supervisor::tell_status(&report::state(&array));
             }
             journal.tell_events(&array, last_reported);
         });

@@ -70,6 +70,7 @@ use crate::{
     ending::{Order, until_ordered},
     failure::Failure,
     limits, member, nvme_server,
+    supervisor::Supervised,
 };
 
 pub fn run(arguments: ServeArguments) -> Result<(), Failure> {
@@ -161,11 +162,12 @@ impl Plan {
 
 async fn serve(context: Context, plan: Plan) -> Result<(), Failure> {
     let mut order = Order::new();
+    let supervised = Supervised::begin(context.shards());
     match until_ordered(&mut order, Box::pin(start(context, plan))).await {
         None => Ok(()),
         Some(started) => {
             let Started { served, control, opened } = started?;
-            served.run(order, control, opened).await
+            served.run(order, control, opened, supervised).await
         }
     }
 }
@@ -261,6 +263,7 @@ impl Served {
         order: Order,
         socket: ControlSocket,
         opened: devices::Opened,
+        supervised: Supervised,
     ) -> Result<(), Failure> {
         let reconnector = Reconnector::spawn(self.array.clone(), Rc::clone(&self.stopping));
         let controller = ControlServer::new(&self, reconnector);
@@ -276,11 +279,13 @@ impl Served {
         let last_reported = self.journal.tell_events(&self.array, 0);
         self.journal.watch(self.array.clone(), last_reported, Rc::clone(&self.stopping));
         self.announce();
+        supervised.ready();
         let why = match first_of(order, self.stopping.wanted()).await {
             First::One(()) => "by a signal",
             First::Other(()) => "as asked for over the control socket",
         };
         self.journal.note(&format!("stopping, {why}"));
+        supervised.stopping();
         self.stopping.want();
         for task in accepting {
             task.join().await;

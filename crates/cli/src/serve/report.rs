@@ -109,3 +109,12 @@ pub fn detail(array: &Array, addresses: Vec<Address>) -> Detail {
         statistics: now.statistics.fields().map(|(name, value)| (name.to_owned(), value)).collect(),
     }
 }
+
+/// The array's state in a few words.
+pub fn state(array: &Array) -> String {
+    let now = array.detail();
+    match now.missing {
+        0 => now.state.to_owned(),
+        missing => format!("{}, degraded: {missing} of {} members missing", now.state, now.slots.len()),
+    }
+}

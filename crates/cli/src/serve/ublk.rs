@@ -19,6 +19,7 @@ use std::{
     cell::RefCell,
     fs::File,
     net::SocketAddr,
+    path::PathBuf,
     rc::{Rc, Weak},
     sync::Arc,
     thread,
@@ -51,7 +52,7 @@ use crate::{
     failure::Failure,
     memory,
     on_shards::on_shards,
-    ublk::{Driver, block_path, device_info, devices, server_path, users},
+    ublk::{Driver, Named, block_path, device_info, devices, server_path, users},
 };
 
 /// Its one argument is checked when it is read.
@@ -94,8 +95,12 @@ struct Ublk {
     mark: u64,
     /// The number of a device whose requests wait for this server.
     waiting: Option<u32>,
+    /// The folder of the array's sockets, and what udev's rules get to know of the array.
+    naming: (PathBuf, String),
     /// When it is there: its number, and where to complain.
     served: Option<(u32, ServerLog)>,
+    /// As long as it is there.
+    named: Option<Named>,
 }
 
 impl Drop for Ublk {
@@ -132,6 +137,8 @@ fn bind<'a>(arguments: &'a ServeArguments, identity: Identity<'a>) -> Binding<'a
             Some(UblkNumber::Given(number)) => Some(number),
         };
         let mark = mark(namespace_uuid(identity.uuid));
+        let words = format!("PINSTRIPE_NAME={}\nPINSTRIPE_UUID={}\n", identity.stem, identity.uuid);
+        let naming = (identity.folder.to_owned(), words);
         let looked = blocking(move || {
             let mut driver = Driver::open()?;
             driver.features()?;
@@ -139,7 +146,7 @@ fn bind<'a>(arguments: &'a ServeArguments, identity: Identity<'a>) -> Binding<'a
         });
         let left = looked.await?.filter(|info| info.state != state::DEAD);
         let waiting = left.map(|info| info.device);
-        Ok(Some(Box::new(Ublk { wanted, mark, waiting, served: None }) as Bound))
+        Ok(Some(Box::new(Ublk { wanted, mark, waiting, naming, served: None, named: None }) as Bound))
     })
 }
 
@@ -163,6 +170,7 @@ impl FrontEnd for Ublk {
             });
             let Prepared { info, device, taken_over } = made.await?;
             self.served = Some((info.device, journal.clone()));
+            self.named = Named::write(&self.naming.0, info.device, mark, &self.naming.1);
             let array = array.clone();
             let serve = move || array.service();
             let begun = async {

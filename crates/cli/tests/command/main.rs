@@ -19,4 +19,5 @@ mod nvme;
 mod occupied;
 mod parity_kernel;
 mod refusals;
+mod supervised;
 mod world;

@@ -26,7 +26,7 @@ pub struct Ran {
 }
 
 impl Ran {
-    fn new(output: &Output) -> Self {
+    pub fn of(output: &Output) -> Self {
         Self {
             status: output.status.code().unwrap_or(-1),
             out: String::from_utf8(output.stdout.clone()).unwrap(),
@@ -99,12 +99,12 @@ impl World {
     }
 
     pub fn run(&self, arguments: &[&str]) -> Ran {
-        Ran::new(&self.command(arguments).output().unwrap())
+        Ran::of(&self.command(arguments).output().unwrap())
     }
 
     /// Runs it with a variable in its environment.
     pub fn run_with(&self, (name, value): (&str, &str), arguments: &[&str]) -> Ran {
-        Ran::new(&self.command(arguments).env(name, value).output().unwrap())
+        Ran::of(&self.command(arguments).env(name, value).output().unwrap())
     }
 
     /// Runs `create` with options and members.
@@ -195,7 +195,7 @@ fn start(mut command: Command, options: &[&str], devices: &[String]) -> Server {
         said.push(line);
     }
     let output = child.wait_with_output().unwrap();
-    panic!("the server did not start: {}", Ran::new(&output).error);
+    panic!("the server did not start: {}", Ran::of(&output).error);
 }
 
 fn hash(path: &Path) -> u64 {

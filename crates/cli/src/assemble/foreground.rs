@@ -1,0 +1,159 @@
+//! `assemble --foreground`: this process becomes the array's server, as a service manager wants it.
+//!
+//! It decides as `assemble` does, and waits for late members as the configuration says. As the first member
+//! that appears may have had the manager start this, it also waits for too few members to become enough.
+
+use std::{
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use pinstripe_config::Configuration;
+use pinstripe_control::{Version, client::Client};
+use serde_json::Value;
+
+use super::{
+    LOOK, State, Wanted,
+    start::{Turn, program},
+    wanted,
+};
+use crate::{command_line::Which, configuration::units::SECRETS, failure::Failure, supervisor};
+
+/// Where a service manager puts secrets that it hands over (systemd's `LoadCredential=`).
+const CREDENTIALS: &str = "CREDENTIALS_DIRECTORY";
+/// Time that a server gets to say which process it is.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+
+/// Becomes the server of the array, or says why not. `limit`: how long to wait for enough members.
+pub fn run(configuration: &Configuration, which: &Which, limit: Duration) -> Failure {
+    let begun = Instant::now();
+    loop {
+        let (wanted, remarks) = match wanted(configuration, which) {
+            Ok((all, remarks)) => (all.into_iter().next(), remarks),
+            Err(failure) => return failure,
+        };
+        let Some(wanted) = wanted else { return Failure::new("there is no such array") };
+        match course(wanted.state(), wanted.patience(), begun.elapsed(), limit) {
+            Course::Wait(why) => {
+                supervisor::tell_waiting(&format!("waits: {why}"));
+                thread::sleep(LOOK);
+            }
+            Course::Start { run } => return become_server(&wanted, run),
+            Course::Served(control) => return served(&wanted.label, &control),
+            Course::GiveUp(why) => {
+                let why = [vec![why], remarks].concat().join("\n  ");
+                return Failure::new(format!("{} was not started: {why}", wanted.label));
+            }
+        }
+    }
+}
+
+/// What to do with an array that is in this state.
+#[derive(Debug, PartialEq, Eq)]
+enum Course {
+    Wait(String),
+    /// `run`: members were waited for in vain.
+    Start {
+        run: bool,
+    },
+    Served(PathBuf),
+    GiveUp(String),
+}
+
+fn course(state: State, patience: Option<Duration>, waited: Duration, limit: Duration) -> Course {
+    match state {
+        State::Served(control) => Course::Served(control),
+        State::Hopeless(why) => Course::GiveUp(why),
+        State::Ready => Course::Start { run: false },
+        State::Late { enough: true, .. } if patience.is_some_and(|patience| waited >= patience) => {
+            Course::Start { run: true }
+        }
+        State::Late { why, .. } if waited >= limit.max(patience.unwrap_or_default()) => Course::GiveUp(why),
+        State::Late { why, .. } => Course::Wait(why),
+    }
+}
+
+fn served(label: &str, control: &Path) -> Failure {
+    let version = || -> Option<Version> {
+        let mut client = Client::connect(&control.to_string_lossy()).ok()?;
+        client.set_timeout(Some(ANSWER_LIMIT)).ok()?;
+        client.call("version", Value::Null).ok()
+    };
+    let process = version().map(|version| format!(" by process {}", version.pid)).unwrap_or_default();
+    let control = control.display();
+    Failure::new(format!(
+        "{label} is served already{process}, on the control socket {control}: `pinstripe stop {control}` ends that server"
+    ))
+}
+
+/// Returns only if that can't be. The turn ends with the exec: a process that starts the array in the moment
+/// between that and the server's locks is refused by these, or this one is.
+fn become_server(wanted: &Wanted, run: bool) -> Failure {
+    let _turn = match Turn::of(wanted) {
+        Ok(Ok(turn)) => turn,
+        Ok(Err(control)) => return served(&wanted.label, &control),
+        Err(failure) => return failure,
+    };
+    let program = match program() {
+        Ok(program) => program,
+        Err(failure) => return failure,
+    };
+    let folder = std::env::var_os(CREDENTIALS).map(PathBuf::from);
+    let words = with_credentials(wanted.serve_words(run), folder.as_deref());
+    supervisor::tell_waiting("starting");
+    let error = Command::new(program).args(words).current_dir("/").exec();
+    Failure::new(format!("{} was not started: can't become its server: {error}", wanted.label))
+}
+
+/// The words of `serve`, with secrets from the credentials that are there.
+fn with_credentials(mut words: Vec<String>, folder: Option<&Path>) -> Vec<String> {
+    for name in SECRETS {
+        let Some(path) = folder.map(|folder| folder.join(name)).filter(|path| path.exists()) else {
+            continue;
+        };
+        let option = format!("--{name}=");
+        words.retain(|word| !word.starts_with(&option));
+        // Before the members, which follow `--`.
+        words.insert(1, format!("{option}{}", path.display()));
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn late(enough: bool, patience: Option<Duration>, waited: Duration) -> Course {
+        course(State::Late { why: "late".to_owned(), enough }, patience, waited, 60 * SECOND)
+    }
+
+    #[test]
+    fn late_members_are_waited_for_as_configured_and_too_few_as_long_as_the_limit_says() {
+        let (wait, give_up) = (Course::Wait("late".to_owned()), Course::GiveUp("late".to_owned()));
+        assert_eq!(late(true, Some(5 * SECOND), 4 * SECOND), wait);
+        assert_eq!(late(true, Some(5 * SECOND), 5 * SECOND), Course::Start { run: true });
+        assert_eq!(late(true, None, 59 * SECOND), wait, "no leave to start without them");
+        assert_eq!(late(true, None, 60 * SECOND), give_up);
+        assert_eq!(late(false, Some(5 * SECOND), 59 * SECOND), wait);
+        assert_eq!(late(false, Some(90 * SECOND), 89 * SECOND), wait);
+        assert_eq!(late(false, Some(90 * SECOND), 90 * SECOND), give_up);
+        assert_eq!(course(State::Ready, None, SECOND, SECOND), Course::Start { run: false });
+    }
+
+    #[test]
+    fn a_credential_takes_the_place_of_the_file_that_the_configuration_names() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("dhchap-secrets"), "").unwrap();
+        let words = ["serve", "--dhchap-secrets=/etc/x", "--dhchap-hosts=/etc/y", "--", "/dev/sda"];
+        let words: Vec<String> = words.map(str::to_owned).into();
+        assert_eq!(with_credentials(words.clone(), None), words);
+        let with = with_credentials(words, Some(folder.path()));
+        let own = format!("--dhchap-secrets={}", folder.path().join("dhchap-secrets").display());
+        assert_eq!(with, ["serve", &own, "--dhchap-hosts=/etc/y", "--", "/dev/sda"]);
+    }
+}

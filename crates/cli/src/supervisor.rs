@@ -1,0 +1,134 @@
+//! What this process tells the service manager that has started it: sd_notify(3), understood by systemd and
+//! others. Without one (no `NOTIFY_SOCKET` in the environment) nothing is told.
+//!
+//! A server's signs of life come from all of its shards: each is asked, and only when the last one has
+//! answered is the next sign given. Members play no part in it. A shard doesn't wait for a member's request
+//! but turns on, so a server with slow members lives, and one with a shard that has stopped turning doesn't.
+
+use std::{cell::Cell, rc::Rc, time::Duration};
+
+use pinstripe_control::text::printable;
+use pinstripe_runtime::{ShardHandle, shard};
+use sd_notify::NotifyState;
+
+use crate::on_shards::on_shards;
+
+/// What a sign of life adds to the time that a start or an end may take.
+const EXTENSION: Duration = Duration::from_mins(1);
+/// Between two signs, if the watchdog doesn't want more.
+const INTERVAL: Duration = Duration::from_secs(10);
+
+/// Whether there is one.
+fn is_there() -> bool {
+    std::env::var_os("NOTIFY_SOCKET").is_some()
+}
+
+/// Errors are of no account: the manager sees by itself when nothing comes.
+fn tell(states: &[NotifyState<'_>]) {
+    let _ = sd_notify::notify(states);
+}
+
+fn extension() -> NotifyState<'static> {
+    NotifyState::ExtendTimeoutUsec(u32::try_from(EXTENSION.as_micros()).unwrap_or(u32::MAX))
+}
+
+/// What the process does, for `systemctl status`.
+pub fn tell_status(words: &str) {
+    tell(&[NotifyState::Status(&printable(words))]);
+}
+
+/// It waits for something before it can start.
+pub fn tell_waiting(words: &str) {
+    tell(&[NotifyState::Status(&printable(words)), extension()]);
+}
+
+/// What a server is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Starting,
+    Serving,
+    Stopping,
+}
+
+impl Stage {
+    /// A sign of life: a start and an end need time, a server that serves is watched.
+    fn sign(self) -> NotifyState<'static> {
+        match self {
+            Self::Starting | Self::Stopping => extension(),
+            Self::Serving => NotifyState::Watchdog,
+        }
+    }
+}
+
+/// A server as its service manager sees it. Lives on shard 0.
+pub struct Supervised(Rc<Cell<Stage>>);
+
+impl Supervised {
+    /// Gives signs of life from now on, as long as all shards turn.
+    pub fn begin(shards: &[ShardHandle]) -> Self {
+        let stage = Rc::new(Cell::new(Stage::Starting));
+        if is_there() {
+            let (stage, shards) = (Rc::clone(&stage), shards.to_vec());
+            shard::spawn(async move {
+                let pause = pause(sd_notify::watchdog_enabled());
+                loop {
+                    on_shards(&shards, || async {}).await;
+                    tell(&[stage.get().sign()]);
+                    shard::sleep(u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX)).await;
+                }
+            });
+        }
+        Self(stage)
+    }
+
+    /// It answers.
+    pub fn ready(&self) {
+        self.0.set(Stage::Serving);
+        tell(&[NotifyState::Ready]);
+    }
+
+    /// It ends.
+    pub fn stopping(&self) {
+        self.0.set(Stage::Stopping);
+        tell(&[NotifyState::Stopping, NotifyState::Status("stopping"), extension()]);
+    }
+}
+
+/// Between two signs of life: so many that the watchdog may miss some.
+fn pause(watchdog: Option<Duration>) -> Duration {
+    watchdog.map_or(INTERVAL, |limit| INTERVAL.min(limit / 4))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use pinstripe_runtime::uring::{RuntimeConfig, run};
+
+    use super::*;
+
+    #[test]
+    fn the_watchdog_may_miss_some_signs_and_a_start_never_needs_it() {
+        assert_eq!(pause(None), INTERVAL);
+        assert_eq!(pause(Some(Duration::from_mins(10))), INTERVAL);
+        assert_eq!(pause(Some(Duration::from_secs(8))), Duration::from_secs(2));
+        assert!(matches!(Stage::Serving.sign(), NotifyState::Watchdog));
+        for stage in [Stage::Starting, Stage::Stopping] {
+            assert!(matches!(stage.sign(), NotifyState::ExtendTimeoutUsec(60_000_000)), "{stage:?}");
+        }
+    }
+
+    #[test]
+    fn a_shard_that_does_not_turn_keeps_the_sign_of_life_back() {
+        let (go_on, stands) = channel::<()>();
+        let (stood, turned) = run(&RuntimeConfig::unpinned(2), |context| async move {
+            let shards = context.shards().to_vec();
+            shards[1].send(move || stands.recv().unwrap_or_default());
+            let asked = shard::timeout(300_000_000, on_shards(&shards, || async {})).await;
+            let _ = go_on.send(());
+            (asked, shard::timeout(10_000_000_000, on_shards(&shards, || async {})).await)
+        })
+        .unwrap();
+        assert_eq!((stood, turned), (None, Some(())));
+    }
+}

@@ -1,0 +1,271 @@
+//! `cargo xtask deb`: the Debian package, with what can be checked of it without installing it.
+//!
+//! ```text
+//!   parts      target/deb: manual pages, completions, changelog, made by the release build and git
+//!   checks     every command has its page, shells can read the completions, systemd takes the units and
+//!              finds them hardened
+//!   package    cargo-deb puts parts and packaging/ together; crates/cli/Cargo.toml says what goes where
+//!   checks     the package has what it should have, and lintian finds nothing
+//! ```
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+/// The version of cargo-deb that is installed under `target/tools`.
+const CARGO_DEB: &str = "3.8.0";
+/// `systemd-analyze security` may say this much, in tenths, of the unit as it is, which serves anything.
+const EXPOSURE: u32 = 25;
+/// And this much of an array without ublk and fuse, as systemd's generator has it.
+const EXPOSURE_WITHOUT_UBLK: u32 = 20;
+/// Files of the package beside the manual pages.
+const CONTENTS: &[&str] = &[
+    "etc/pinstripe/pinstripe.toml",
+    "usr/bin/pinstripe",
+    "usr/lib/systemd/system-generators/pinstripe-generator",
+    "usr/lib/systemd/system/pinstripe.target",
+    "usr/lib/systemd/system/pinstripe@.service",
+    "usr/lib/tmpfiles.d/pinstripe.conf",
+    "usr/lib/udev/rules.d/63-pinstripe.rules",
+    "usr/share/bash-completion/completions/pinstripe",
+    "usr/share/doc/pinstripe/admin.md",
+    "usr/share/doc/pinstripe/changelog.Debian.gz",
+    "usr/share/doc/pinstripe/configuration.md",
+    "usr/share/doc/pinstripe/copyright",
+    "usr/share/doc/pinstripe/install.md",
+    "usr/share/fish/vendor_completions.d/pinstripe.fish",
+    "usr/share/lintian/overrides/pinstripe",
+    "usr/share/zsh/vendor-completions/_pinstripe",
+];
+/// One array of every kind that has a unit of its own kind.
+const CONFIGURATION: &str = "\
+[[array]]\nname = \"plain\"\n\
+[[array]]\nname = \"ublk\"\nublk = true\n\
+[[array]]\nname = \"fuse\"\nfuse = \"/srv/disk\"\nmembers = [\"/srv/a\", \"/srv/b\"]\n\
+[[array]]\nname = \"remote\"\ndhchap-secrets = \"/etc/pinstripe/secrets\"\n\
+members = [\"nvme-tcp://192.0.2.1:4420/nqn.2026-01.com.example:a?nsid=1\"]\n";
+
+/// Make the Debian package under target/debian, and check it.
+#[derive(Args)]
+pub struct Deb {
+    /// Make and check what goes into it, and leave the package itself
+    #[arg(long)]
+    parts: bool,
+}
+
+pub fn run(root: &Path, deb: &Deb) -> Result<()> {
+    let parts = Parts::make(root)?;
+    parts.check_pages()?;
+    parts.check_completions()?;
+    parts.check_units(root)?;
+    if deb.parts {
+        println!("deb: the parts are right");
+        return Ok(());
+    }
+    let package = build(root)?;
+    check_contents(&package, &parts.pages()?)?;
+    said(
+        Command::new("lintian").args(["--fail-on", "error,warning"]).arg(&package),
+        "lintian: apt-get install lintian",
+    )?;
+    println!("deb: {}", package.display());
+    Ok(())
+}
+
+/// The output of a command that must succeed. `from` says where to get it.
+fn said(command: &mut Command, from: &str) -> Result<String> {
+    let output = command.output().with_context(|| format!("run {command:?} ({from})"))?;
+    let text =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        bail!("{command:?}: {}\n{text}", output.status);
+    }
+    Ok(text)
+}
+
+/// What is made for the package.
+struct Parts {
+    /// target/deb.
+    folder: PathBuf,
+    /// The program of the package.
+    program: PathBuf,
+}
+
+impl Parts {
+    fn make(root: &Path) -> Result<Self> {
+        crate::vm::build_command(root)?;
+        let parts = Self { folder: root.join("target/deb"), program: root.join("target/release/pinstripe") };
+        let _ = fs::remove_dir_all(&parts.folder);
+        fs::create_dir_all(parts.folder.join("completions"))?;
+        said(parts.pinstripe(&["man", "--folder"]).arg(parts.folder.join("man")), "pinstripe")?;
+        for (shell, file) in COMPLETIONS {
+            let script = said(&mut parts.pinstripe(&["completions", shell]), "pinstripe")?;
+            fs::write(parts.folder.join("completions").join(file), script)?;
+        }
+        fs::write(parts.folder.join("changelog"), changelog(root)?)?;
+        Ok(parts)
+    }
+
+    fn pinstripe(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(words);
+        command
+    }
+
+    /// The names of the manual pages.
+    fn pages(&self) -> Result<BTreeSet<String>> {
+        let entries = fs::read_dir(self.folder.join("man"))?;
+        Ok(entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
+    }
+
+    fn check_pages(&self) -> Result<()> {
+        let help = said(&mut self.pinstripe(&["help"]), "pinstripe")?;
+        let mut wanted: BTreeSet<String> =
+            commands(&help).map(|name| format!("pinstripe-{name}.1")).collect();
+        wanted.insert("pinstripe.1".to_owned());
+        same("manual pages", &wanted, &self.pages()?)
+    }
+
+    /// Shells that are here must be able to read theirs.
+    fn check_completions(&self) -> Result<()> {
+        for (shell, file) in COMPLETIONS {
+            let script = self.folder.join("completions").join(file);
+            let is_here = Command::new(shell).arg("-c").arg(":").output().is_ok();
+            if is_here {
+                said(Command::new(shell).arg("-n").arg(script), shell)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The units as they are and with what the generator adds for arrays of all kinds.
+    fn check_units(&self, root: &Path) -> Result<()> {
+        let units = self.folder.join("units");
+        fs::create_dir_all(&units)?;
+        let configuration = self.folder.join("example.toml");
+        fs::write(&configuration, CONFIGURATION)?;
+        said(self.pinstripe(&["config", "units", "--config"]).arg(&configuration).arg(&units), "pinstripe")?;
+        let template = fs::read_to_string(root.join("packaging/systemd/pinstripe@.service"))?;
+        // The program is not installed here.
+        let template = template.replace("/usr/bin/pinstripe", &self.program.display().to_string());
+        let target = fs::read_to_string(root.join("packaging/systemd/pinstripe.target"))?;
+        fs::write(units.join("pinstripe.target"), target)?;
+        let limits = [
+            ("any", EXPOSURE),
+            ("ublk", EXPOSURE),
+            ("plain", EXPOSURE_WITHOUT_UBLK),
+            ("remote", EXPOSURE_WITHOUT_UBLK),
+        ];
+        for array in limits.iter().map(|(array, _)| *array).chain(["fuse"]) {
+            fs::write(units.join(format!("pinstripe@{array}.service")), &template)?;
+            verify(&units.join(format!("pinstripe@{array}.service")))?;
+        }
+        verify(&units.join("pinstripe.target"))?;
+        for (array, limit) in limits {
+            let mut security = Command::new("systemd-analyze");
+            security.args(["security", "--no-pager", "--offline=true", &format!("--threshold={limit}")]);
+            said(security.arg(units.join(format!("pinstripe@{array}.service"))), "systemd")?;
+        }
+        Ok(())
+    }
+}
+
+/// Shells, and how their completions are called.
+const COMPLETIONS: &[(&str, &str)] =
+    &[("bash", "pinstripe"), ("zsh", "_pinstripe"), ("fish", "pinstripe.fish")];
+
+/// systemd says what it does not understand, and still succeeds.
+fn verify(unit: &Path) -> Result<()> {
+    let mut verify = Command::new("systemd-analyze");
+    let text = said(verify.args(["verify", "--man=no"]).arg(unit), "systemd")?;
+    // Of other units of this machine it may say anything.
+    let name = unit.file_name().unwrap_or_default().to_string_lossy();
+    let of_ours: Vec<&str> =
+        text.lines().filter(|line| line.contains(&*name) || line.contains("50-pinstripe.conf")).collect();
+    if !of_ours.is_empty() {
+        bail!("systemd-analyze verify:\n{}", of_ours.join("\n"));
+    }
+    Ok(())
+}
+
+/// The commands that `pinstripe help` shows.
+fn commands(help: &str) -> impl Iterator<Item = &str> {
+    let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let names = listed.take_while(|line| !line.is_empty()).filter_map(|line| line.split_whitespace().next());
+    names.filter(|name| *name != "help")
+}
+
+fn same(what: &str, wanted: &BTreeSet<String>, found: &BTreeSet<String>) -> Result<()> {
+    let missing: Vec<_> = wanted.difference(found).collect();
+    let more: Vec<_> = found.difference(wanted).collect();
+    if !missing.is_empty() || !more.is_empty() {
+        bail!("{what}: missing are {missing:?}, and not expected {more:?}");
+    }
+    Ok(())
+}
+
+/// Debian's form of it, with the date of the last commit.
+fn changelog(root: &Path) -> Result<String> {
+    let date = said(Command::new("git").args(["log", "-1", "--format=%cD"]).current_dir(root), "git")?;
+    Ok(format!(
+        "pinstripe ({}-1) unstable; urgency=medium\n\n  * CHANGELOG.md of the sources says what changed.\n\n -- \
+         The Pinstripe contributors <maintainers@pinstripe.invalid>  {date}",
+        env!("CARGO_PKG_VERSION")
+    ))
+}
+
+/// Builds the package; where it is.
+fn build(root: &Path) -> Result<PathBuf> {
+    let tools = root.join("target/tools");
+    let cargo_deb = tools.join("bin/cargo-deb");
+    let version = Command::new(&cargo_deb).arg("--version").output().map(|output| output.stdout);
+    if !version.is_ok_and(|version| String::from_utf8_lossy(&version).trim().ends_with(CARGO_DEB)) {
+        println!("installing cargo-deb {CARGO_DEB} under target/tools: some minutes, once");
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let install = ["install", "--quiet", "--locked", "cargo-deb", "--version", CARGO_DEB, "--root"];
+        said(Command::new(cargo).args(install).arg(&tools), "cargo")?;
+    }
+    let output = root.join("target/debian");
+    let _ = fs::remove_dir_all(&output);
+    let words = ["--no-build", "--quiet", "--strip", "--package", "pinstripe", "--output"];
+    let made = said(Command::new(&cargo_deb).args(words).arg(&output).current_dir(root), "cargo-deb")?;
+    let packages = fs::read_dir(&output)?.flatten().map(|entry| entry.path());
+    let mut packages = packages.filter(|path| path.extension().is_some_and(|extension| extension == "deb"));
+    packages.next().with_context(|| format!("cargo-deb made no package: {made}"))
+}
+
+/// The package has its files and no others.
+fn check_contents(package: &Path, pages: &BTreeSet<String>) -> Result<()> {
+    let listing = said(Command::new("dpkg-deb").arg("--contents").arg(package), "dpkg")?;
+    let names = listing.lines().filter_map(|line| line.split_once(" ./")).map(|(_, name)| name.to_owned());
+    let found: BTreeSet<String> = names.filter(|name| !name.ends_with('/')).collect();
+    let pages = pages.iter().map(|page| format!("usr/share/man/man1/{page}.gz"));
+    let wanted = CONTENTS.iter().map(|&name| name.to_owned()).chain(pages).collect();
+    same("files of the package", &wanted, &found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_read_from_the_help_without_help_itself() {
+        let help =
+            "Usage: x\n\nCommands:\n  create  Make\n  list    Show\n  help    Print\n\nOptions:\n  -h\n";
+        assert_eq!(commands(help).collect::<Vec<_>>(), ["create", "list"]);
+    }
+
+    #[test]
+    fn what_is_missing_or_too_much_is_named() {
+        let set = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        assert!(same("pages", &set(&["a"]), &set(&["a"])).is_ok());
+        let error = same("pages", &set(&["a", "b"]), &set(&["b", "c"])).unwrap_err().to_string();
+        assert_eq!(error, "pages: missing are [\"a\"], and not expected [\"c\"]");
+    }
+}
