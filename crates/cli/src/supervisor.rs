@@ -37,6 +37,18 @@ pub fn tell_status(words: &str) {
     tell(&[NotifyState::Status(&printable(words))]);
 }
 
+/// It has begun.
+pub fn tell_ready() {
+    tell(&[NotifyState::Ready]);
+}
+
+/// It turns: for a process whose only loop calls this.
+pub fn tell_alive() {
+    if sd_notify::watchdog_enabled().is_some() {
+        tell(&[NotifyState::Watchdog]);
+    }
+}
+
 /// It waits for something before it can start.
 pub fn tell_waiting(words: &str) {
     tell(&[NotifyState::Status(&printable(words)), extension()]);

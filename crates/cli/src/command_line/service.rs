@@ -55,6 +55,10 @@ pub struct ConfigUnitsArguments {
 pub struct DaemonArguments {
     #[command(flatten)]
     pub configuration: ConfigurationArguments,
+    /// Start no server: something else does, such as units of systemd. Arrays that are served are checked,
+    /// watched and told of
+    #[arg(long, conflicts_with = "stop_arrays")]
+    pub no_start: bool,
     /// When the daemon is told to end (SIGTERM, SIGINT), stop all arrays first, whatever clients they have,
     /// as a container must
     #[arg(long)]

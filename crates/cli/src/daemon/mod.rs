@@ -73,6 +73,7 @@ use crate::{
     failure::Failure,
     scan::block_device_generations,
     serve::{ServerLog, default_folder},
+    supervisor,
 };
 
 /// How often it is seen to what is due, and whether devices have come or gone.
@@ -131,6 +132,7 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
     let state = state_folder();
     let daemon = Daemon {
         given: arguments.configuration.config.clone(),
+        starts: !arguments.no_start,
         stops_arrays: arguments.stop_arrays,
         begun: Instant::now(),
         since: UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
@@ -210,6 +212,8 @@ struct Look {
 struct Daemon {
     /// The configuration's main file, as it was given.
     given: Option<PathBuf>,
+    /// Whether it starts servers, and nothing else does.
+    starts: bool,
     stops_arrays: bool,
     begun: Instant,
     /// Seconds since the epoch.
@@ -238,7 +242,9 @@ impl Daemon {
         let files = self.configuration.files.len();
         self.serve_http(None)?;
         self.log.note(&format!("ready: {files} configuration files; socket {}", socket.path.display()));
+        supervisor::tell_ready();
         loop {
+            supervisor::tell_alive();
             self.look_if_due();
             self.do_chores();
             match messages.recv_timeout(TICK) {
@@ -255,6 +261,7 @@ impl Daemon {
                 break;
             }
         }
+        supervisor::tell_status("ends");
         drop(socket);
         let left = self.busy();
         let words = if left.is_empty() {
@@ -379,7 +386,7 @@ impl Daemon {
                 kept.record = known.as_deref().map(|uuid| self.chores.records.of(uuid)).unwrap_or_default();
                 kept.uuid = known;
             }
-            let state = wanted.state();
+            let state = if self.starts { wanted.state() } else { left_to_others(wanted.state()) };
             let before = kept.course.phase.clone();
             match kept.course.looked(&state, wanted.patience(), now) {
                 Action::Nothing => self.tell_of_waiting(&key, &before),
@@ -587,6 +594,15 @@ impl Daemon {
             alerts: self.chores.book.status(),
             arrays: self.arrays.values().map(|kept| kept.status(self.now())).collect(),
         }
+    }
+}
+
+/// What is to become of an array that something else starts.
+fn left_to_others(state: State) -> State {
+    match state {
+        State::Ready => State::Late { why: "is for the service manager to start".to_owned(), enough: false },
+        State::Late { why, .. } => State::Late { why, enough: false },
+        state => state,
     }
 }
 

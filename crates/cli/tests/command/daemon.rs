@@ -581,3 +581,20 @@ fn get(address: &str, request: &str) -> (u16, String) {
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
+
+#[test]
+fn what_something_else_starts_is_watched_and_not_started() {
+    let configured = Configured::new(DATA);
+    let members = configured.world.raid5(3);
+    let daemon = Daemon::start(&configured, &["--no-start"]);
+    let waits = daemon.wait_for("data", "waiting");
+    assert_eq!(waits["why"], "is for the service manager to start");
+    let served = configured.world.serve(&["--shards", "1"], &members);
+    daemon.wait_for("data", "serving");
+    served.signal("KILL");
+    served.ended();
+    daemon.wait("it waits again", |status| {
+        of(status, "data")["failures"] == 1 && of(status, "data")["state"] == "waiting"
+    });
+    assert_eq!(configured.run(&["list"]).ok().out, "no array is served\n");
+}
