@@ -37,7 +37,7 @@ pub struct Test {
 }
 
 /// A step: its name and what it runs. `cargo` and `xtask` as the first word mean this cargo and this very
-/// program.
+/// program; words `NAME=VALUE` before it are its environment.
 struct Step {
     name: &'static str,
     /// What it finds out.
@@ -83,7 +83,8 @@ const UNIT: &str = "cargo test --workspace --no-fail-fast";
 const SHUTTLE: &str = "cargo test -p pinstripe-models --features shuttle";
 // Tests of the crates with planned defects are built once: with the defects, all of which are off but in the
 // tests that look for them. `--quick` and `--all` build them as users get them, too.
-const UNIT_REST: &str = "cargo test --workspace --no-fail-fast --exclude pinstripe-engine --exclude pinstripe-runtime \
+// Tests of the command mostly wait for processes.
+const UNIT_REST: &str = "RUST_TEST_THREADS=4 cargo test --workspace --no-fail-fast --exclude pinstripe-engine --exclude pinstripe-runtime \
     --exclude pinstripe-export --exclude pinstripe-nvme --exclude pinstripe-sim";
 const UNIT_DEFECTS: &str = "cargo test --no-fail-fast \
     -p pinstripe-engine -p pinstripe-runtime -p pinstripe-export -p pinstripe-nvme -p pinstripe-sim \
@@ -190,7 +191,9 @@ fn run_step(root: &Path, command: &str, log: &Path, left: Duration) -> Result<()
     if left.is_zero() {
         bail!("the budget of {} minutes is used up", BUDGET.as_secs() / 60);
     }
-    let mut words = command.split_whitespace();
+    let mut words = command.split_whitespace().peekable();
+    let variables: Vec<(&str, &str)> =
+        std::iter::from_fn(|| words.next_if(|word| word.contains('='))?.split_once('=')).collect();
     let program = match words.next().unwrap_or_default() {
         "cargo" => PathBuf::from(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())),
         _ => std::env::current_exe()?,
@@ -203,6 +206,7 @@ fn run_step(root: &Path, command: &str, log: &Path, left: Duration) -> Result<()
         .arg(if left == Duration::MAX { 0 } else { left.as_secs().max(1) }.to_string())
         .arg(program)
         .args(words)
+        .envs(variables)
         .current_dir(root)
         .stdin(Stdio::null())
         .stdout(output.try_clone()?)
