@@ -29,6 +29,7 @@ const CONTENTS: &[&str] = &[
     "etc/pinstripe/pinstripe.toml",
     "usr/bin/pinstripe",
     "usr/lib/systemd/system-generators/pinstripe-generator",
+    "usr/lib/systemd/system/pinstripe-daemon.service",
     "usr/lib/systemd/system/pinstripe.target",
     "usr/lib/systemd/system/pinstripe@.service",
     "usr/lib/tmpfiles.d/pinstripe.conf",
@@ -39,10 +40,14 @@ const CONTENTS: &[&str] = &[
     "usr/share/doc/pinstripe/configuration.md",
     "usr/share/doc/pinstripe/copyright",
     "usr/share/doc/pinstripe/install.md",
+    "usr/share/doc/pinstripe/metrics.md",
     "usr/share/fish/vendor_completions.d/pinstripe.fish",
     "usr/share/lintian/overrides/pinstripe",
+    "usr/share/pinstripe/prometheus/pinstripe.rules.yml",
     "usr/share/zsh/vendor-completions/_pinstripe",
 ];
+/// The unit of what is done beside serving.
+const DAEMON: &str = "pinstripe-daemon.service";
 /// One array of every kind that has a unit of its own kind.
 const CONFIGURATION: &str = "\
 [[array]]\nname = \"plain\"\n\
@@ -151,9 +156,14 @@ impl Parts {
         let configuration = self.folder.join("example.toml");
         fs::write(&configuration, CONFIGURATION)?;
         said(self.pinstripe(&["config", "units", "--config"]).arg(&configuration).arg(&units), "pinstripe")?;
-        let template = fs::read_to_string(root.join("packaging/systemd/pinstripe@.service"))?;
         // The program is not installed here.
-        let template = template.replace("/usr/bin/pinstripe", &self.program.display().to_string());
+        let unit = |name: &str| -> Result<String> {
+            let text = fs::read_to_string(root.join("packaging/systemd").join(name))?;
+            Ok(text.replace("/usr/bin/pinstripe", &self.program.display().to_string()))
+        };
+        let template = unit("pinstripe@.service")?;
+        fs::write(units.join(DAEMON), unit(DAEMON)?)?;
+        verify(&units.join(DAEMON))?;
         let target = fs::read_to_string(root.join("packaging/systemd/pinstripe.target"))?;
         fs::write(units.join("pinstripe.target"), target)?;
         let limits = [
