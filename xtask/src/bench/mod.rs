@@ -4,6 +4,7 @@
 //!   vm    boots a guest with RAM disks ─> inside: matrix over them ─> rows come out
 //!   here  the same matrix over devices of this machine
 //!   nbd   NBD exports of members in memory
+//!   spdk  whole stripes in memory, beside SPDK's raid5f
 //!   parity  the kernels of parity, without any server
 //!   page  what is kept of all these ─> docs/results/performance.md
 //! ```
@@ -20,6 +21,7 @@ mod page;
 mod parity;
 mod peers;
 mod results;
+mod spdk;
 mod vm;
 
 use std::fmt::Write as _;
@@ -53,6 +55,12 @@ enum What {
     Vm,
     /// NBD beside nbdkit's memory plugin
     Nbd,
+    /// Whole stripes in memory, beside SPDK's raid5f
+    Spdk {
+        /// The folder in which SPDK was built, with raid5f
+        #[arg(long, value_name = "DIR")]
+        spdk: PathBuf,
+    },
     /// Parity kernels beside those of ISA-L, which must be installed
     Parity,
     /// Beside Linux MD on devices of this machine, which are overwritten. The tables are printed; with --out
@@ -94,6 +102,7 @@ pub fn run(root: &Path, bench: &Bench) -> Result<()> {
         }
         Some(What::Vm) => in_vm(root, base, &bench.plan),
         Some(What::Nbd) => over_nbd(root, base, &bench.plan),
+        Some(What::Spdk { spdk }) => beside_spdk(root, base, spdk, &bench.plan),
         Some(What::Parity) => parity::run(root, base),
         Some(What::Page) => page::write(base),
         Some(What::Here(here)) => on_devices(root, bench.out.as_deref(), here, &bench.plan),
@@ -115,6 +124,16 @@ fn over_nbd(root: &Path, base: &Path, plan: &Plan) -> Result<()> {
     let pinstripe = root.join("target/release/pinstripe");
     nbd::run(&pinstripe, &folder.0, plan, &mut |row| measured.rows.push(row))?;
     page::keep(base, page::NBD, &measured)
+}
+
+fn beside_spdk(root: &Path, base: &Path, spdk: &Path, plan: &Plan) -> Result<()> {
+    crate::vm::build_command(root)?;
+    let mut measured = Measured { origin: Origin::now(root)?, seconds: plan.seconds, rows: Vec::new() };
+    let folder = Folder::new()?;
+    let pinstripe = root.join("target/release/pinstripe");
+    let version = spdk::run(&pinstripe, spdk, &folder.0, plan, &mut |row| measured.rows.push(row))?;
+    let _ = write!(measured.origin.machine, ", {version}");
+    page::keep(base, page::SPDK, &measured)
 }
 
 /// On devices of this machine.

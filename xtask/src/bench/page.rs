@@ -37,6 +37,8 @@ pub const VM: &str = "vm";
 pub const HERE: &str = "here";
 /// NBD's.
 pub const NBD: &str = "nbd";
+/// That of whole stripes in memory.
+pub const SPDK: &str = "spdk";
 
 const PARTS: &[Part] = &[
     Part {
@@ -73,16 +75,47 @@ bench here` on real devices.",
         held_back: None,
     },
     Part {
-        name: "spdk",
+        name: SPDK,
         title: "Beside SPDK's raid5f",
-        about: "Full stripes of 320 KiB, members in memory, one core. SPDK isn't built by this repository: its figures come from a build of one's own, and \
-stand in `performance/spdk.json` in the form of the other files there.",
+        about: SPDK_ABOUT,
         base: "raid5f",
         ceiling: None,
-        again: "cargo xtask bench page",
+        again: "cargo xtask bench spdk --spdk DIR --pairs 10 --seconds 2",
         held_back: None,
     },
 ];
+
+/// What is compared with SPDK, what isn't, and how to build it.
+const SPDK_ABOUT: &str = "Writes of whole stripes of RAID5 5+1 (320 KiB, chunks of 64 KiB), members of 512 MiB in memory, on CPU 0. SPDK's load comes \
+from its `bdevperf`, ours from `pinstripe bench --shards 1`: both call the array in their own process. Each measurement has a new process with a new array. SPDK's first \
+one writes data and reads it back (`-w verify`); each of ours ends with a scrub and with all data read back.
+
+What differs:
+
+- SPDK's members are `bdev_malloc` on reserved huge pages of 2 MiB. Its software module of acceleration copies with the C library's `memcpy`, and computes parity \
+by ISA-L. Ours are memory on the kernel's transparent huge pages, written with non-temporal stores.
+- raid5f takes writes of whole stripes only: SPDK refuses a smaller one. It keeps no write-intent bitmap, and two writes of one stripe at a time don't wait for each \
+other. Ours takes writes of any size, and is measured without a bitmap, which is alike, and with one. Partial writes can't be compared, and reads aren't: \
+a healthy array's read needs no parity.
+- `pinstripe bench` writes a mark of 16 bytes into each sector of every request, by which the data is checked; `bdevperf` writes the same bytes again and again.
+- The p99 at a depth above 1 can't be compared. Members in memory complete inline, so the clients of `pinstripe bench` take turns, and a request's time is that \
+of its own work; `bdevperf`'s is measured from a submission that waits for those before.
+
+SPDK isn't built by this repository. The build that was measured: SPDK v26.05 with its submodule isa-l (c196241) and with DPDK v25.11 (the submodule is that version with SPDK's \
+patches), on Debian 12 with gcc 12.2:
+
+```sh
+apt-get install build-essential meson ninja-build nasm autoconf automake libtool help2man pkg-config python3-pyelftools python3-tabulate python3-jinja2 \\
+  libaio-dev libnuma-dev libssl-dev uuid-dev libjson-c-dev libncurses-dev libkeyutils-dev
+git clone --branch v26.05 https://github.com/spdk/spdk && cd spdk
+git submodule update --init dpdk isa-l isa-l-crypto
+./configure --with-raid5f --disable-tests --disable-unit-tests --disable-apps --without-crypto --without-vhost --without-virtio \\
+  --without-uring --without-fio --without-vfio-user --without-ublk --without-nvme-cuse --without-fsdev --without-idxd
+make -j2
+sysctl vm.nr_hugepages=2304 && mount -t hugetlbfs none /dev/hugepages
+```
+
+Without huge pages (`bdevperf --no-huge -s 3800`) it writes a fifth or less of that.";
 
 /// From profiles and counters in the guest.
 const VM_HELD_BACK: &str = "Profiles by `perf` in the guest (cpu-clock) and `perf trace`, 4 KiB random writes, at commit 941596e:
