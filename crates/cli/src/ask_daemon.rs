@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use pinstripe_control::{
     client::{Client, ClientError},
-    daemon::{AlertStatus, ArrayStatus, Change, Effect, Reloaded, Status, sockets},
+    daemon::{AlertStatus, ArrayStatus, Change, Effect, Looks, Reloaded, Status, sockets},
     text::{printable, printable_lines},
 };
 use serde_json::Value;
@@ -44,9 +44,10 @@ fn connect() -> Result<Client, Failure> {
     Err(last.unwrap_or_else(|| Failure::new("no daemon runs")))
 }
 
-/// Tells the daemon that there may be something new. Whether there is a daemon.
+/// Tells the daemon that there may be something new. Whether there is one that starts what it finds.
 pub fn have_it_look() -> bool {
-    connect().is_ok_and(|mut client| client.call::<Value>("look", Value::Null).is_ok())
+    let looks = connect().and_then(|mut client| Ok(client.call::<Looks>("look", Value::Null)?));
+    looks.is_ok_and(|looks| looks.starts)
 }
 
 /// Tells the daemon, if there is one, that the configuration has changed.

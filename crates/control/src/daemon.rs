@@ -112,6 +112,13 @@ pub struct DiskHealth {
     pub media_errors: Option<u64>,
 }
 
+/// Of `look`, which is answered before the look is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Looks {
+    /// Whether the daemon starts what it finds.
+    pub starts: bool,
+}
+
 /// Of `reload`: what came of it, a sentence for each array that it changes something for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reloaded {

@@ -49,7 +49,7 @@ use std::{
 use pinstripe_config::{Configuration, duties::Duties};
 use pinstripe_control::{
     CallError, Detail, Version, code,
-    daemon::{ArrayStatus, Command, DiskHealth, Reloaded, Status},
+    daemon::{ArrayStatus, Command, DiskHealth, Looks, Reloaded, Status},
     maintenance::Event,
 };
 use rustix::fs::{FlockOperation, OFlags, flock};
@@ -541,7 +541,7 @@ impl Daemon {
             Command::Status => Ok(json!(self.status())),
             Command::Look => {
                 self.look.wanted = true;
-                Ok(Value::Null)
+                Ok(json!(Looks { starts: self.starts }))
             }
             Command::Reload => match self.reload() {
                 Ok(reloaded) => Ok(json!(reloaded)),

@@ -589,6 +589,9 @@ fn what_something_else_starts_is_watched_and_not_started() {
     let daemon = Daemon::start(&configured, &["--no-start"]);
     let waits = daemon.wait_for("data", "waiting");
     assert_eq!(waits["why"], "is for the service manager to start");
+    let would = configured.run(&["incremental", "member0", "--json"]).ok().json();
+    assert_eq!(would["state"], "started", "no daemon would: {would}");
+    configured.run(&["stop", "data"]).ok();
     let served = configured.world.serve(&["--shards", "1"], &members);
     daemon.wait_for("data", "serving");
     served.signal("KILL");
