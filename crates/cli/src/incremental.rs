@@ -99,7 +99,7 @@ fn take(configuration: &Configuration, arguments: &IncrementalArguments) -> Resu
         return left(&format!("its array {} has auto = false", entry.label()));
     }
     match Served::all().0.into_iter().find(|served| served.is(uuid)) {
-        // A device that went and came back its server takes in by itself. Of another one, a copy or what was
+        // A member whose server was away comes back by itself. Of another device, a copy or what was
         // taken out on purpose, no program can tell whether it is meant.
         Some(served) => left(&format!(
             "{} is served already: `pinstripe detail` says what it lacks, and `pinstripe add` puts a device in",
