@@ -789,7 +789,7 @@ mod tests {
     fn the_documents_commands_are_ones_that_we_understand() {
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
         let mut seen = 0;
-        for document in ["README.md", "docs/admin.md"] {
+        for document in ["README.md", "docs/admin.md", "docs/install.md"] {
             let text = std::fs::read_to_string(format!("{root}/{document}")).unwrap().replace("\\\n", " ");
             for line in text.lines() {
                 let command = line.split(['#', '&', '|', '>']).next().unwrap().trim_start_matches("$ ");
@@ -812,7 +812,9 @@ mod tests {
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
         let mut cli = Cli::command();
         cli.build();
-        for document in ["README.md", "docs/admin.md", "docs/formats.md", "docs/fault-model.md"] {
+        for document in
+            ["README.md", "docs/admin.md", "docs/install.md", "docs/formats.md", "docs/fault-model.md"]
+        {
             let text = std::fs::read_to_string(format!("{root}/{document}")).unwrap();
             for span in text.split('`').filter(|span| span.starts_with("pinstripe ") && !span.contains('\n'))
             {
