@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use pinstripe_config::Configuration;
 use pinstripe_control::{place::stem, text::printable};
 use serde_json::{Value, json};
 
@@ -25,13 +26,14 @@ pub fn run(arguments: &ExamineArguments) -> Result<(), Failure> {
     for remark in &seen.remarks {
         eprintln!("pinstripe: {}", printable(remark));
     }
-    let entries: Vec<String> = seen.arrays.iter().map(entry).collect();
+    let entries: Vec<String> = seen.arrays.iter().map(|array| entry(array, &configuration)).collect();
     output::print(&if entries.is_empty() { "# no array was found\n".to_owned() } else { entries.join("\n") })
 }
 
 /// An `[[array]]`. One that can't be served stands there as a comment: an array that the kernel runs is not
-/// ours to start, unless a person says so.
-fn entry(array: &FoundArray) -> String {
+/// ours to start, unless a person says so. So does one that is configured already, so that what is printed
+/// can be added to the configuration.
+fn entry(array: &FoundArray, configuration: &Configuration) -> String {
     let mut text = format!("# {}\n", printable(&array.in_words()));
     for member in &array.members {
         // A string takes whatever is written to it.
@@ -41,7 +43,11 @@ fn entry(array: &FoundArray) -> String {
     if let Some(obstacle) = &obstacle {
         let _ = writeln!(text, "# Not to be served: {}", printable(obstacle));
     }
-    let mark = if obstacle.is_some() { "# " } else { "" };
+    let known = configuration.arrays.iter().find(|entry| entry.is(array.uuid, &array.name));
+    if let Some(known) = known {
+        let _ = writeln!(text, "# Configured already: {}", printable(&known.place.to_string()));
+    }
+    let mark = if obstacle.is_some() || known.is_some() { "# " } else { "" };
     for line in configured(array).lines() {
         let _ = writeln!(text, "{mark}{line}");
     }

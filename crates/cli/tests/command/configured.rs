@@ -70,6 +70,11 @@ fn an_array_is_found_configured_assembled_used_and_stopped() {
     configured.write("conf.d/found.toml", &found);
     let checked = configured.run(&["config", "check"]).ok().out;
     assert_eq!(checked, "OK: 1 array of 2 files\n");
+    let again = configured.run(&["examine", "--scan"]).ok().out;
+    assert!(
+        again.contains("# Configured already: ") && again.lines().all(|line| line.starts_with('#')),
+        "{again}"
+    );
 
     let would = configured.run(&["assemble", "--scan", "--dry-run"]).ok().out;
     assert!(
