@@ -9,7 +9,7 @@ use std::{
 
 use pinstripe_config::Configuration;
 use pinstripe_control::text::printable;
-use pinstripe_md::identity::Uuid;
+use pinstripe_md::{identity::Uuid, superblock::Support};
 use serde_json::{Value, json};
 
 use super::{
@@ -77,6 +77,9 @@ impl Plan {
         }
         if let Some(why) = array.fault() {
             return refused(why);
+        }
+        if let Support::ReadOnly(why) = array.freshest.support() {
+            return refused(format!("it could be read only: {why}"));
         }
         if !array.is_enough() {
             return refused(format!("too few of its members are here ({})", array.in_words()));
