@@ -14,6 +14,7 @@ use pinstripe_control::{
     Detail, DeviceResult, ReplaceParameters,
     client::{Client, ClientError},
     daemon::DiskHealth,
+    detail::Member,
 };
 use serde_json::Value;
 
@@ -60,12 +61,10 @@ pub fn visit(patients: Vec<Patient>) -> Visit {
             continue;
         };
         let disks: Vec<DiskHealth> = devices(&detail).into_iter().filter_map(ask).collect();
-        let failing: Vec<&DiskHealth> = disks.iter().filter(|disk| !disk.failing.is_empty()).collect();
-        // A spare that is failing itself is for a person to take out first.
-        let is_spare = |disk: &&DiskHealth| detail.spares.contains(&disk.device);
-        if patient.health == Health::Replace && !failing.iter().any(is_spare) {
-            notes
-                .extend(failing.first().and_then(|disk| replace(&mut client, &detail, disk, &patient.label)));
+        if patient.health == Health::Replace
+            && let Some((slot, disk)) = to_replace(&disks, &detail)
+        {
+            notes.push(replace(&mut client, slot, disk, &patient.label));
         }
         all.push((patient.key, disks));
     }
@@ -170,24 +169,31 @@ fn read(device: String, value: &Value) -> Option<DiskHealth> {
     })
 }
 
-/// Has a failing member replaced, if a spare is there and nothing else is under way.
-fn replace(client: &mut Client, detail: &Detail, disk: &DiskHealth, label: &str) -> Option<Note> {
-    let is_it = |member: &&pinstripe_control::detail::Member| member.device.as_deref() == Some(&disk.device);
-    let member = detail.members.iter().find(is_it)?;
-    let others = detail.members.iter().any(|member| member.replacement.is_some() || !member.is_whole());
-    if others || detail.sync.is_some() || detail.spares.is_empty() {
+/// The slot and the disk of the member that a spare is to replace now. Pure.
+fn to_replace<'a>(disks: &'a [DiskHealth], detail: &Detail) -> Option<(usize, &'a DiskHealth)> {
+    let failing = || disks.iter().filter(|disk| !disk.failing.is_empty());
+    let is_busy = detail.members.iter().any(|member| member.replacement.is_some() || !member.is_whole());
+    // A spare that is failing itself is for a person to take out first.
+    let is_bad_spare = |disk: &DiskHealth| detail.spares.contains(&disk.device);
+    if is_busy || detail.sync.is_some() || detail.spares.is_empty() || failing().any(is_bad_spare) {
         return None;
     }
-    let slot = Some(u16::try_from(member.slot).ok()?);
+    failing().find_map(|disk| {
+        let is_it = |member: &&Member| member.device.as_deref() == Some(&disk.device);
+        Some((detail.members.iter().find(is_it)?.slot, disk))
+    })
+}
+
+/// Has a spare take a failing member's place.
+fn replace(client: &mut Client, slot: usize, disk: &DiskHealth, label: &str) -> Note {
+    let slot = u16::try_from(slot).ok();
     let parameters = ReplaceParameters { slot, device: None, with: None, force: false };
-    let replaced = client.call::<DeviceResult>("replace", parameters);
-    let device = &disk.device;
-    let what = match replaced {
+    let what = match client.call::<DeviceResult>("replace", parameters) {
         Ok(DeviceResult { device: spare, .. }) => format!("is being replaced by {spare}"),
         Err(error) => format!("could not be replaced: {error}"),
     };
-    let sentence = format!("{device} is failing ({}), and {what}", disk.failing.join("; "));
-    Some(Note { label: label.to_owned(), event: "DiskFailing", alarming: true, sentence })
+    let sentence = format!("{} is failing ({}), and {what}", disk.device, disk.failing.join("; "));
+    Note { label: label.to_owned(), event: "DiskFailing", alarming: true, sentence }
 }
 
 #[cfg(test)]
@@ -233,5 +239,53 @@ mod tests {
                 json!({ "ata_smart_attributes": { "table": [{ "id": id, "raw": { "value": 10 } }] } });
             assert_eq!(failing(&value).len(), 1, "{id}");
         }
+    }
+
+    fn disk(device: &str, fails: bool) -> DiskHealth {
+        let failing = if fails { vec!["x".to_owned()] } else { Vec::new() };
+        DiskHealth {
+            device: device.into(),
+            failing,
+            temperature_celsius: None,
+            percentage_used: None,
+            media_errors: None,
+        }
+    }
+
+    /// A whole array of two members with a spare.
+    fn array() -> Detail {
+        let member = |slot: usize| {
+            json!({ "slot": slot, "state": "in-sync", "device": format!("/dev/m{slot}"), "read_latency_ns": 0, "write_latency_ns": 0,
+                "slow": false, "late_requests": 0, "bad_sectors": 0, "statistics": {} })
+        };
+        serde_json::from_value(json!({
+            "name": "data", "uuid": "", "level": "raid5", "layout": "", "chunk_bytes": 65536, "logical_block_bytes": 512,
+            "size_bytes": 0, "state": "active", "degraded": false, "events": 0, "members": [member(0), member(1)],
+            "spares": ["/dev/s"], "failed": [], "bitmap": null, "consistency_policy": "bitmap", "regions_to_resync": 0, "sync": null,
+            "sync_paused": false, "sync_speed_min_kib": 0, "sync_speed_max_kib": 0, "errors": [], "advice": null, "nbd": [],
+            "shards": 1, "statistics": {},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_failing_member_is_replaced_when_nothing_else_is_under_way_and_a_good_spare_is_there() {
+        let disks = [disk("/dev/m0", false), disk("/dev/m1", true), disk("/dev/s", false)];
+        let slot = |detail: &Detail| to_replace(&disks, detail).map(|(slot, _)| slot);
+        assert_eq!(slot(&array()), Some(1));
+        assert_eq!(to_replace(&disks[..1], &array()), None, "all is well");
+        let changes: [fn(&mut Detail); 4] = [
+            |detail| detail.spares.clear(),
+            |detail| detail.members[0].state = "recovering".to_owned(),
+            |detail| detail.members[0].replacement = Some("/dev/x".to_owned()),
+            |detail| detail.members[1].device = Some("/dev/another".to_owned()),
+        ];
+        for (index, change) in changes.into_iter().enumerate() {
+            let mut detail = array();
+            change(&mut detail);
+            assert_eq!(slot(&detail), None, "{index}");
+        }
+        let bad_spare = [disk("/dev/m1", true), disk("/dev/s", true)];
+        assert_eq!(to_replace(&bad_spare, &array()), None);
     }
 }
