@@ -378,6 +378,25 @@ fn parity_is_checked_when_the_configuration_says_so_and_what_was_found_outlives_
     thread::sleep(Duration::from_secs(2));
     assert_eq!(of(&daemon.status().unwrap(), "data")["checked"], first, "it isn't due again");
     assert_eq!(daemon.log().matches("its check is complete").count(), 1);
+    daemon.signal("TERM");
+    assert_eq!(daemon.ended(), Some(0));
+
+    // A check that isn't over goes on where it was: what is wrong before that was found before.
+    let examined = configured.run(&["examine", "member0", "--json"]).ok().out;
+    let (_, number) = examined.split_once("\"data_sectors\": ").unwrap();
+    let sectors: u64 = number.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap();
+    configured.world.poke("member1", MEMBER_BYTES - sectors * 512, &pattern(6, 4096));
+    let record = fs::read_dir(configured.world.path("state")).unwrap().flatten().map(|entry| entry.path());
+    let record =
+        record.into_iter().find(|path| path.extension().is_some_and(|kind| kind == "check")).unwrap();
+    let mut kept: Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
+    (kept["open"], kept["next_sector"], kept["mismatched_sectors"]) =
+        (true.into(), (sectors / 2).into(), 16.into());
+    fs::write(&record, kept.to_string()).unwrap();
+    let daemon = Daemon::start(&configured, &[]);
+    let status =
+        daemon.wait("the rest is checked", |status| of(status, "data")["checked_mismatched_sectors"] == 24);
+    assert_eq!(of(&status, "data")["state"], "serving", "{status}");
 }
 
 #[test]
