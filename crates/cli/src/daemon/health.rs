@@ -2,6 +2,7 @@
 //! SCSI.
 
 use std::{
+    ffi::OsString,
     io::Read,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -88,11 +89,14 @@ fn devices(detail: &Detail) -> Vec<String> {
 /// The disk under a partition; other devices are their own.
 fn disk_of(device: &str) -> Option<PathBuf> {
     let path = Path::new(device).canonicalize().ok()?;
-    let folder = Path::new("/sys/class/block").join(path.file_name()?).canonicalize().ok()?;
-    if !folder.join("partition").exists() {
-        return Some(path);
-    }
-    Some(Path::new("/dev").join(folder.parent()?.file_name()?))
+    Some(Path::new("/dev").join(whole(Path::new("/sys/class/block"), Path::new(path.file_name()?))?))
+}
+
+/// The name of the disk under a partition; what is none has its own.
+fn whole(class: &Path, name: &Path) -> Option<OsString> {
+    let folder = class.join(name).canonicalize().ok()?;
+    let disk = if folder.join("partition").exists() { folder.parent()? } else { &folder };
+    disk.file_name().map(ToOwned::to_owned)
 }
 
 /// What the disk under a device says; none if it says nothing.
@@ -239,6 +243,23 @@ mod tests {
                 json!({ "ata_smart_attributes": { "table": [{ "id": id, "raw": { "value": 10 } }] } });
             assert_eq!(failing(&value).len(), 1, "{id}");
         }
+    }
+
+    #[test]
+    fn the_disk_under_a_partition_is_asked() {
+        let folder = tempfile::tempdir().unwrap();
+        let class = folder.path().join("class");
+        let partition = folder.path().join("devices/nvme0n1/nvme0n1p2");
+        std::fs::create_dir_all(&class).unwrap();
+        std::fs::create_dir_all(&partition).unwrap();
+        std::fs::write(partition.join("partition"), "2").unwrap();
+        for name in ["nvme0n1", "nvme0n1/nvme0n1p2"] {
+            let target = folder.path().join("devices").join(name);
+            std::os::unix::fs::symlink(&target, class.join(target.file_name().unwrap())).unwrap();
+        }
+        assert_eq!(whole(&class, Path::new("nvme0n1p2")), Some("nvme0n1".into()));
+        assert_eq!(whole(&class, Path::new("nvme0n1")), Some("nvme0n1".into()));
+        assert_eq!(whole(&class, Path::new("sda")), None);
     }
 
     fn disk(device: &str, fails: bool) -> DiskHealth {

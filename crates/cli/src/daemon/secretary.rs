@@ -361,6 +361,37 @@ mod tests {
     }
 
     #[test]
+    fn what_cannot_be_sent_is_sent_again_and_given_up_at_last() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = ServerLog::new(true, "daemon").unwrap();
+        let mut office = Office { folder: folder.path().into(), log, complained: false, waiting: Vec::new() };
+        let program = folder.path().join("program");
+        let put = |text: &str| {
+            fs::write(&program, text).unwrap();
+            fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        };
+        put("#!/bin/sh\nexit 1\n");
+        let alerts = Alerts { program: Some(program.clone()), ..Alerts::default() };
+        office.carry_out(Errand::Send(tell("x", false), alerts.clone()));
+        assert_eq!(office.waiting.len(), 1);
+        office.send_again();
+        assert_eq!(office.waiting[0].tries, 1, "not yet");
+        put(&format!("#!/bin/sh\ntouch {}/told\n", folder.path().display()));
+        office.waiting[0].not_before = Instant::now();
+        office.send_again();
+        assert!(office.waiting.is_empty() && folder.path().join("told").exists());
+
+        put("#!/bin/sh\nexit 1\n");
+        office.carry_out(Errand::Send(tell("x", false), alerts));
+        for tries in 1..=PAUSES.len() {
+            assert_eq!(office.waiting[0].tries, tries);
+            office.waiting[0].not_before = Instant::now();
+            office.send_again();
+        }
+        assert!(office.waiting.is_empty(), "it is given up");
+    }
+
+    #[test]
     fn the_history_has_two_files_of_a_bounded_size() {
         let folder = tempfile::tempdir().unwrap();
         let log = ServerLog::new(true, "daemon").unwrap();
