@@ -1,7 +1,7 @@
 //! Debian packages that the VM and the interoperability steps use: installed when we may, named when we may
 //! not.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Result, bail};
@@ -35,7 +35,7 @@ const PACKAGES: &[Package] = &[
     Package { name: "mount", proof: &["/usr/sbin/losetup", "/sbin/losetup"] },
     Package { name: "xz-utils", proof: &["/usr/bin/xz"] },
     Package { name: "curl", proof: &["/usr/bin/curl"] },
-    Package { name: "prometheus", proof: &["/usr/bin/promtool"] },
+    Package { name: "systemd", proof: &["/usr/bin/systemd-analyze"] },
     Package { name: "zstd", proof: &["/usr/bin/zstd"] },
 ];
 
@@ -64,6 +64,27 @@ pub fn ensure() -> Result<()> {
     let mut install = vec!["install", "-q", "-y", "--no-install-recommends"];
     install.extend(&missing);
     apt(&install)
+}
+
+/// The folder with promtool, if it isn't in the usual places: the package prometheus is unpacked under
+/// target/tools, for installed it would have this machine run a server.
+pub fn promtool(root: &Path) -> Result<Option<PathBuf>> {
+    if Path::new("/usr/bin/promtool").exists() {
+        return Ok(None);
+    }
+    let tools = root.join("target/tools/prometheus");
+    let folder = tools.join("usr/bin");
+    if !folder.join("promtool").exists() {
+        println!("unpacking: promtool, of the package prometheus");
+        std::fs::create_dir_all(&tools)?;
+        let script =
+            "apt-get download -q prometheus && dpkg-deb --extract prometheus_*.deb . && rm prometheus_*.deb";
+        let status = Command::new("sh").args(["-ec", script]).current_dir(&tools).status()?;
+        if !status.success() {
+            bail!("the tests need promtool, of Debian's package prometheus");
+        }
+    }
+    Ok(Some(folder))
 }
 
 /// Whether a Debian kernel with its modules lies in the usual places.

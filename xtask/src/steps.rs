@@ -5,6 +5,7 @@
 //! steps still run. What takes longer than CI has runs there as a fixed sample; `--all` runs it whole, and
 //! prints a table for the record.
 
+use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -133,6 +134,9 @@ pub fn run(root: &Path, test: &Test) -> Result<()> {
     }
     // Unit tests need some of them, too.
     crate::packages::ensure()?;
+    let tools = crate::packages::promtool(root)?;
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::join_paths(tools.into_iter().chain(std::env::split_paths(&path)))?;
     let logs = root.join("target/xtask");
     fs::create_dir_all(&logs)?;
     let start = Instant::now();
@@ -142,7 +146,7 @@ pub fn run(root: &Path, test: &Test) -> Result<()> {
         let began = Instant::now();
         let log = logs.join(format!("{}.log", step.name));
         let left = if test.all { Duration::MAX } else { BUDGET.saturating_sub(start.elapsed()) };
-        let result = run_step(root, command, &log, left);
+        let result = run_step(root, command, &path, &log, left);
         print_log(&log, result.is_err());
         let seconds = began.elapsed().as_secs_f64();
         let _ = writeln!(record, "| `{command}` | {} | {seconds:.0} |", ending(&log, result.is_ok()));
@@ -187,7 +191,7 @@ fn ending(log: &Path, ok: bool) -> String {
     last.unwrap_or(if ok { "ok" } else { "failed" }).to_owned()
 }
 
-fn run_step(root: &Path, command: &str, log: &Path, left: Duration) -> Result<()> {
+fn run_step(root: &Path, command: &str, path: &OsStr, log: &Path, left: Duration) -> Result<()> {
     if left.is_zero() {
         bail!("the budget of {} minutes is used up", BUDGET.as_secs() / 60);
     }
@@ -207,6 +211,7 @@ fn run_step(root: &Path, command: &str, log: &Path, left: Duration) -> Result<()
         .arg(program)
         .args(words)
         .envs(variables)
+        .env("PATH", path)
         .current_dir(root)
         .stdin(Stdio::null())
         .stdout(output.try_clone()?)
@@ -264,8 +269,14 @@ mod tests {
     #[test]
     fn a_step_that_fails_is_reported_with_its_log() {
         let log = std::env::temp_dir().join(format!("step-{}.log", std::process::id()));
-        let error =
-            run_step(Path::new("."), "cargo no-such-subcommand", &log, Duration::from_mins(1)).unwrap_err();
+        let error = run_step(
+            Path::new("."),
+            "cargo no-such-subcommand",
+            &std::env::var_os("PATH").unwrap_or_default(),
+            &log,
+            Duration::from_mins(1),
+        )
+        .unwrap_err();
         assert!(error.to_string().contains("whole log"), "{error}");
         assert!(fs::read_to_string(&log).unwrap().contains("no-such-subcommand"));
         fs::remove_file(log).unwrap();
@@ -289,7 +300,8 @@ mod tests {
 
     #[test]
     fn a_step_does_not_outlive_the_budget() {
-        let error = run_step(Path::new("."), "cargo", Path::new("/dev/null"), Duration::ZERO).unwrap_err();
+        let error = run_step(Path::new("."), "cargo", OsStr::new(""), Path::new("/dev/null"), Duration::ZERO)
+            .unwrap_err();
         assert!(error.to_string().contains("budget"), "{error}");
     }
 }

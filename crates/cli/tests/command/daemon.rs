@@ -583,7 +583,8 @@ fn promtool(arguments: &[&str], input: &str) {
     use std::io::Write;
     let mut promtool = std::process::Command::new("promtool");
     promtool.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = promtool.spawn().expect("install the package prometheus");
+    let mut child =
+        promtool.spawn().expect("promtool, of the package prometheus; cargo xtask test unpacks it");
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
     let out = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&out.stderr);
