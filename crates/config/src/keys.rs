@@ -144,17 +144,21 @@ pub const DUTIES: [Key; 4] = [
     Key {
         name: "check-every",
         kind: Kind::Text,
-        doc: "How often `pinstripe daemon` compares all parity with the data, as `pinstripe check` does: a             time such as `30days`, from begin to begin, or `never` [default: never].",
+        doc: "How often `pinstripe daemon` compares all parity with the data, as `pinstripe check` does: a \
+            time such as `30days`, from begin to begin, or `never` [default: never].",
     },
     Key {
         name: "check-window",
         kind: Kind::Text,
-        doc: "When such a check may be under way, in local time: `01:00-06:00`, or with the days on which             that begins, `Sat,Sun 22:00-06:00`. A check that isn't done by then goes on in the next window             [default: at any time].",
+        doc: "When such a check may be under way, in local time: `01:00-06:00`, or with the days on which \
+            that begins, `Sat,Sun 22:00-06:00`. A check that isn't done by then goes on in the next window \
+            [default: at any time].",
     },
     Key {
         name: "spare-group",
         kind: Kind::Text,
-        doc: "The name of a group of arrays. If an array of it has an empty slot and no spare, `pinstripe             daemon` moves a spare of another array of the group to it [default: none].",
+        doc: "The name of a group of arrays. If an array of it has an empty slot and no spare, `pinstripe \
+            daemon` moves a spare of another array of the group to it [default: none].",
     },
     Key {
         name: "health",
