@@ -77,8 +77,10 @@ pub fn promtool(root: &Path) -> Result<Option<PathBuf>> {
     if !folder.join("promtool").exists() {
         println!("unpacking: promtool, of the package prometheus");
         std::fs::create_dir_all(&tools)?;
+        // The lists of packages may be old, or not there.
         let script =
-            "apt-get download -q prometheus && dpkg-deb --extract prometheus_*.deb . && rm prometheus_*.deb";
+            "apt-get download -q prometheus || { apt-get update -q && apt-get download -q prometheus; }
+            dpkg-deb --extract prometheus_*.deb . && rm prometheus_*.deb";
         let status = Command::new("sh").args(["-ec", script]).current_dir(&tools).status()?;
         if !status.success() {
             bail!("the tests need promtool, of Debian's package prometheus");
