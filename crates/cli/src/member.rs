@@ -17,7 +17,7 @@ use pinstripe_nvme::{
 use pinstripe_runtime::{
     Device, DeviceError, DeviceInfo, DeviceSource, Shard,
     shard::{self},
-    uring::{OpenFile, OpenOptions, Storage, blocking},
+    uring::{Generation, OpenFile, OpenOptions, Storage, blocking},
 };
 
 use crate::{
@@ -37,6 +37,8 @@ thread_local! {
     static INITIATOR: RefCell<Option<Arc<Initiator>>> = const { RefCell::new(None) };
     /// The namespaces that became members, by name.
     static KNOWN: RefCell<BTreeMap<String, Known>> = const { RefCell::new(BTreeMap::new()) };
+    /// The block devices that were opened as members, by name.
+    static DISKS: RefCell<BTreeMap<String, Disk>> = const { RefCell::new(BTreeMap::new()) };
 }
 
 /// See the module.
@@ -129,7 +131,38 @@ pub async fn open(path: PathBuf, options: OpenOptions) -> Result<Member, Failure
         remember(&source);
         return Ok(Member::Remote(source));
     }
-    Ok(Member::Local(blocking(move || open_file(&path, &options)).await?))
+    let (file, disk) = blocking(move || {
+        let file = open_file(&path, &options)?;
+        let disk = Disk::of(&file);
+        Ok::<_, Failure>((file, disk))
+    })
+    .await?;
+    if let Some(disk) = disk {
+        DISKS.with_borrow_mut(|all| all.insert(file.info().name.clone(), disk));
+    }
+    Ok(Member::Local(file))
+}
+
+/// By what a block device is recognized that went away.
+#[derive(Clone, Debug)]
+pub struct Disk {
+    pub generation: Generation,
+    /// See [`Storage::lasting_name`].
+    pub lasting_name: Option<String>,
+}
+
+impl Disk {
+    /// `None` if it is none, or the kernel doesn't tell.
+    fn of(file: &OpenFile) -> Option<Self> {
+        let generation = file.generation()?;
+        let lasting_name = file.storage().ok()?.lasting_name().map(str::to_owned);
+        Some(Self { generation, lasting_name })
+    }
+}
+
+/// Block devices that were opened as members since this process began, by name: of each name the last one.
+pub fn disks() -> BTreeMap<String, Disk> {
+    DISKS.with_borrow(Clone::clone)
 }
 
 /// What is remembered of a namespace that became a member.

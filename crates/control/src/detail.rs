@@ -162,6 +162,9 @@ pub struct Failed {
     /// Its server was lost, and is being waited for.
     #[serde(default)]
     pub reconnecting: Option<Reconnecting>,
+    /// The kernel has its disk no more. It comes back by itself when that disk is there again.
+    #[serde(default)]
+    pub gone: bool,
     /// What was asked of it since the assembly, and what failed.
     pub statistics: BTreeMap<String, u64>,
 }
@@ -324,7 +327,8 @@ impl Failed {
     fn in_words(&self) -> String {
         let troubles = troubles(&self.statistics, self.late_requests);
         let slot = self.slot.map_or_else(|| "-".to_owned(), |slot| slot.to_string());
-        let awaited = self.reconnecting.as_ref().map(Reconnecting::in_words).unwrap_or_default();
+        let gone = if self.gone { "; its disk is gone" } else { "" };
+        let awaited = self.reconnecting.as_ref().map_or_else(|| gone.to_owned(), Reconnecting::in_words);
         format!("  {slot:>3}  faulty      {}{troubles}{}\n", printable(&self.error), printable(&awaited))
     }
 }

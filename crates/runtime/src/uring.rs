@@ -52,7 +52,7 @@ pub use open::{Holder, OpenError, OpenFile, OpenOptions, path_of, persistent_pat
 pub use passthrough::readable_path;
 pub use sent_file::{EventFile, SentFile};
 pub use socket::{Connection, Peer, SocketStream, connect_tcp, connect_tcp_from, connect_unix};
-pub use storage::Storage;
+pub use storage::{Generation, Storage};
 pub use termination::{Termination, termination};
 
 use crate::{Shard, ShardConfig, ShardHandle};

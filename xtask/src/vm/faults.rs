@@ -25,6 +25,23 @@ pub fn hang(lab: &Lab) -> Result<()> {
     in_the_guest(lab, include_str!("../../vm/hang.sh"), "hung")
 }
 
+/// Disks that are pulled and put back are taken back, and others aren't.
+pub fn replug(lab: &Lab) -> Result<()> {
+    let geometry = Geometry::new("r6", 6, 5, 64, "left-symmetric");
+    let mut machine = Machine::new("replug", include_str!("../../vm/replug.sh"));
+    geometry.make_members(lab)?;
+    geometry.attach(lab, &mut machine, &members::first_writes());
+    machine.disk("copy", &lab.sparse_file("copy.img", geometry.member_bytes)?, geometry.logical_block);
+    let machine = machine
+        .modules(super::LEVELS)
+        .modules(&["nbd"])
+        .program("pinstripe", &lab.pinstripe)
+        .variable("ARRAYS", &members::lines(&[geometry]));
+    let outcome = lab.boot(machine)?;
+    ensure!(outcome.all("replugged").len() == 4, "not everything was tried: {outcome:?}");
+    Ok(())
+}
+
 fn in_the_guest(lab: &Lab, script: &'static str, proof: &str) -> Result<()> {
     let mut machine = Machine::new("fault", script);
     for geometry in GEOMETRIES {

@@ -374,7 +374,7 @@ impl Machine {
         for (lun, disk) in self.disks.iter().enumerate() {
             command.arg("-drive").arg(format!("if=none,id=disk{lun},{}", disk.medium.drive()));
             command.arg("-device").arg(format!(
-                "scsi-hd,drive=disk{lun},bus=scsi0.0,scsi-id=0,lun={lun},logical_block_size={0},\
+                "scsi-hd,drive=disk{lun},serial=disk{lun},bus=scsi0.0,scsi-id=0,lun={lun},logical_block_size={0},\
                  physical_block_size={0}",
                 disk.logical_block
             ));

@@ -156,6 +156,11 @@ const SCENARIOS: &[Scenario] = &[
         run: faults::hang,
     },
     Scenario {
+        name: "replug",
+        about: "disks pulled and put back, idle and under writes, under other names: taken back by bitmap; copies are not",
+        run: faults::replug,
+    },
+    Scenario {
         name: "nvme-target",
         about: "the kernel's nvme-tcp and nvme-cli on our target: discovery, digests, every command, reservations, ext4",
         run: nvme::target,

@@ -23,7 +23,7 @@ use pinstripe_md::{
 };
 use serde_json::{Value, json};
 
-pub use devices::{block_device_generations, holders};
+pub use devices::{block_device_generations, block_devices, holders};
 pub use group::group;
 pub use look::{Candidate, look, look_at};
 

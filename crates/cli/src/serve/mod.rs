@@ -265,7 +265,7 @@ impl Served {
         opened: devices::Opened,
         supervised: Supervised,
     ) -> Result<(), Failure> {
-        let reconnector = Reconnector::spawn(self.array.clone(), Rc::clone(&self.stopping));
+        let reconnector = Reconnector::spawn(self.array.clone(), self.kinds.poll, Rc::clone(&self.stopping));
         let controller = ControlServer::new(&self, reconnector);
         if let Some(pool) = self.pool.take() {
             pool.spawn(self.array.clone(), self.journal.clone(), Rc::clone(&self.stopping));

@@ -63,6 +63,7 @@ pub fn detail(array: &Array, addresses: Vec<Address>) -> Detail {
         error: failed.error.to_string(),
         late_requests: failed.late_requests,
         reconnecting: None,
+        gone: false,
         statistics: failed.statistics.fields().map(|(name, value)| (name.to_owned(), value)).collect(),
     });
     Detail {

@@ -147,6 +147,7 @@ impl Array {
         let superblocks = self.superblocks();
         let failed = superblocks.membership.devices.iter().filter_map(|record| match &record.state {
             MemberState::Failed(error) => Some(FailedMember {
+                identity: record.superblock.member.device_uuid,
                 device: record.name.clone(),
                 slot: record.slot,
                 error: error.clone(),

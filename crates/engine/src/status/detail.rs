@@ -1,6 +1,6 @@
 //! What `pinstripe detail` shows: the state of a running array as plain values.
 
-use pinstripe_md::superblock::Role;
+use pinstripe_md::{identity::Uuid, superblock::Role};
 
 use crate::{
     array::Array,
@@ -100,6 +100,8 @@ pub struct SlotDetail {
 /// A dropped device.
 #[derive(Clone, Debug)]
 pub struct FailedMember {
+    /// Its identity, as its superblock has it.
+    pub identity: Uuid,
     /// The device.
     pub device: String,
     /// The slot that it held.

@@ -28,7 +28,7 @@ use crate::{
         operation::File,
         passthrough::{self, Page},
         side::{self, Carrier},
-        storage::{self, Storage, sysfs},
+        storage::{self, Generation, Storage, sysfs},
     },
 };
 
@@ -196,6 +196,8 @@ pub struct OpenFile {
     pub(super) file: Arc<File>,
     pub(super) info: DeviceInfo,
     pub(super) is_block: bool,
+    /// Which device of the kernel's it is, of a block device.
+    generation: Option<Generation>,
     pub(super) read_only: bool,
     /// What addresses of memory must be a multiple of.
     pub(super) memory_alignment: usize,
@@ -291,7 +293,9 @@ impl OpenFile {
             in_memory: false,
         };
         let file = File::carried(fd, claims, carrier, None);
-        Self::new(path, file, info, options, alignment.memory).map(|open| Self { is_block, ..open })
+        let generation = if is_block { Generation::of(stat.st_rdev) } else { None };
+        let open = Self::new(path, file, info, options, alignment.memory)?;
+        Ok(Self { is_block, generation, ..open })
     }
 
     /// Of what was opened; whole blocks of it, if they are enough.
@@ -313,6 +317,7 @@ impl OpenFile {
             file,
             info,
             is_block: true,
+            generation: None,
             read_only: options.read_only,
             memory_alignment,
             remark: None,
@@ -333,6 +338,11 @@ impl OpenFile {
     /// What it is, whatever its path is of by now (C30). May block.
     pub fn storage(&self) -> io::Result<Storage> {
         Storage::of(Path::new(&format!("/proc/self/fd/{}", self.file.fd.as_raw_fd())))
+    }
+
+    /// Which device of the kernel's it is: `None` of a file, or a generic device of NVMe.
+    pub fn generation(&self) -> Option<Generation> {
+        self.generation
     }
 
     /// This shard's handle. Its going detaches the shard.

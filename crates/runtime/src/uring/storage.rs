@@ -347,6 +347,40 @@ impl Storage {
     }
 }
 
+/// A block device as the kernel knows it now. One that has gone and comes back is another one, even if it has
+/// the same number then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Generation {
+    number: u64,
+    /// Counts all disks that the kernel was ever given. A partition has its disk's.
+    sequence: u64,
+}
+
+impl Generation {
+    /// Of the device at `path`. `None` if there is none, or the kernel is older than 5.15. May block.
+    pub fn at(path: &Path) -> Option<Self> {
+        let metadata = fs::metadata(path).ok()?;
+        metadata.file_type().is_block_device().then(|| Self::of(metadata.rdev())).flatten()
+    }
+
+    /// Of the device with this number.
+    pub(super) fn of(number: u64) -> Option<Self> {
+        let folder = sysfs(number);
+        let folder = if folder.join("partition").exists() { folder.join("..") } else { folder };
+        Some(Self { number, sequence: number_in(&folder.join("diskseq"))? })
+    }
+
+    /// Whether the kernel has it no more, however many still have it open. May block.
+    pub fn is_gone(&self) -> bool {
+        Self::of(self.number) != Some(*self)
+    }
+
+    /// Whether the kernel was given this one after the other one.
+    pub fn is_later_than(&self, other: &Self) -> bool {
+        self.sequence > other.sequence
+    }
+}
+
 fn lasting_name(object: Object, path: &Path) -> Option<String> {
     match object {
         Object::Device(number) => name_of_device(&sysfs(number), number),
@@ -376,6 +410,14 @@ fn name_of_device(folder: &Path, number: u64) -> Option<String> {
     ];
     by_vendor()
         .or_else(|| known.iter().find_map(|(kind, name)| Some(format!("{kind}{}", said(folder, name)?))))
+        .or_else(|| Some(format!("serial:{}", scsi_serial(&fs::read(folder.join("device/vpd_pg80")).ok()?)?)))
+}
+
+/// The serial number of a SCSI disk, of its vital product data page 80h: 4 bytes, and then the number.
+fn scsi_serial(page: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(page.get(4..)?);
+    let text = text.trim_matches(|c: char| c.is_whitespace() || c == '\0');
+    (!text.is_empty()).then(|| text.to_owned())
 }
 
 /// What a disk's vendor promises that no other one says.
@@ -465,6 +507,13 @@ mod tests {
         assert_eq!(shifted(&(10..20), 100, 50), 110..120);
         assert_eq!(shifted(&(10..u64::MAX), 100, u64::MAX), 110..u64::MAX);
         assert_eq!(shifted(&(60..70), 100, 50), 150..150, "behind the end there is nothing");
+    }
+
+    #[test]
+    fn a_scsi_disk_has_the_serial_number_of_its_page() {
+        assert_eq!(scsi_serial(b"\0\x80\0\x06 disk1").as_deref(), Some("disk1"));
+        assert_eq!(scsi_serial(b"\0\x80\0\x04    "), None);
+        assert_eq!(scsi_serial(b"\0\x80"), None);
     }
 
     #[test]

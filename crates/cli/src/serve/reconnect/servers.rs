@@ -1,47 +1,29 @@
-//! Members that lost their server come back by themselves.
+//! Members on servers that were lost.
 //!
 //! A lost server is a lost member (C24): its association has ended and never lives again. Each server with
 //! lost members has a task that tries to reach it, with growing pauses. When the same namespace answers and
-//! still holds the member of this array, it is added again; by the bitmap, if that still tells what it
-//! missed. A server is found to be lost on an idle array too, for its connections are kept alive. A member
-//! that a user failed or removed isn't waited for, nor is one that failed while its server was there.
+//! still holds the member of this array, it is added again. A server is found to be lost on an idle array
+//! too, for its connections are kept alive. A member that failed while its server was there isn't waited for.
 
-use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
+use std::rc::Rc;
 
 use pinstripe_block::first_of::{First, first_of};
-use pinstripe_control::detail::{Detail, Failed, Reconnecting};
+use pinstripe_control::detail::Reconnecting;
 use pinstripe_engine::{
-    array::{Added, Array, CommandError},
-    assembly::read_superblock,
-    events::EventKind,
-    status::detail::FailedMember,
+    array::Array, assembly::read_superblock, events::EventKind, status::detail::FailedMember,
 };
 use pinstripe_nvme::initiator::{Address, NvmeSource};
 use pinstripe_runtime::{DeviceErrorKind, DeviceSource, shard};
 
-use super::stopping::Stopping;
-use crate::{create::random_uuid, member};
+use super::{PAUSE_NANOSECONDS_MIN, Reconnector, SUPERBLOCK_NANOSECONDS, Trouble, add};
+use crate::{member, serve::stopping::Stopping};
 
-/// The first pause, and the longest. Each is twice the one before.
-const PAUSE_NANOSECONDS_MIN: u64 = 1_000_000_000;
+/// The longest pause. Each is twice the one before.
 const PAUSE_NANOSECONDS_MAX: u64 = 30_000_000_000;
 /// A server that is lost again before so much time has passed begins with a longer pause.
 const STEADY_NANOSECONDS: u64 = 60_000_000_000;
-/// How often the array is looked at if it has nothing to tell.
-const LOOK_NANOSECONDS: u64 = 5_000_000_000;
-/// Time that a server that is back has to show the member's superblock.
-const SUPERBLOCK_NANOSECONDS: u64 = 30_000_000_000;
 
-/// What is known of lost members. Lives on shard 0; the array is its tasks' alone, so that it ends with them.
-#[derive(Default)]
-pub struct Reconnector {
-    /// By device.
-    members: RefCell<BTreeMap<String, Reconnecting>>,
-    /// By host, port and subsystem.
-    servers: RefCell<BTreeMap<String, Server>>,
-}
-
-struct Server {
+pub(super) struct Server {
     /// Whether its task is there.
     awaited: bool,
     pause: u64,
@@ -49,59 +31,21 @@ struct Server {
     back: Option<u64>,
 }
 
-/// Why a member is not back.
-enum Trouble {
-    /// It may be next time.
-    Later(String),
-    /// A user must look at it.
-    Never(String),
-}
-
 impl Reconnector {
-    /// Waits for what is lost, until the end is wanted.
-    pub fn spawn(array: Array, stopping: Rc<Stopping>) -> Rc<Self> {
-        let own = Rc::<Self>::default();
-        let there = Rc::clone(&own);
-        shard::spawn(async move { there.watch(array, stopping).await });
-        own
-    }
-
-    /// Adds to `detail` which members are waited for.
-    pub fn annotate(&self, detail: &mut Detail) {
-        let members = self.members.borrow();
-        for failed in &mut detail.failed {
-            failed.reconnecting = members.get(&failed.device).cloned();
-        }
-        let is_awaited = |failed: &Failed| failed.reconnecting.as_ref().is_some_and(|it| !it.given_up);
-        if detail.failed.iter().any(is_awaited) {
-            let words =
-                "a member whose server is awaited needs no command: it comes back when the server answers";
-            let advice =
-                detail.advice.take().map_or_else(|| words.to_owned(), |advice| format!("{advice}. {words}"));
-            detail.advice = Some(advice);
-        }
-    }
-
-    async fn watch(self: &Rc<Self>, array: Array, stopping: Rc<Stopping>) {
-        loop {
-            let last_reported = array.last_event();
-            drop_gone(&array).await;
-            let lost = lost(&array);
-            self.members.borrow_mut().retain(|device, _| lost.iter().any(|(name, _)| name == device));
-            for (name, address) in lost {
-                self.members.borrow_mut().entry(name).or_insert_with(|| Reconnecting {
-                    tries: 0,
-                    trouble: String::new(),
-                    given_up: false,
-                });
-                if self.begin(&server(&address)) {
-                    let (own, array, stopping) = (Rc::clone(self), array.clone(), Rc::clone(&stopping));
-                    shard::spawn(async move { own.wait_for(&server(&address), &array, &stopping).await });
-                }
-            }
-            let news = shard::timeout(LOOK_NANOSECONDS, array.event_after(last_reported));
-            if let First::One(()) = first_of(stopping.wanted(), news).await {
-                return;
+    /// Sees which members are lost, and has their servers tried.
+    pub(super) async fn look_at_servers(self: &Rc<Self>, array: &Array, stopping: &Rc<Stopping>) {
+        drop_gone(array).await;
+        let lost = lost(array);
+        self.members.borrow_mut().retain(|device, _| lost.iter().any(|(name, _)| name == device));
+        for (name, address) in lost {
+            self.members.borrow_mut().entry(name).or_insert_with(|| Reconnecting {
+                tries: 0,
+                trouble: String::new(),
+                given_up: false,
+            });
+            if self.begin(&server(&address)) {
+                let (own, array, stopping) = (Rc::clone(self), array.clone(), Rc::clone(stopping));
+                shard::spawn(async move { own.wait_for(&server(&address), &array, &stopping).await });
             }
         }
     }
@@ -147,7 +91,14 @@ impl Reconnector {
                 };
                 // From here on it isn't left half done.
                 let result = match opened {
-                    Ok(source) => add(source, array).await,
+                    Ok(source) => {
+                        let before = member::remember(&source);
+                        let added = add(source, array).await;
+                        if added.is_err() {
+                            member::restore(&device, before);
+                        }
+                        added
+                    }
                     Err(trouble) => Err(trouble),
                 };
                 match result {
@@ -244,32 +195,5 @@ async fn reach(
             "it has no superblock of this array any more; `pinstripe add` rebuilds it nevertheless"
                 .to_owned(),
         )),
-    }
-}
-
-/// Adds a member that has come back.
-async fn add(source: std::sync::Arc<NvmeSource>, array: &Array) -> Result<(), Trouble> {
-    let device = source.name();
-    let identity = random_uuid().map_err(|failure| Trouble::Later(failure.sentence().to_owned()))?;
-    let before = member::remember(&source);
-    let added = array.add(source, identity).await;
-    if added.is_err() {
-        member::restore(&device, before);
-    }
-    match added {
-        Ok(added) => {
-            let by_bitmap = matches!(added, Added::Bitmap { .. });
-            array.tell(EventKind::MemberBack { device, by_bitmap });
-            Ok(())
-        }
-        Err(CommandError::AlreadyMember(_)) => Ok(()),
-        Err(
-            error @ (CommandError::Ahead { .. }
-            | CommandError::Placement { .. }
-            | CommandError::LogicalBlock { .. }
-            | CommandError::NoRedundancy
-            | CommandError::ReadOnly),
-        ) => Err(Trouble::Never(error.to_string())),
-        Err(error) => Err(Trouble::Later(error.to_string())),
     }
 }
