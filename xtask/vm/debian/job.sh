@@ -9,7 +9,11 @@ sync
 if [ $status = 10 ]; then
     systemctl reboot
 else
-    [ $status = 0 ] || journalctl --boot --no-pager --lines=60
+    [ $status = 0 ] || {
+        cat /proc/mdstat
+        ls -l /dev/md* /dev/pinstripe
+        journalctl --boot --no-pager --output=short-monotonic | grep -v ' kernel: '
+    }
     echo "@exit $status" >&3
     systemctl poweroff
 fi
