@@ -83,6 +83,12 @@ pub fn run(root: &Path, deb: &Deb) -> Result<()> {
     Ok(())
 }
 
+/// The package without those checks: where it is.
+pub fn package(root: &Path) -> Result<PathBuf> {
+    Parts::make(root)?;
+    build(root)
+}
+
 /// The output of a command that must succeed. `from` says where to get it.
 fn said(command: &mut Command, from: &str) -> Result<String> {
     let output = command.output().with_context(|| format!("run {command:?} ({from})"))?;

@@ -71,6 +71,8 @@ enum Task {
         /// Measure beside MD, instead of any scenario: `cargo xtask bench vm`, which has options.
         #[arg(long, conflicts_with_all = ["only", "sample", "list", "keep"])]
         bench: bool,
+        #[command(flatten)]
+        debian: vm::debian::Debian,
     },
     /// Measure ours beside MD and others, and write docs/results/performance.md.
     Bench(bench::Bench),
@@ -152,6 +154,7 @@ fn run(task: Task) -> Result<()> {
             vm::list();
             Ok(())
         }
+        Task::Vm { debian, .. } if debian.is_meant() => vm::debian::run(root, &debian),
         Task::Vm { bench: true, .. } => bench::in_vm(root, root, &bench::Plan::default()),
         Task::Bench(bench) => bench::run(root, &bench),
         Task::Vm { only, sample, keep, jobs, .. } => vm::run(root, only.as_deref(), sample, keep, jobs),

@@ -66,6 +66,20 @@ pub fn ensure() -> Result<()> {
     apt(&install)
 }
 
+/// Installs what makes the image of [`crate::vm::debian`].
+pub fn ensure_mmdebstrap() -> Result<()> {
+    if Path::new("/usr/bin/mmdebstrap").exists() {
+        return Ok(());
+    }
+    let install = ["install", "-q", "-y", "--no-install-recommends", "mmdebstrap"];
+    if !is_root() || !Path::new("/usr/bin/apt-get").exists() {
+        bail!("the image of Debian needs mmdebstrap; as root: apt-get {}", install.join(" "));
+    }
+    println!("installing: mmdebstrap");
+    apt(&["update", "-q"])?;
+    apt(&install)
+}
+
 /// The folder with promtool, if it isn't in the usual places: the package prometheus is unpacked under
 /// target/tools, for installed it would have this machine run a server.
 pub fn promtool(root: &Path) -> Result<Option<PathBuf>> {

@@ -242,7 +242,7 @@ fn add_tree(archive: &mut Archive, root: &Path, directory: &Path) -> Result<()> 
 }
 
 /// Runs a command and gives its output; its own words come back in the error.
-fn run(command: &mut Command) -> Result<Vec<u8>> {
+pub fn run(command: &mut Command) -> Result<Vec<u8>> {
     let output = command.output().with_context(|| format!("run {command:?}"))?;
     if !output.status.success() {
         bail!("{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim());

@@ -119,9 +119,12 @@ impl Medium {
 /// What a boot gave.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    outputs: Vec<(String, String)>,
-    why: Option<String>,
-    exit: Option<i32>,
+    /// Names and values that the script gave, in order.
+    pub outputs: Vec<(String, String)>,
+    /// Why it failed.
+    pub why: Option<String>,
+    /// Its status, once it has ended.
+    pub exit: Option<i32>,
     cut: bool,
 }
 
@@ -343,25 +346,7 @@ impl Machine {
     }
 
     fn command(&self, image: &Image, archive: &Path, results: &Path) -> Command {
-        // setpriv: the guest ends with us, even if we are killed.
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "--", "qemu-system-x86_64"]);
-        // Shared, so that a server of one of its disks can map it.
-        let backend = format!("memory-backend-memfd,id=memory,size={},share=on", self.memory);
-        command.arg("-object").arg(backend);
-        command.args([
-            "-machine",
-            "q35,memory-backend=memory",
-            "-accel",
-            "tcg,thread=multi",
-            "-cpu",
-            "max",
-            "-smp",
-            "2",
-            "-m",
-            self.memory,
-        ]);
-        command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+        let mut command = emulator(self.memory);
         command.arg("-kernel").arg(&image.kernel).arg("-initrd").arg(archive);
         let mut options = vec![
             "console=ttyS0 panic=-1 no_timer_check quiet loglevel=4 log_buf_len=4M mitigations=off nokaslr",
@@ -392,9 +377,23 @@ impl Machine {
     }
 }
 
+/// QEMU with two emulated processors, this memory, and no devices.
+pub fn emulator(memory: &str) -> Command {
+    // setpriv: the guest ends with us, even if we are killed.
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--", "qemu-system-x86_64"]);
+    // Shared, so that a server of one of its disks can map it.
+    let backend = format!("memory-backend-memfd,id=memory,size={memory},share=on");
+    command.arg("-object").arg(backend);
+    command.args(["-machine", "q35,memory-backend=memory", "-accel", "tcg,thread=multi", "-cpu", "max"]);
+    command.args(["-smp", "2", "-m", memory]);
+    command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+    command
+}
+
 /// A running QEMU, ended when this goes out of scope.
-struct Guest {
-    child: Child,
+pub struct Guest {
+    pub child: Child,
 }
 
 impl Drop for Guest {
@@ -418,7 +417,7 @@ pub fn wait_until_free(file: &Path) -> Result<()> {
 }
 
 /// Copies the console into the log, each line with the seconds since the start.
-fn stamp(console: ChildStdout, mut log: File) -> JoinHandle<()> {
+pub fn stamp(console: ChildStdout, mut log: File) -> JoinHandle<()> {
     let start = Instant::now();
     std::thread::spawn(move || {
         let mut console = BufReader::new(console);
@@ -431,9 +430,8 @@ fn stamp(console: ChildStdout, mut log: File) -> JoinHandle<()> {
     })
 }
 
-/// The last lines of a log.
 /// The last lines of a guest's log and, if its kernel complained before them, the first lines of that.
-fn end_of(log: &Path) -> String {
+pub fn end_of(log: &Path) -> String {
     let text = String::from_utf8_lossy(&fs::read(log).unwrap_or_default()).into_owned();
     let lines: Vec<&str> = text.lines().collect();
     let last = lines.len().saturating_sub(12);
@@ -453,7 +451,7 @@ fn is_complaint(line: &str) -> bool {
         .any(|mark| line.contains(mark))
 }
 
-fn parse(results: &str) -> Outcome {
+pub fn parse(results: &str) -> Outcome {
     let mut outcome = Outcome::default();
     for line in results.lines().map(str::trim_end) {
         if let Some(rest) = line.strip_prefix("@out ") {

@@ -7,6 +7,7 @@
 mod clients;
 pub mod cpio;
 mod crash;
+pub mod debian;
 mod faults;
 mod filesystem;
 mod fio;

@@ -1,0 +1,51 @@
+# Under load: processes die, a disk is pulled, the package is upgraded. Then it is removed.
+
+server=$(main_pid pinstripe@data)
+systemctl enable --now pinstripe-daemon || die "start the daemon"
+start_load
+
+say "kill -9 of the daemon"
+daemon=$(main_pid pinstripe-daemon)
+kill -KILL "$daemon"
+progress "without the daemon"
+until_true 60 "the daemon is not started again" is_another pinstripe-daemon "$daemon"
+[ "$(main_pid pinstripe@data)" = "$server" ] || die "the server went with the daemon"
+until_true 60 "the new daemon knows no array" pinstripe status
+progress "after the daemon's death"
+no_errors
+out step daemon-killed
+
+say "kill -9 of the server"
+for round in 1 2 3; do
+    server=$(main_pid pinstripe@data)
+    kill -KILL "$server"
+    until_true 90 "the server is not started again, round $round" is_another pinstripe@data "$server"
+    progress "after the server's death, round $round"
+done
+end_load
+until_true 120 "a member was lost with the server" in_sync data 4
+only_md0
+out step server-killed
+
+say "a disk is pulled"
+start_load
+out pull d1
+# shellcheck disable=SC2046
+until_true 60 "d1 was not pulled" [ ! -e $(by_id d1) ]
+until_true 60 "that d1 is gone is not seen" missed
+progress "degraded"
+until_true 90 "status does not show it" degraded
+only_md0
+no_errors
+out step pulled
+
+say "it is put back"
+out put-back d1
+until_true 180 "d1 does not come back by itself" in_sync data 4
+journalctl --boot --unit pinstripe@data | grep -q 'is back, and what it missed' || die "it was not taken back by the bitmap"
+progress "whole again"
+end_load
+pinstripe check data || die "parity does not match"
+only_md0
+out step put-back
+. /job/upgrade.sh

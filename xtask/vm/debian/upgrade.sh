@@ -1,0 +1,59 @@
+# The package is upgraded under load, removed, and purged.
+
+say "upgrade"
+server=$(main_pid pinstripe@data)
+start_load
+apt-get install --yes --quiet /job/second.deb || die "apt-get install of the upgrade"
+[ "$(dpkg-query --showformat='${Version}' --show pinstripe)" = "$(cat /job/second)" ] || die "it is not upgraded"
+[ "$(main_pid pinstripe@data)" = "$server" ] || die "the upgrade has restarted the server"
+progress "after the upgrade"
+until_true 60 "the daemon does not answer" pinstripe status
+say "the server takes the new program"
+systemctl kill --signal=KILL pinstripe@data
+until_true 90 "the server is not started again" is_another pinstripe@data "$server"
+progress "with the new program"
+case $(readlink "/proc/$(main_pid pinstripe@data)/exe") in
+/usr/bin/pinstripe) ;;
+*) die "the server has the old program" ;;
+esac
+end_load
+only_md0
+out step upgraded
+
+say "remove is refused while arrays are in use"
+if apt-get remove --yes --quiet pinstripe; then
+    die "the package is removed under mounted file systems"
+fi
+mounted /srv/data /dev/pinstripe/data
+mounted /srv/net /dev/pinstripe/net
+same_files
+
+say "remove"
+umount /srv/data /srv/net || die "umount"
+sed -i /pinstripe/d /etc/fstab
+systemctl daemon-reload
+apt-get remove --yes --quiet pinstripe || die "apt-get remove"
+[ -z "$(pgrep pinstripe)" ] || die "processes are left: $(pgrep -a pinstripe)"
+[ -z "$(ls -d /dev/ublkb* /dev/pinstripe 2>/dev/null)" ] || die "devices are left: $(ls -d /dev/ublkb* /dev/pinstripe)"
+[ -z "$(systemctl list-units --all --plain --no-legend 'pinstripe*')" ] ||
+    die "units are left: $(systemctl list-units --all --plain --no-legend 'pinstripe*')"
+files >/root/removed
+comm -13 /root/before /root/removed | grep -vE '^/(etc|var/lib)/pinstripe(/|$)' >/tmp/left || true
+[ ! -s /tmp/left ] || die "after remove, there is more than configuration and state: $(cat /tmp/left)"
+[ -e /etc/pinstripe/pinstripe.toml ] || die "remove has removed the configuration"
+out step removed
+
+say "purge"
+apt-get purge --yes --quiet pinstripe || die "apt-get purge"
+files >/root/purged
+comm -13 /root/before /root/purged >/tmp/left
+[ ! -s /tmp/left ] || die "after purge, there is: $(cat /tmp/left)"
+[ ! -e /run/pinstripe ] || die "after purge, there is /run/pinstripe: $(ls -A /run/pinstripe)"
+[ "$(systemctl is-system-running)" = running ] || die "units have failed: $(systemctl list-units --failed --plain --no-legend)"
+# shellcheck disable=SC2046
+for disk in $(by_id d0 d1 d2 d3 n0 n1 n2); do
+    mdadm --examine "$disk" >/dev/null || die "$disk has no superblock any more"
+done
+only_md0
+out step purged
+next_boot gone
