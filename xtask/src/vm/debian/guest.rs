@@ -1,8 +1,8 @@
 //! The Debian guest: booted as often as it reboots, with disks that can be pulled.
 //!
-//! QEMU ends at each reboot, and is started anew with the kernel and the initial ramdisk that the root file system has then
-//! in /boot: what the guest did to its ramdisk counts. The guest asks over its second serial line for disks
-//! to be pulled (`@out pull NAME`) and put back, which QEMU's monitor does.
+//! QEMU ends at each reboot, and is started anew with the kernel and the initial ramdisk that the root file
+//! system has then in /boot: what the guest did to its ramdisk counts. The guest asks over its second serial
+//! line for disks to be pulled (`@out pull NAME`) and put back, which QEMU's monitor does.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};

@@ -1,7 +1,7 @@
 //! The root file system of a Debian 12, made by mmdebstrap: what an administrator's machine has, and no more.
 //!
-//! It is cached under `target/vm`, under a name that is a fingerprint of what goes into it. Debian's own updates don't
-//! change that name: delete the file to have them.
+//! It is cached under `target/vm`, under a name that is a fingerprint of what goes into it. Debian's own
+//! updates don't change that name: delete the file to have them.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -23,8 +23,8 @@ const SOURCES: &[&str] = &[
 ];
 /// Of the root file system; what isn't used takes no place.
 const SIZE: &str = "1500M";
-/// Files that the image has beside those of its packages. The initial ramdisk has only the modules that these machines need:
-/// a guest that is emulated would be minutes packing all of them.
+/// Files that the image has beside those of its packages. The initial ramdisk has only the modules that these
+/// machines need: a guest that is emulated would be minutes packing all of them.
 const FILES: &[(&str, &str)] = &[
     ("etc/fstab", "LABEL=root / ext4 defaults 0 1\nLABEL=job /job ext4 ro 0 0\n"),
     ("etc/hostname", "debian\n"),

@@ -56,7 +56,8 @@ const DISKS: &[(&str, u64)] = &[
     ("m0", 64 << 20),
     ("m1", 64 << 20),
 ];
-/// The guest's scripts. Those of the long form are not there in the short one, which ends after the first boot then.
+/// The guest's scripts. Those of the long form are not there in the short one, which ends after the first
+/// boot then.
 const SCRIPTS: &[(&str, &str)] = &[
     ("lib.sh", include_str!("../../../vm/lib.sh")),
     ("job.sh", include_str!("../../../vm/debian/job.sh")),
@@ -75,7 +76,8 @@ const TIME_LIMIT: Duration = Duration::from_mins(40);
 /// What is tried of the package.
 #[derive(Args)]
 pub struct Debian {
-    /// Try the package on a Debian with systemd, instead of any scenario: install, reboot, failures, upgrade, purge
+    /// Try the package on a Debian with systemd, instead of any scenario: install, reboot, failures, upgrade,
+    /// purge
     #[arg(long, conflicts_with_all = ["only", "sample", "list", "keep", "bench"])]
     debian: bool,
     /// End after the first reboot
