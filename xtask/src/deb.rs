@@ -35,17 +35,19 @@ const CONTENTS: &[&str] = &[
     "usr/lib/tmpfiles.d/pinstripe.conf",
     "usr/lib/udev/rules.d/63-pinstripe.rules",
     "usr/share/bash-completion/completions/pinstripe",
-    "usr/share/doc/pinstripe/admin.md",
     "usr/share/doc/pinstripe/changelog.Debian.gz",
-    "usr/share/doc/pinstripe/configuration.md",
     "usr/share/doc/pinstripe/copyright",
-    "usr/share/doc/pinstripe/install.md",
-    "usr/share/doc/pinstripe/metrics.md",
     "usr/share/fish/vendor_completions.d/pinstripe.fish",
     "usr/share/lintian/overrides/pinstripe",
     "usr/share/pinstripe/prometheus/pinstripe.rules.yml",
     "usr/share/zsh/vendor-completions/_pinstripe",
 ];
+/// The documents that it has. What they point to beside each other and beside [`RULES`] isn't there.
+const DOCUMENTS: &[&str] =
+    &["admin.md", "configuration.md", "fault-model.md", "install.md", "metrics.md", "operate.md"];
+/// The rules for Prometheus, as documents point to them, and where the package has them.
+const RULES: [&str; 2] =
+    ["../dist/prometheus/pinstripe.rules.yml", "/usr/share/pinstripe/prometheus/pinstripe.rules.yml"];
 /// The unit of what is done beside serving.
 const DAEMON: &str = "pinstripe-daemon.service";
 /// One array of every kind that has a unit of its own kind.
@@ -120,6 +122,11 @@ impl Parts {
             fs::write(parts.folder.join("completions").join(file), script)?;
         }
         fs::write(parts.folder.join("changelog"), changelog(root)?)?;
+        fs::create_dir_all(parts.folder.join("doc"))?;
+        for name in DOCUMENTS {
+            let text = fs::read_to_string(root.join("docs").join(name))?;
+            fs::write(parts.folder.join("doc").join(name), for_package(&text))?;
+        }
         Ok(parts)
     }
 
@@ -226,6 +233,27 @@ fn same(what: &str, wanted: &BTreeSet<String>, found: &BTreeSet<String>) -> Resu
     Ok(())
 }
 
+/// A document with links to what the package has; of other links only the words are left.
+fn for_package(text: &str) -> String {
+    let mut made = String::new();
+    let mut rest = text;
+    while let Some((before, (target, after))) =
+        rest.split_once("](").and_then(|(before, after)| Some((before, after.split_once(')')?)))
+    {
+        let file = target.split('#').next().unwrap_or_default();
+        made.push_str(before);
+        if file == RULES[0] {
+            made.push_str(&format!("]({})", RULES[1]));
+        } else if file.is_empty() || file.contains("://") || DOCUMENTS.contains(&file) {
+            made.push_str(&format!("]({target})"));
+        } else if let Some(opening) = made.rfind('[') {
+            made.remove(opening);
+        }
+        rest = after;
+    }
+    made + rest
+}
+
 /// Debian's form of it, with the date of the last commit.
 fn changelog(root: &Path) -> Result<String> {
     let date = said(Command::new("git").args(["log", "-1", "--format=%cD"]).current_dir(root), "git")?;
@@ -262,7 +290,8 @@ fn check_contents(package: &Path, pages: &BTreeSet<String>) -> Result<()> {
     let names = listing.lines().filter_map(|line| line.split_once(" ./")).map(|(_, name)| name.to_owned());
     let found: BTreeSet<String> = names.filter(|name| !name.ends_with('/')).collect();
     let pages = pages.iter().map(|page| format!("usr/share/man/man1/{page}.gz"));
-    let wanted = CONTENTS.iter().map(|&name| name.to_owned()).chain(pages).collect();
+    let documents = DOCUMENTS.iter().map(|name| format!("usr/share/doc/pinstripe/{name}"));
+    let wanted = CONTENTS.iter().map(|&name| name.to_owned()).chain(documents).chain(pages).collect();
     same("files of the package", &wanted, &found)
 }
 
@@ -275,6 +304,15 @@ mod tests {
         let help =
             "Usage: x\n\nCommands:\n  create  Make\n  list    Show\n  help    Print\n\nOptions:\n  -h\n";
         assert_eq!(commands(help).collect::<Vec<_>>(), ["create", "list"]);
+    }
+
+    #[test]
+    fn documents_of_the_package_point_to_nothing_that_it_does_not_have() {
+        let text = "See [a](operate.md#b), [c](#d), [e [f](decisions/0001-g.md), [h](https://i.example) and\n\
+                    [the rules](../dist/prometheus/pinstripe.rules.yml). [x] y";
+        let made = "See [a](operate.md#b), [c](#d), [e f, [h](https://i.example) and\n\
+                    [the rules](/usr/share/pinstripe/prometheus/pinstripe.rules.yml). [x] y";
+        assert_eq!(for_package(text), made);
     }
 
     #[test]

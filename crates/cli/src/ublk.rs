@@ -17,7 +17,7 @@ use zerocopy::IntoBytes;
 
 use crate::{command_line::UblkDeleteArguments, failure::Failure, output};
 
-pub use named::{Named, export};
+pub use named::{Named, export, wait_for_udev};
 pub use users::users;
 
 /// Where the kernel shows the devices.

@@ -35,9 +35,9 @@ cat >>/etc/fstab <<'FSTAB'
 FSTAB
 systemctl daemon-reload && mount /srv/data && mount /srv/net || die "mount"
 for place in data net; do
-    cp -a /usr/lib/python3.11 /srv/$place/ || die "copy"
+    cp -a /usr/lib/systemd /srv/$place/ || die "copy"
 done
-(cd /srv/data && find python3.11 -type f -exec sha256sum {} +) >/root/sums
+(cd /srv/data && find systemd -type f -exec sha256sum {} +) >/root/sums
 
 say "the initial ramdisk has mdadm, and not our rule"
 cp /etc/mdadm/mdadm.conf /root/mdadm.conf

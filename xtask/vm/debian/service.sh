@@ -48,4 +48,16 @@ end_load
 pinstripe check data || die "parity does not match"
 only_md0
 out step put-back
+
+say "what is stopped stays stopped, until it is wanted"
+umount /srv/net || die "umount"
+systemctl stop pinstripe@net || die "stop"
+# udev looks at members when they are closed.
+udevadm settle
+sleep 3
+[ "$(systemctl is-active pinstripe@net)" = inactive ] || die "it is started again: $(systemctl is-active pinstripe@net)"
+only_md0
+systemctl start srv-net.mount || die "the mount does not have it started"
+no_errors
+out step stopped
 . /job/upgrade.sh

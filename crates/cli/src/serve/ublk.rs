@@ -52,7 +52,7 @@ use crate::{
     failure::Failure,
     memory,
     on_shards::on_shards,
-    ublk::{Driver, Named, block_path, device_info, devices, server_path, users},
+    ublk::{Driver, Named, block_path, device_info, devices, server_path, users, wait_for_udev},
 };
 
 /// Its one argument is checked when it is read.
@@ -184,6 +184,7 @@ impl FrontEnd for Ublk {
                 }
                 return Err(failure);
             }
+            blocking(move || wait_for_udev(info.device)).await;
             if taken_over {
                 journal.note(&format!("{} was taken over from a server that had died", self.path()));
             }

@@ -3,16 +3,26 @@
 //! The server writes the array's name down beside its sockets before the kernel announces the device. It can
 //! be asked itself only later: the announcement is part of its start. A file that a dead server has left
 //! says nothing of another program's device of the same number, so the device must have the mark in it.
+//!
+//! The name comes a moment after the device. A script that starts an array uses the name next, so the server
+//! waits for udev before it says that it is ready.
 
 use std::{
     fs,
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 use pinstripe_control::place;
 
-use super::Driver;
+use super::{Driver, block_path};
 use crate::{command_line::UblkExportArguments, failure::Failure, output};
+
+/// How long udev may take for the names of a device. Without them the array is served all the same.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two looks whether it is done.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// The file with a device's array. It goes with this.
 pub struct Named(PathBuf);
@@ -43,6 +53,23 @@ fn read(folder: &Path, device: u32, mark: u64) -> Option<String> {
     (marked == format!("{mark:016x}")).then(|| words.to_owned())
 }
 
+/// Waits, where udev runs, until it has made the names of a device.
+pub fn wait_for_udev(device: u32) {
+    let block = block_path(device);
+    let number = Path::new("/sys/class/block").join(block.file_name().unwrap_or_default()).join("dev");
+    if let Ok(number) = fs::read_to_string(number) {
+        wait_for_database(Path::new("/run/udev"), number.trim(), PATIENCE);
+    }
+}
+
+/// udev writes its database's file of a device after it has made the names.
+fn wait_for_database(udev: &Path, number: &str, patience: Duration) {
+    let (start, file) = (Instant::now(), udev.join(format!("data/b{number}")));
+    while udev.join("control").exists() && !file.exists() && start.elapsed() < patience {
+        thread::sleep(LOOK);
+    }
+}
+
 /// Prints what udev's rules want to know of a device; nothing if it is not of a server that is known here.
 pub fn export(arguments: &UblkExportArguments) -> Result<(), Failure> {
     let Some(info) = Driver::open()?.info(arguments.id)? else { return Ok(()) };
@@ -63,5 +90,21 @@ mod tests {
         assert_eq!(read(folder.path(), 4, 7), None);
         drop(named);
         assert_eq!(read(folder.path(), 3, 7), None);
+    }
+
+    #[test]
+    fn names_are_waited_for_only_where_udev_runs() {
+        let waits = |udev: &Path, patience| {
+            let start = Instant::now();
+            wait_for_database(udev, "259:3", patience);
+            start.elapsed()
+        };
+        let (folder, long, short) = (tempfile::tempdir().unwrap(), Duration::from_secs(60), LOOK * 5);
+        assert!(waits(folder.path(), long) < long, "no udev");
+        fs::write(folder.path().join("control"), "").unwrap();
+        assert!(waits(folder.path(), short) >= short, "no names");
+        fs::create_dir(folder.path().join("data")).unwrap();
+        fs::write(folder.path().join("data/b259:3"), "").unwrap();
+        assert!(waits(folder.path(), long) < long, "names");
     }
 }

@@ -62,7 +62,7 @@ impl Guest {
                     bail!("boot {boot}: {why}; see {}", log.display());
                 }
                 (None, Some(why)) => bail!("boot {boot}: {why}; {}", machine::end_of(&log)),
-                (None, None) => {}
+                (None, None) => check_shutdown(&log)?,
             }
         }
         bail!("it was booted {BOOTS_MAX} times and gave no status");
@@ -150,6 +150,17 @@ impl Guest {
         debugfs(&format!("dump /boot/{file} {}", copy.display()))?;
         ensure!(fs::metadata(&copy).is_ok_and(|copy| copy.len() > 0), "/boot/{file} can't be read");
         Ok(copy)
+    }
+}
+
+/// A guest that goes down to come up again has no array of mdadm's but its own, md0.
+///
+/// udev looks at our members when their servers close them, and mdadm would take them then: as md127, md126.
+fn check_shutdown(log: &Path) -> Result<()> {
+    let text = String::from_utf8_lossy(&fs::read(log)?).into_owned();
+    match text.lines().find(|line| line.contains("/dev/md12")) {
+        Some(line) => bail!("mdadm takes members at the shutdown: {line}; see {}", log.display()),
+        None => Ok(()),
     }
 }
 

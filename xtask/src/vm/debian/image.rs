@@ -15,7 +15,7 @@ use crate::vm::image::run;
 
 /// Debian's packages of the image. mdadm brings its udev rules and its hook of the initial ramdisk.
 const PACKAGES: &str =
-    "systemd-sysv,dbus,udev,kmod,procps,mdadm,e2fsprogs,xfsprogs,fio,initramfs-tools,\
+    "systemd-sysv,dbus,udev,kmod,procps,busybox,mdadm,e2fsprogs,xfsprogs,fio,initramfs-tools,lz4,\
     linux-image-6.12-amd64";
 const SOURCES: &[&str] = &[
     "deb http://deb.debian.org/debian bookworm main",
@@ -29,7 +29,7 @@ const FILES: &[(&str, &str)] = &[
     ("etc/fstab", "LABEL=root / ext4 defaults 0 1\nLABEL=job /job ext4 ro 0 0\n"),
     ("etc/hostname", "debian\n"),
     ("etc/hosts", "127.0.0.1 localhost debian\n"),
-    ("etc/initramfs-tools/conf.d/vm", "MODULES=list\nCOMPRESS=gzip\n"),
+    ("etc/initramfs-tools/conf.d/vm", "MODULES=list\nCOMPRESS=lz4\n"),
     ("etc/initramfs-tools/modules", "virtio_pci\nvirtio_blk\nvirtio_scsi\nsd_mod\next4\n"),
     ("etc/systemd/system/job.service", include_str!("../../../vm/debian/job.service")),
 ];

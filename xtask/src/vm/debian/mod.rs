@@ -38,6 +38,7 @@ const STEPS: &[Step] = &[
     Step { name: "server-killed", about: "kill -9 of the server under load, three times: no error, all verifies" },
     Step { name: "pulled", about: "a disk pulled by QEMU under load: degraded, seen, no error" },
     Step { name: "put-back", about: "put back: in sync again without a hand, all verifies, parity right" },
+    Step { name: "stopped", about: "a stopped array stays so, and its mount has it started again" },
     Step { name: "upgraded", about: "upgrade under load: same server, no error; killed, it is the new program" },
     Step { name: "removed", about: "remove: refused while mounted; then configuration and state are left" },
     Step { name: "purged", about: "purge: nothing is left, and the disks have their superblocks" },
