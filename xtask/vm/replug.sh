@@ -23,6 +23,19 @@ pull() {
 put_back() {
     say "put back $1"
     echo "$1" >/sys/class/scsi_host/host0/scan
+    p_tries=0
+    until [ -n "$(there "$1")" ]; do
+        p_tries=$((p_tries + 1))
+        [ $p_tries -lt 600 ] || die "the kernel does not find $1"
+        sleep 0.1
+    done
+}
+
+# there ADDRESS: the disk at this address.
+there() {
+    for t_disk in /sys/block/sd*; do
+        [ "$(address "${t_disk##*/}")" != "$1" ] || echo "${t_disk##*/}"
+    done
 }
 
 # until_said COUNT TEXT WHAT: until so many lines of detail have this text.
@@ -32,6 +45,28 @@ until_said() {
         u_tries=$((u_tries + 1))
         [ $u_tries -lt 600 ] || die "$3: $(pinstripe detail $control)"
         sleep 0.1
+    done
+}
+
+# until_told TEXT WHAT: until an event says so.
+until_told() {
+    u_tries=0
+    until grep -q "$1" /tmp/events; do
+        u_tries=$((u_tries + 1))
+        [ $u_tries -lt 600 ] || die "$2: $(cat /tmp/events; pinstripe detail $control)"
+        sleep 0.1
+    done
+}
+
+# let_go DISK...: nothing has it open any more, so its name is free.
+let_go() {
+    for l_disk; do
+        l_tries=0
+        while ls -l /proc/[0-9]*/fd 2>/dev/null | grep -q "/dev/$l_disk\b"; do
+            l_tries=$((l_tries + 1))
+            [ $l_tries -lt 600 ] || die "$l_disk is held open"
+            sleep 0.1
+        done
     done
 }
 
@@ -60,11 +95,11 @@ at_two=$(address "$two")
 
 pull "$one"
 until_said 1 'its disk is gone' 'a disk that nothing asks for is not missed'
-grep -q Fail /tmp/events || die "that it is gone was not told"
+until_told Fail 'that it is gone was not told'
 write
 put_back "$at_one"
 whole 'pulled while idle'
-grep -q 'is back, and what it missed' /tmp/events || die "it was not taken back by the bitmap: $(cat /tmp/events)"
+until_told 'is back, and what it missed' 'it was not taken back by the bitmap'
 out replugged idle
 
 { write; write; } &
@@ -75,8 +110,9 @@ wait $writer || die "writes fail without two disks"
 until_said 2 'its disk is gone' 'two disks are not missed'
 # The kernel gives the first free name, which was the other disk's.
 if [ "$one" \< "$two" ]; then first=$one other=$at_one later=$at_two; else first=$two other=$at_two later=$at_one; fi
+let_go "$one" "$two"
 put_back "$later"
-[ "$(address "$first")" = "$later" ] || die "the names are the same"
+[ "$(there "$later")" = "$first" ] || die "$later is $(there "$later"), not $first: the names are the same"
 until_said 1 'its disk is gone' 'the first disk does not come back'
 put_back "$other"
 whole 'pulled under writes'
@@ -85,6 +121,7 @@ out replugged renamed
 pinstripe fail $control 3 || die fail
 three=$(disk "$name-3")
 at_three=$(address "$three")
+let_go "$three"
 pull "$three"
 put_back "$at_three"
 sleep 12
@@ -107,12 +144,7 @@ pull "$four"
 until_said 1 'its disk is gone' 'the fourth disk is not missed'
 write
 put_back "$at_copy"
-u_tries=0
-until grep -q 'it is another disk than before' /tmp/events; do
-    u_tries=$((u_tries + 1))
-    [ $u_tries -lt 300 ] || die "a copy is taken for the disk: $(pinstripe detail $control; cat /tmp/events)"
-    sleep 0.1
-done
+until_told 'it is another disk than before' 'a copy is taken for the disk'
 until_said 1 'its disk is gone' 'a copy was taken for the disk'
 ! grep -q "/dev/$copy is back" /tmp/events || die "a copy was taken for the disk"
 put_back "$at_four"
