@@ -24,7 +24,7 @@ uptime_seconds() {
 
 # next_boot STAGE: the machine is booted anew, and goes on there.
 next_boot() {
-    echo "$1" >/var/lib/stage
+    echo "$1" >/root/stage
     exit 10
 }
 

@@ -1,7 +1,7 @@
-# One boot of the Debian guest: runs the script of the stage that the boot before has named (`/var/lib/stage`), which ends
+# One boot of the Debian guest: runs the script of the stage that the boot before has named (`/root/stage`), which ends
 # in a reboot, or with a status for the host.
 exec 3>/dev/ttyS1
-stage=$(cat /var/lib/stage 2>/dev/null || echo install)
+stage=$(cat /root/stage 2>/dev/null || echo install)
 sh "/job/$stage.sh"
 status=$?
 sync

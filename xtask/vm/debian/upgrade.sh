@@ -35,12 +35,13 @@ systemctl daemon-reload
 apt-get remove --yes --quiet pinstripe || die "apt-get remove"
 [ -z "$(pgrep pinstripe)" ] || die "processes are left: $(pgrep -a pinstripe)"
 [ -z "$(ls -d /dev/ublkb* /dev/pinstripe 2>/dev/null)" ] || die "devices are left: $(ls -d /dev/ublkb* /dev/pinstripe)"
-# Masked are those that were enabled once: Debian's helper keeps that in mind until the purge.
+# Masked are those that were enabled once: Debian's helper keeps that in mind until the purge, as dpkg what it needs.
 systemctl list-units --all --plain --no-legend 'pinstripe*' | grep -v ' masked ' >/tmp/units || true
 [ ! -s /tmp/units ] || die "units are left: $(cat /tmp/units)"
 files >/root/removed
 comm -13 /root/before /root/removed | grep -vE '^/(etc|var/lib)/pinstripe(/|$)' |
-    grep -vE '^/(etc/systemd/system|var/lib/systemd/deb-systemd-helper-[a-z]*)(/|$)' >/tmp/left || true
+    grep -vE '^/(etc/systemd/system|var/lib/systemd/deb-systemd-helper-[a-z]*)(/|$)' |
+    grep -v '^/var/lib/dpkg/info/pinstripe\.' >/tmp/left || true
 [ ! -s /tmp/left ] || die "after remove, there is more than configuration and state: $(cat /tmp/left)"
 [ -e /etc/pinstripe/pinstripe.toml ] || die "remove has removed the configuration"
 out step removed

@@ -110,7 +110,8 @@ impl Guest {
         let mut command = machine::emulator("2G");
         let [kernel, ramdisk] = ["vmlinuz", "initrd.img"].map(|name| self.boot_file(name));
         command.arg("-kernel").arg(kernel?).arg("-initrd").arg(ramdisk?);
-        command.args(["-append", "root=LABEL=root console=ttyS0 panic=-1 no_timer_check quiet mitigations=off"]);
+        command
+            .args(["-append", "root=LABEL=root console=ttyS0 panic=-1 no_timer_check quiet mitigations=off"]);
         command.args(["-serial", "stdio", "-serial"]).arg(format!("file:{}", results.display()));
         command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", socket.display()));
         for (file, rest) in [(&self.root, "cache=unsafe"), (&self.job, "readonly=on")] {
@@ -139,9 +140,8 @@ impl Guest {
 
     /// Copies what the root file system has in /boot under this name, with a version: where the copy is.
     fn boot_file(&self, name: &str) -> Result<PathBuf> {
-        let debugfs = |request: &str| {
-            output_of(Command::new("debugfs").args(["-R", request]).arg(&self.root))
-        };
+        let debugfs =
+            |request: &str| output_of(Command::new("debugfs").args(["-R", request]).arg(&self.root));
         let listing = String::from_utf8_lossy(&debugfs("ls -p /boot")?).into_owned();
         let file = listing.split(['/', '\n']).find(|file| file.starts_with(&format!("{name}-")));
         let file = file.with_context(|| format!("/boot of the image has no {name}"))?;

@@ -14,8 +14,7 @@ use crate::packages;
 use crate::vm::image::run;
 
 /// Debian's packages of the image. mdadm brings its udev rules and its hook of the initial ramdisk.
-const PACKAGES: &str =
-    "systemd-sysv,dbus,udev,kmod,procps,busybox,mdadm,e2fsprogs,xfsprogs,fio,initramfs-tools,lz4,\
+const PACKAGES: &str = "systemd-sysv,dbus,udev,kmod,procps,busybox,mdadm,e2fsprogs,xfsprogs,fio,initramfs-tools,lz4,\
     linux-image-6.12-amd64";
 const SOURCES: &[&str] = &[
     "deb http://deb.debian.org/debian bookworm main",

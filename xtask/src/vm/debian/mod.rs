@@ -33,16 +33,31 @@ struct Step {
 /// All steps in their order; the first [`SHORT`] are the short form.
 const STEPS: &[Step] = &[
     Step { name: "installed", about: "install, two RAID5 arrays by ublk, ext4 and XFS on them, /etc/fstab" },
-    Step { name: "rebooted", about: "a reboot: mounted, the files are right, mdadm has its own array and no more" },
-    Step { name: "daemon-killed", about: "kill -9 of the daemon under load: no error, systemd starts it again" },
-    Step { name: "server-killed", about: "kill -9 of the server under load, three times: no error, all verifies" },
+    Step {
+        name: "rebooted",
+        about: "a reboot: mounted, the files are right, mdadm has its own array and no more",
+    },
+    Step {
+        name: "daemon-killed",
+        about: "kill -9 of the daemon under load: no error, systemd starts it again",
+    },
+    Step {
+        name: "server-killed",
+        about: "kill -9 of the server under load, three times: no error, all verifies",
+    },
     Step { name: "pulled", about: "a disk pulled by QEMU under load: degraded, seen, no error" },
     Step { name: "put-back", about: "put back: in sync again without a hand, all verifies, parity right" },
     Step { name: "stopped", about: "a stopped array stays so, and its mount has it started again" },
-    Step { name: "upgraded", about: "upgrade under load: same server, no error; killed, it is the new program" },
+    Step {
+        name: "upgraded",
+        about: "upgrade under load: same server, no error; killed, it is the new program",
+    },
     Step { name: "removed", about: "remove: refused while mounted; then configuration and state are left" },
     Step { name: "purged", about: "purge: nothing is left, and the disks have their superblocks" },
-    Step { name: "back-with-mdadm", about: "a reboot without the package: mdadm has all arrays, the files are right" },
+    Step {
+        name: "back-with-mdadm",
+        about: "a reboot without the package: mdadm has all arrays, the files are right",
+    },
 ];
 const SHORT: usize = 2;
 /// Member disks of the guest, and their bytes: two arrays, and mdadm's own.
@@ -171,7 +186,8 @@ fn higher(directory: &Path, package: &Path, target: &Path) -> Result<String> {
     output_of(Command::new("dpkg-deb").arg("--raw-extract").args([package, &tree]))?;
     let control = tree.join("DEBIAN/control");
     let text = fs::read_to_string(&control)?;
-    let version = text.lines().find_map(|line| line.strip_prefix("Version: ")).context("it has no version")?;
+    let version =
+        text.lines().find_map(|line| line.strip_prefix("Version: ")).context("it has no version")?;
     let later = format!("{version}+later");
     fs::write(&control, text.replace(&format!("Version: {version}\n"), &format!("Version: {later}\n")))?;
     output_of(Command::new("dpkg-deb").args(["--root-owner-group", "--build"]).args([&tree, target]))?;
