@@ -1,5 +1,6 @@
 //! The command line: what can be asked for, each value checked as it is read.
 
+mod limit;
 mod maintenance;
 mod remote;
 mod service;
@@ -19,6 +20,7 @@ use pinstripe_engine::options::JournalMode;
 use pinstripe_md::{identity::SetName, level::Level, superblock::MetadataVersion};
 use thiserror::Error;
 
+pub use limit::{LimitArguments, LimitOptions};
 pub use maintenance::{CheckArguments, EventsArguments, MonitorArguments, RepairArguments, SyncArguments};
 pub use remote::{DiscoverArguments, Offload, RemoteArguments, TargetArguments};
 pub use service::{
@@ -137,6 +139,8 @@ pub enum Command {
     Repair(RepairArguments),
     /// Pause, resume or stop resync, recovery, check and repair, or set their speed.
     Sync(SyncArguments),
+    /// Limit what an array's clients may ask for in a second, or show the limits.
+    Limit(LimitArguments),
     /// Report the events of arrays: as lines, to the system's log, or to a program.
     ///
     /// Runs until it is ended. The events are mdadm's (Fail, DegradedArray, RebuildStarted, Rebuild20 to
@@ -348,6 +352,8 @@ pub struct ServeArguments {
     /// count is halved every hour
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub max_read_errors: u32,
+    #[command(flatten)]
+    pub limits: LimitOptions,
     /// Server of spares, HOST:PORT. When a slot stays empty, an empty namespace of this NVMe/TCP server takes
     /// it. Can be given several times: servers are tried in this order
     #[arg(long, value_name = "HOST:PORT")]

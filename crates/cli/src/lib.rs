@@ -125,6 +125,7 @@ pub fn main() -> ExitCode {
         Command::Check(arguments) => scrub::check(&arguments),
         Command::Repair(arguments) => scrub::repair(&arguments),
         Command::Sync(arguments) => scrub::sync(&arguments),
+        Command::Limit(arguments) => steer::limit(&arguments),
         Command::Events(arguments) => events::run(&arguments),
         Command::Monitor(arguments) => monitor::run(&arguments),
         Command::Stop(arguments) => steer::stop(&arguments),

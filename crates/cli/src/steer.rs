@@ -10,12 +10,13 @@ use pinstripe_control::{
     Detail, StopParameters,
     client::{Client, ClientError},
     code,
+    limit::{Limit, LimitParameters},
 };
 use pinstripe_md::identity::Uuid;
 use serde_json::Value;
 
 use crate::{
-    command_line::{DetailArguments, StopArguments},
+    command_line::{DetailArguments, LimitArguments, StopArguments},
     failure::Failure,
     list, output,
 };
@@ -73,6 +74,21 @@ pub fn stop(arguments: &StopArguments) -> Result<(), Failure> {
         }
     }
     output::print(&format!("stopped {array}\n"))
+}
+
+pub fn limit(arguments: &LimitArguments) -> Result<(), Failure> {
+    let mut client = Client::connect(&arguments.array.array)?;
+    let parameters = LimitParameters {
+        iops: arguments.iops,
+        bytes_per_second: arguments.bandwidth.map(|size| size.0),
+        burst_seconds: arguments.burst,
+    };
+    let limit: Limit = client.call("limit", parameters)?;
+    if arguments.json {
+        output::print_json(&limit)
+    } else {
+        output::print(&format!("{}\n", limit.in_words()))
+    }
 }
 
 /// Connects to the server of an array by its name, its socket or its UUID, as a unit's name has it.

@@ -75,7 +75,7 @@ const fn of_one(name: &'static str, kind: Kind) -> OptionKey {
 
 /// The options of `serve` that make sense for good. Those that are consents for once (`--force`, `--run`,
 /// `--takeover`) are none of them.
-pub const OPTIONS: [OptionKey; 26] = [
+pub const OPTIONS: [OptionKey; 29] = [
     of_one("nbd", Kind::List),
     anywhere("ublk", Kind::FlagOrNumber),
     of_one("vhost-user", Kind::Path),
@@ -98,6 +98,9 @@ pub const OPTIONS: [OptionKey; 26] = [
     anywhere("journal-mode", Kind::Text),
     anywhere("sync-speed-min", Kind::Number),
     anywhere("sync-speed-max", Kind::Number),
+    anywhere("limit-iops", Kind::Number),
+    anywhere("limit-bandwidth", Kind::Size),
+    anywhere("limit-burst", Kind::Number),
     anywhere("spare-pool", Kind::List),
     anywhere("spare-pool-delay", Kind::Number),
     anywhere("dhchap-secrets", Kind::Path),

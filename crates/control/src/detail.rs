@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::limit::Limit;
 use crate::size::ByteSize;
 use crate::text::{printable, table};
 
@@ -66,6 +67,9 @@ pub struct Detail {
     /// What uses it now.
     #[serde(default)]
     pub clients: Vec<Client>,
+    /// What they may ask for.
+    #[serde(default)]
+    pub limit: Limit,
     /// Threads that serve it.
     pub shards: usize,
     /// Counters since the assembly.
@@ -363,6 +367,7 @@ impl Detail {
             self.addresses.iter().map(|address| (address.protocol.as_str(), printable(&address.uri))),
         );
         rows.extend(self.clients.iter().map(|client| ("client", client.in_words())));
+        rows.extend(self.limit.is_on().then(|| ("limit", self.limit.in_words())));
         let counters: Vec<(&str, String)> =
             self.statistics.iter().map(|(name, value)| (name.as_str(), value.to_string())).collect();
         let head = format!("{}\n{}members\n", printable(&self.name), table(&rows));

@@ -11,12 +11,14 @@ pub mod client;
 pub mod daemon;
 pub mod detail;
 pub mod fuzz;
+pub mod limit;
 pub mod maintenance;
 pub mod place;
 pub mod size;
 pub mod text;
 
 pub use detail::Detail;
+use limit::LimitParameters;
 use maintenance::{CheckParameters, EventsParameters, RepairParameters, SyncParameters};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -118,6 +120,7 @@ pub const METHODS: &[&str] = &[
     "check",
     "repair",
     "sync",
+    "limit",
     "events",
     "stop",
 ];
@@ -149,6 +152,8 @@ pub enum Command {
     Repair(RepairParameters),
     /// Pause, resume or stop maintenance, or set its limits.
     Sync(SyncParameters),
+    /// Limit what clients ask for.
+    Limit(LimitParameters),
     /// Tell what happened.
     Events(EventsParameters),
     /// End.
@@ -311,6 +316,7 @@ pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), Invalid> {
         "check" => Command::Check(optional(request.params).map_err(bad)?),
         "repair" => Command::Repair(optional(request.params).map_err(bad)?),
         "sync" => Command::Sync(optional(request.params).map_err(bad)?),
+        "limit" => Command::Limit(optional(request.params).map_err(bad)?),
         "events" => Command::Events(optional(request.params).map_err(bad)?),
         "grow" => Command::Grow(serde_json::from_value(request.params).map_err(bad)?),
         "journal_mode" => Command::JournalMode(serde_json::from_value(request.params).map_err(bad)?),

@@ -10,7 +10,9 @@ use pinstripe_control::{
     JournalModeParameters,
     client::{Client, ClientError},
     daemon::{Change, Effect},
+    limit::LimitParameters,
     maintenance::SyncParameters,
+    size::ByteSize,
 };
 use pinstripe_engine::options::SyncSpeed;
 
@@ -35,6 +37,8 @@ enum Live {
         max_kib: u64,
     },
     JournalMode(String),
+    /// All limits of the clients together.
+    Limit(LimitParameters),
 }
 
 /// From one configuration to another. Pure.
@@ -96,6 +100,7 @@ fn differing<'a>(old: &'a Settings, new: &'a Settings) -> Vec<&'a str> {
 fn live(name: &str, settings: &Settings) -> Option<Live> {
     let number = |name: &str, usual: u64| match settings.get(name).map(|setting| &setting.value) {
         Some(Value::Number(number)) => *number,
+        Some(Value::Text(size)) => size.parse().map_or(usual, |size: ByteSize| size.0),
         _ => usual,
     };
     match (name, settings.get(name).map(|setting| &setting.value)) {
@@ -104,6 +109,11 @@ fn live(name: &str, settings: &Settings) -> Option<Live> {
             let min_kib = number("sync-speed-min", usual.min_kib);
             Some(Live::Speed { min_kib, max_kib: number("sync-speed-max", usual.max_kib) })
         }
+        ("limit-iops" | "limit-bandwidth" | "limit-burst", _) => Some(Live::Limit(LimitParameters {
+            iops: Some(number("limit-iops", 0)),
+            bytes_per_second: Some(number("limit-bandwidth", 0)),
+            burst_seconds: Some(u32::try_from(number("limit-burst", 1)).unwrap_or(u32::MAX)),
+        })),
         ("journal-mode", Some(Value::Text(mode))) => Some(Live::JournalMode(mode.clone())),
         _ => None,
     }
@@ -152,6 +162,7 @@ fn tell(control: &std::path::Path, live: &Live) -> Result<(), ClientError> {
                 SyncParameters { speed_min_kib: min, speed_max_kib: max, ..SyncParameters::default() };
             client.call("sync", speed)?
         }
+        Live::Limit(limit) => client.call("limit", limit)?,
         Live::JournalMode(mode) => {
             client.call("journal_mode", JournalModeParameters { journal_mode: mode.clone() })?
         }
@@ -187,6 +198,15 @@ mod tests {
         assert_eq!(told[0].1, "`shards` is now 2");
         assert_eq!(told[1].1, "`sync-speed-max` is now 9000, from its next start on");
         assert_eq!(told[2].1, "`members` is another one now");
+        let limited = format!("{DATA}limit-bandwidth = '64M'\nlimit-iops = 500\n");
+        let limit = |iops, bytes| {
+            let (iops, bytes_per_second) = (Some(iops), Some(bytes));
+            Some(Live::Limit(LimitParameters { iops, bytes_per_second, burst_seconds: Some(1) }))
+        };
+        let to = changes(&configuration(DATA), &configuration(&limited));
+        assert_eq!(to.iter().map(|change| &change.live).collect::<Vec<_>>(), [&limit(500, 64 << 20); 2]);
+        let back = changes(&configuration(&limited), &configuration(DATA));
+        assert_eq!(back[0].live, limit(0, 0));
         let back = changes(&configuration(&format!("{DATA}sync-speed-min = 1\n")), &configuration(DATA));
         let SyncSpeed { min_kib, max_kib } = SyncSpeed::default();
         assert_eq!(back[0].live, Some(Live::Speed { min_kib, max_kib }));

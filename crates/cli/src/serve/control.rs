@@ -4,11 +4,16 @@ use std::{
     cell::{Cell, RefCell},
     path::PathBuf,
     rc::Rc,
+    sync::Arc,
 };
 
+use pinstripe_block::rate::RateLimit;
 use pinstripe_control::{
-    AddParameters, AddResult, CallError, Command, DeviceResult, PROTOCOL, REQUEST_BYTES_MAX,
-    ReplaceParameters, StopParameters, Version, code, detail::Client, parse, response,
+    AddParameters, AddResult, CallError, Command, Detail, DeviceResult, PROTOCOL, REQUEST_BYTES_MAX,
+    ReplaceParameters, StopParameters, Version, code,
+    detail::Client,
+    limit::{Limit, LimitParameters},
+    parse, response,
 };
 use pinstripe_engine::array::{Added, Array, CommandError};
 use pinstripe_runtime::{
@@ -22,7 +27,7 @@ use super::{
     front::FrontEnds,
     grow,
     journal::ServerLog,
-    maintenance, names,
+    limit, maintenance, names,
     reconnect::Reconnector,
     refusal::{self, refused},
     report,
@@ -49,6 +54,7 @@ struct Inner {
     array: RefCell<Option<Array>>,
     journal: ServerLog,
     front_ends: Rc<FrontEnds>,
+    limit: Arc<RateLimit>,
     kinds: devices::Kinds,
     reconnector: Rc<Reconnector>,
     stopping: Rc<Stopping>,
@@ -70,6 +76,7 @@ impl ControlServer {
             array: Some(served.array.clone()).into(),
             journal: served.journal.clone(),
             front_ends: Rc::clone(&served.front_ends),
+            limit: Arc::clone(&served.limit),
             kinds: served.kinds,
             reconnector,
             stopping: Rc::clone(&served.stopping),
@@ -181,6 +188,23 @@ impl Inner {
         sent
     }
 
+    fn detail(&self, array: &Array) -> Detail {
+        let mut detail = report::detail(array, self.front_ends.addresses());
+        self.reconnector.annotate(&mut detail);
+        detail.clients = clients::list(&self.front_ends);
+        detail.limit = limit::now(&self.limit);
+        detail
+    }
+
+    fn change_limit(&self, parameters: LimitParameters) -> Limit {
+        let changed = limit::change(&self.limit, parameters);
+        let now = limit::now(&self.limit);
+        if changed {
+            self.journal.note(&format!("what clients may ask for was changed: {}", now.in_words()));
+        }
+        now
+    }
+
     async fn execute(&self, command: Command) -> Result<Value, CallError> {
         if let Command::Stop(StopParameters { force }) = command {
             self.refuse_while_used(force).await?;
@@ -201,12 +225,7 @@ impl Inner {
                 instance: self.instance.clone(),
                 pid: std::process::id(),
             }),
-            Command::Detail => {
-                let mut detail = report::detail(&array, self.front_ends.addresses());
-                self.reconnector.annotate(&mut detail);
-                detail.clients = clients::list(&self.front_ends);
-                serde_json::to_value(detail)
-            }
+            Command::Detail => serde_json::to_value(self.detail(&array)),
             Command::Fail(which) => {
                 let done = names::fail(&array, which).await?;
                 self.journal.note(&format!("{} was taken out, as asked for", done.device));
@@ -244,6 +263,7 @@ impl Inner {
             Command::Sync(parameters) => serde_json::to_value(
                 maintenance::sync(&array, parameters).map_err(|error| refusal::sync(&error))?,
             ),
+            Command::Limit(parameters) => serde_json::to_value(self.change_limit(parameters)),
             Command::Events(parameters) => serde_json::to_value(
                 maintenance::events(&array, parameters, &self.instance, &self.stopping).await,
             ),

@@ -7,6 +7,7 @@
 
 use std::{net::SocketAddr, path::Path, pin::Pin, rc::Rc, sync::Arc};
 
+use pinstripe_block::rate::RateLimit;
 use pinstripe_control::detail::Address;
 use pinstripe_engine::shared::Shared;
 use pinstripe_runtime::{
@@ -136,9 +137,10 @@ impl FrontEnds {
         shared: &Arc<Shared>,
         shards: &[ShardHandle],
         journal: &ServerLog,
+        limit: &Arc<RateLimit>,
     ) -> Result<(), Failure> {
-        let array =
-            &ServedArray::new(shared, journal, self.0.iter().any(|front_end| front_end.writes_parts()));
+        let in_parts = self.0.iter().any(|front_end| front_end.writes_parts());
+        let array = &ServedArray::new(shared, journal, limit, in_parts);
         for front_end in &mut self.0 {
             front_end.open(Service { array, shards, journal }).await?;
         }

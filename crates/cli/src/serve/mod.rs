@@ -21,6 +21,7 @@ mod front;
 mod fuse;
 mod grow;
 mod journal;
+mod limit;
 mod maintenance;
 mod names;
 mod nbd;
@@ -38,9 +39,12 @@ mod vhost_user;
 pub use control_socket::default_folder;
 pub use journal::ServerLog;
 
-use std::{path::PathBuf, rc::Rc};
+use std::{path::PathBuf, rc::Rc, sync::Arc};
 
-use pinstripe_block::first_of::{First, first_of};
+use pinstripe_block::{
+    first_of::{First, first_of},
+    rate::{RateLimit, Rates},
+};
 use pinstripe_control::{size::ByteSize, text::printable};
 use pinstripe_engine::{
     array::Array,
@@ -65,7 +69,7 @@ use self::{
 };
 use crate::{
     accept::accept,
-    command_line::ServeArguments,
+    command_line::{LimitOptions, ServeArguments},
     create::Shape,
     ending::{Order, until_ordered},
     failure::Failure,
@@ -140,6 +144,11 @@ impl Plan {
         }
     }
 
+    fn rates(&self) -> Rates {
+        let LimitOptions { limit_iops, limit_bandwidth, limit_burst } = self.arguments.limits;
+        limit::rates(limit_iops.unwrap_or(0), limit_bandwidth.map_or(0, |size| size.0), limit_burst)
+    }
+
     /// `left_out`: members were waited for in vain.
     fn options(&self, left_out: bool) -> ArrayOptions {
         ArrayOptions {
@@ -198,7 +207,8 @@ async fn start(context: Context, plan: Plan) -> Result<Started, Failure> {
     let assembled = Array::assemble(members.sources, plan.options(members.left_out), shards.clone()).await;
     let takeover = plan.arguments.takeover;
     let array = assembled.map_err(|error| Failure::new(not_assembled(&error, takeover)))?;
-    if let Err(error) = front_ends.open(array.shared(), &shards, &journal).await {
+    let limit = Arc::new(RateLimit::new(plan.rates()));
+    if let Err(error) = front_ends.open(array.shared(), &shards, &journal, &limit).await {
         let _ = array.stop().await;
         return Err(error);
     }
@@ -212,6 +222,7 @@ async fn start(context: Context, plan: Plan) -> Result<Started, Failure> {
         shards,
         pool,
         front_ends: Rc::new(front_ends),
+        limit,
     };
     Ok(Started { served, control, opened })
 }
@@ -249,6 +260,8 @@ struct Served {
     stopping: Rc<Stopping>,
     pool: Option<Pool>,
     front_ends: Rc<FrontEnds>,
+    /// Of all clients together.
+    limit: Arc<RateLimit>,
     /// Of how it was started.
     warnings: Vec<String>,
     control_path: PathBuf,
@@ -306,6 +319,8 @@ impl Served {
 
     /// Ends what is in flight, marks the array clean and closes the devices.
     async fn end(self, controller: &ControlServer, opened: devices::Opened) -> Result<(), Failure> {
+        // What waits for its turn goes at once, or the end would be long in coming.
+        self.limit.set(Rates::default());
         self.front_ends.stop(&self.shards).await;
         let stopped = self.array.stop().await;
         self.front_ends.close(&self.shards).await;

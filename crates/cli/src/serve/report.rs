@@ -1,6 +1,7 @@
 //! The engine's state in the words of the control protocol.
 
 use pinstripe_control::detail::{Address, Bitmap, Detail, Failed, Journal, Member, MemberOffload, Sync};
+use pinstripe_control::limit::Limit;
 use pinstripe_engine::{
     array::Array, events::SyncAction, maintenance::SyncProgress, status::detail::SlotDetail,
 };
@@ -106,6 +107,7 @@ pub fn detail(array: &Array, addresses: Vec<Address>) -> Detail {
         nbd: of_nbd.map(|address| address.uri.clone()).collect(),
         addresses,
         clients: Vec::new(),
+        limit: Limit::default(),
         shards: array.shared().shards.len(),
         statistics: now.statistics.fields().map(|(name, value)| (name.to_owned(), value)).collect(),
     }

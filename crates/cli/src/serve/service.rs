@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, sync::Arc};
 
-use pinstripe_block::locks::Locks;
+use pinstripe_block::{locks::Locks, rate::RateLimit};
 use pinstripe_engine::{
     error::IoError,
     io::{service::VolumeService, volume::Volume},
@@ -23,13 +23,19 @@ pub struct ServedArray {
     /// Between writers of whole blocks and writers of parts; not taken where there are no parts.
     locks: Arc<Locks>,
     is_written_in_parts: bool,
+    limit: Arc<RateLimit>,
 }
 
 impl ServedArray {
     /// An array of which a front end writes parts of blocks, or none does.
-    pub fn new(shared: &Arc<Shared>, journal: &ServerLog, is_written_in_parts: bool) -> Self {
-        let (shared, journal) = (Arc::clone(shared), journal.clone());
-        Self { shared, journal, locks: Arc::default(), is_written_in_parts }
+    pub fn new(
+        shared: &Arc<Shared>,
+        journal: &ServerLog,
+        limit: &Arc<RateLimit>,
+        is_written_in_parts: bool,
+    ) -> Self {
+        let (shared, journal, limit) = (Arc::clone(shared), journal.clone(), Arc::clone(limit));
+        Self { shared, journal, locks: Arc::default(), is_written_in_parts, limit }
     }
 
     /// For whole blocks, on this shard.
@@ -47,12 +53,13 @@ impl ServedArray {
     /// Failed requests go to the server's log; not every one, for there may be many.
     fn without_locks(&self) -> VolumeService {
         let (next, journal) = (Cell::new(0), self.journal.clone());
-        VolumeService::new(Volume::new(Arc::clone(&self.shared)), move |error: &IoError| {
+        let service = VolumeService::new(Volume::new(Arc::clone(&self.shared)), move |error: &IoError| {
             let now = shard::now();
             if now >= next.get() {
                 next.set(now + COMPLAIN_NANOSECONDS);
                 journal.warn(&format!("a client's request failed: {error}"));
             }
-        })
+        });
+        service.with_limit(Arc::clone(&self.limit))
     }
 }

@@ -99,7 +99,7 @@ mod tests {
             wait_for_database(udev, "259:3", patience);
             start.elapsed()
         };
-        let (folder, long, short) = (tempfile::tempdir().unwrap(), Duration::from_secs(60), LOOK * 5);
+        let (folder, long, short) = (tempfile::tempdir().unwrap(), Duration::from_mins(1), LOOK * 5);
         assert!(waits(folder.path(), long) < long, "no udev");
         fs::write(folder.path().join("control"), "").unwrap();
         assert!(waits(folder.path(), short) >= short, "no names");

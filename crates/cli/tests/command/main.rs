@@ -12,6 +12,7 @@ mod disaggregated;
 mod exchange;
 mod fuse;
 mod life;
+mod limit;
 mod maintenance;
 mod membership;
 mod nbd;

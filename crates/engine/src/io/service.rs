@@ -6,6 +6,7 @@ use pinstripe_block::{
     BlockService, ServiceError,
     locks::{Held, Locks},
     mutants::{Mutant, active},
+    rate::RateLimit,
 };
 use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice};
 
@@ -23,18 +24,26 @@ pub struct VolumeService {
     complain: Rc<dyn Fn(&IoError)>,
     /// Where other writers write parts of blocks.
     locks: Option<Arc<Locks>>,
+    /// Of all that is read and written by way of any handle with it.
+    limit: Arc<RateLimit>,
 }
 
 impl VolumeService {
     /// The array on this shard. A client is told little of why a request failed; `complain` hears all of it.
     pub fn new(volume: Volume, complain: impl Fn(&IoError) + 'static) -> Self {
-        Self { volume, complain: Rc::new(complain), locks: None }
+        Self { volume, complain: Rc::new(complain), locks: None, limit: Arc::default() }
     }
 
     /// With writes that wait for writers of parts of the same blocks.
     #[must_use]
     pub fn with_locks(self, locks: Arc<Locks>) -> Self {
         Self { locks: Some(locks), ..self }
+    }
+
+    /// With requests that go no faster than this lets all handles go together.
+    #[must_use]
+    pub fn with_limit(self, limit: Arc<RateLimit>) -> Self {
+        Self { limit, ..self }
     }
 
     async fn hold(&self, offset: u64, length: u64) -> Option<Held<'_>> {
@@ -98,20 +107,25 @@ impl BlockService for VolumeService {
     }
 
     async fn read(&self, offset: u64, buffer: Buffer) -> (Result<(), ServiceError>, Buffer) {
+        self.limit.pass(buffer.len() as u64).await;
         let (result, buffer) = self.volume.read(offset, buffer).await;
         (self.answer(result), buffer)
     }
 
     async fn write(&self, offset: u64, data: Slice, fua: bool) -> Result<(), ServiceError> {
+        self.limit.pass(data.len() as u64).await;
         let _held = self.hold(offset, data.len() as u64).await;
         self.answer(self.volume.write(offset, data, fua && !active(Mutant::FuaDropped)).await)
     }
 
+    /// Not limited: what others have written before is made durable by it.
     async fn flush(&self) -> Result<(), ServiceError> {
         self.answer(self.volume.flush().await)
     }
 
+    /// A request, and no bytes.
     async fn discard(&self, offset: u64, length: u64, fua: bool) -> Result<(), ServiceError> {
+        self.limit.pass(0).await;
         {
             let _held = self.hold(offset, length).await;
             self.answer(self.volume.discard(offset, length).await)?;
@@ -127,6 +141,7 @@ impl BlockService for VolumeService {
         may_punch: bool,
     ) -> Result<(), ServiceError> {
         let fua = fua && !active(Mutant::ZeroesFuaDropped);
+        self.limit.pass(length).await;
         let _held = self.hold(offset, length).await;
         self.answer(if may_punch {
             self.volume.write_zeroes(offset, length, fua).await

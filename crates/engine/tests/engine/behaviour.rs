@@ -6,7 +6,11 @@ use crate::arrays::{
     self, STEPS, options,
     scene::{DATA_SECTOR, Scene, client, clients, plain_disks, spawn, superblock_on, wish, write},
 };
-use pinstripe_block::{BlockService, locks::Locks};
+use pinstripe_block::{
+    BlockService,
+    locks::Locks,
+    rate::{RateLimit, Rates},
+};
 use pinstripe_engine::{
     array::CommandError,
     assembly::{AssembleError, create::create_placed},
@@ -680,4 +684,54 @@ fn a_service_with_locks_writes_nothing_where_a_part_is_being_written() {
         }
     });
     scene.world.run_until(STEPS, |_| *done.borrow() == 1).unwrap();
+}
+
+/// Each way to the array takes its turn, and a flush takes none.
+#[test]
+fn a_service_with_a_limit_lets_each_request_wait_for_its_turn() {
+    const SECOND: u64 = 1_000_000_000;
+    let mut scene = raid5(1, 1);
+    let done = spawn(&mut scene, 1, |_, volume, _, _| {
+        let rates = |requests, bytes| Rates { requests, bytes, burst: 0 };
+        let limit = Arc::new(RateLimit::new(rates(1, 0)));
+        let service = VolumeService::new(volume, |_| ()).with_limit(Arc::clone(&limit));
+        let act = async |service: &VolumeService, which: u32| {
+            let data = shard::zeroed(4096);
+            match which {
+                0 => service.write(0, data.freeze(), false).await,
+                1 => service.write_zeroes(0, 4096, false, false).await,
+                2 => service.discard(0, service.discard_granularity(), false).await,
+                3 => service.read(0, data).await.0,
+                _ => service.flush().await,
+            }
+        };
+        async move {
+            act(&service, 0).await.unwrap();
+            for which in 0..5 {
+                let asked = shard::now();
+                act(&service, which).await.unwrap();
+                let waited = shard::now() - asked > SECOND / 2;
+                assert_eq!(waited, which < 4, "{which} at a request per second");
+            }
+            for (which, waits) in [(0, true), (1, true), (2, false), (3, true), (4, false)] {
+                limit.set(rates(0, 4096));
+                act(&service, which).await.unwrap();
+                let asked = shard::now();
+                act(&service, which).await.unwrap();
+                assert_eq!(shard::now() - asked > SECOND / 2, waits, "{which} at a block per second");
+            }
+            // What waits for an hour goes when there is no limit any more, or a higher one.
+            for higher in [Rates::default(), rates(1000, 0)] {
+                limit.set(rates(0, 1));
+                act(&service, 0).await.unwrap();
+                let mut waiting = pin!(act(&service, 0));
+                assert!(shard::timeout(10 * SECOND, waiting.as_mut()).await.is_none());
+                assert_eq!(limit.waiting(), 1);
+                limit.set(higher);
+                shard::timeout(SECOND, waiting).await.expect("it still waits").unwrap();
+                assert_eq!(limit.waiting(), 0);
+            }
+        }
+    });
+    scene.world.run_until(STEPS * 10, |_| *done.borrow() == 1).unwrap();
 }
