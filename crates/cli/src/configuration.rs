@@ -1,6 +1,7 @@
 //! The configuration as commands use it: read, and its options checked as the command line of `serve` checks
 //! them.
 
+mod mounts;
 #[cfg(test)]
 mod page;
 pub mod units;

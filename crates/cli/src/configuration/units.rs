@@ -1,7 +1,8 @@
 //! `pinstripe config units`: what systemd should know of the configured arrays, written by its generator.
 //!
 //! The unit `pinstripe@.service` of the package serves any array. What depends on the array is a file beside
-//! it: which devices and files its members are, what the server needs of the kernel, and its secrets.
+//! it: which devices and files its members are, what the server needs of the kernel, and its secrets. What
+//! depends on the file systems on it is a file beside the units of their mounts (`mounts.rs`).
 
 use std::{
     collections::BTreeSet,
@@ -12,7 +13,7 @@ use std::{
 
 use pinstripe_config::{Array, Configuration, Setting, Value, is_server};
 
-use super::load;
+use super::{load, mounts};
 use crate::{command_line::ConfigUnitsArguments, failure::Failure};
 
 /// Where the package has its units.
@@ -53,7 +54,9 @@ enum Generated {
 /// `pinstripe config units`.
 pub fn run(arguments: &ConfigUnitsArguments) -> Result<(), Failure> {
     let configuration = load(arguments.configuration.config.as_deref())?;
-    let (files, remarks) = generated(&configuration);
+    let (mut files, remarks) = generated(&configuration);
+    let mounts = mounts::mounts(&mounts::table(), &configuration);
+    files.extend(mounts.into_iter().map(|mount| beside(&mount.unit, mount.more())));
     for remark in remarks {
         eprintln!("pinstripe: {remark}");
     }
@@ -109,10 +112,14 @@ fn generated(configuration: &Configuration) -> (Vec<Generated>, Vec<String>) {
             let path = Path::new(&format!("{TARGET}.wants")).join(&unit);
             files.push(Generated::Link { path, target: Path::new(UNITS).join("pinstripe@.service") });
         }
-        let path = Path::new(&format!("{unit}.d")).join("50-pinstripe.conf");
-        files.push(Generated::Text { path, text: more(entry) });
+        files.push(beside(&unit, more(entry)));
     }
     (files, remarks)
+}
+
+/// A file that says more of a unit.
+fn beside(unit: &str, text: String) -> Generated {
+    Generated::Text { path: Path::new(&format!("{unit}.d")).join("50-pinstripe.conf"), text }
 }
 
 /// What an array's unit says beside what all say.

@@ -12,6 +12,9 @@ use serde::{Deserialize, Serialize};
 /// Seconds for which an array may be without a server before that is told: members come late at a boot.
 const UNSERVED_SECONDS: u64 = 60;
 
+/// Seconds after which a start is told of: a replay takes long, and so does a device that hangs.
+const STARTING_SECONDS: u64 = 600;
+
 /// By what an alert is told from others.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Subject {
@@ -54,6 +57,14 @@ pub fn of(status: &ArrayStatus, detail: Option<&Detail>) -> Vec<(Subject, String
         "waiting" | "failed" if status.seconds >= UNSERVED_SECONDS || status.failures > 1 => {
             add("NotServed", "", format!("the array is not served: {why}"));
         }
+        "starting" if status.seconds >= STARTING_SECONDS => {
+            let minutes = status.seconds / 60;
+            add(
+                "NotServed",
+                "",
+                format!("its server is being started, and is not ready after {minutes} minutes"),
+            );
+        }
         "silent" => add("Silent", "", why),
         _ => {}
     }
@@ -92,9 +103,37 @@ pub fn of(status: &ArrayStatus, detail: Option<&Detail>) -> Vec<(Subject, String
     all
 }
 
-/// Which kinds need an answer of the array's server to be over.
-fn needs_detail(kind: &str) -> bool {
-    matches!(kind, "Failed" | "Degraded" | "JournalFailed" | "BadSectors")
+/// What was asked about an array.
+///
+/// An alert is over if what tells of it was asked, and doesn't tell it any more: a daemon that has just begun
+/// knows nothing yet.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    pub server: Server,
+    /// Its disks have said how they are.
+    pub disks: bool,
+    /// What its last check has found is known.
+    pub check: bool,
+}
+
+/// What is known of an array's server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Server {
+    Answers,
+    /// A person has ended it.
+    Stopped,
+    Unknown,
+}
+
+impl Asked {
+    fn settles(self, kind: &str) -> bool {
+        match kind {
+            "NotServed" => self.server != Server::Unknown,
+            "DiskFailing" => self.disks,
+            "Mismatch" => self.check,
+            _ => self.server == Server::Answers,
+        }
+    }
 }
 
 /// The alerts that aren't over.
@@ -102,18 +141,18 @@ fn needs_detail(kind: &str) -> bool {
 pub struct Book(BTreeMap<Subject, Open>);
 
 impl Book {
-    /// What is new and what is over, of one array. `answers`: its server does.
+    /// What is new and what is over, of one array.
     pub fn update(
         &mut self,
         array: &str,
         current: Vec<(Subject, String)>,
-        answers: bool,
+        asked: Asked,
         now: u64,
     ) -> Vec<Tell> {
         let mut told = Vec::new();
         let is_over = |subject: &Subject| {
             subject.array == array
-                && (answers || !needs_detail(&subject.kind))
+                && asked.settles(&subject.kind)
                 && !current.iter().any(|(current, _)| current == subject)
         };
         let over: Vec<Subject> = self.0.keys().filter(|subject| is_over(subject)).cloned().collect();
@@ -166,6 +205,9 @@ impl Book {
 mod tests {
     use super::*;
 
+    const NONE: Asked = Asked { server: Server::Unknown, disks: false, check: false };
+    const ALL: Asked = Asked { server: Server::Answers, disks: true, check: true };
+
     fn status(state: &str, seconds: u64) -> ArrayStatus {
         ArrayStatus {
             array: "data".into(),
@@ -191,28 +233,56 @@ mod tests {
         let mut book = Book::default();
         assert!(of(&status("waiting", 59), None).is_empty(), "members come late");
         let waits = of(&status("waiting", 60), None);
-        assert_eq!(kinds(&book.update("data", waits.clone(), false, 7)), [("NotServed", false)]);
-        assert!(book.update("data", waits, false, 8).is_empty());
+        assert_eq!(kinds(&book.update("data", waits.clone(), NONE, 7)), [("NotServed", false)]);
+        assert!(book.update("data", waits, NONE, 8).is_empty());
         assert_eq!(book.status()[0].since, 7);
         let again = Book::of_json(&book.to_json());
         assert_eq!(again, book, "it outlives the daemon");
-        let cleared = book.update("data", of(&status("serving", 0), None), true, 9);
+        let cleared = book.update("data", of(&status("serving", 0), None), ALL, 9);
         assert_eq!(kinds(&cleared), [("NotServed", true)]);
-        assert!(book.update("data", Vec::new(), true, 10).is_empty());
+        assert!(book.update("data", Vec::new(), ALL, 10).is_empty());
     }
 
     #[test]
     fn what_only_the_server_knows_is_not_over_while_it_is_silent() {
         let mut book = Book::default();
         let degraded = Subject { array: "data".into(), kind: "Degraded".into(), device: String::new() };
-        book.update("data", vec![(degraded.clone(), "slot 1".into())], true, 1);
-        assert_eq!(
-            kinds(&book.update("data", of(&status("silent", 1), None), false, 2)),
-            [("Silent", false)]
-        );
-        let back = book.update("data", vec![(degraded, "slot 1".into())], true, 3);
+        book.update("data", vec![(degraded.clone(), "slot 1".into())], ALL, 1);
+        assert_eq!(kinds(&book.update("data", of(&status("silent", 1), None), NONE, 2)), [("Silent", false)]);
+        let back = book.update("data", vec![(degraded, "slot 1".into())], ALL, 3);
         assert_eq!(kinds(&back), [("Silent", true)]);
-        assert_eq!(kinds(&book.update("data", Vec::new(), true, 4)), [("Degraded", true)]);
+        assert_eq!(kinds(&book.update("data", Vec::new(), ALL, 4)), [("Degraded", true)]);
+    }
+
+    /// A daemon that has just begun has asked nothing, and has the book of the one before it.
+    #[test]
+    fn what_was_not_asked_about_yet_is_not_over() {
+        let kinds_of_all = [
+            ("NotServed", Asked { server: Server::Answers, ..NONE }),
+            ("NotServed", Asked { server: Server::Stopped, ..NONE }),
+            ("Silent", Asked { server: Server::Answers, ..NONE }),
+            ("BadSectors", Asked { server: Server::Answers, ..NONE }),
+            ("DiskFailing", Asked { disks: true, ..NONE }),
+            ("Mismatch", Asked { check: true, ..NONE }),
+        ];
+        for (kind, settled) in kinds_of_all {
+            let mut book = Book::default();
+            let subject = Subject { array: "data".into(), kind: kind.into(), device: String::new() };
+            book.update("data", vec![(subject, String::new())], ALL, 1);
+            let server =
+                if matches!(kind, "DiskFailing" | "Mismatch") { Server::Answers } else { Server::Unknown };
+            let others = Asked { server, disks: !settled.disks, check: !settled.check };
+            for asked in [NONE, others] {
+                assert!(book.update("data", Vec::new(), asked, 2).is_empty(), "{kind}: {asked:?}");
+            }
+            assert_eq!(kinds(&book.update("data", Vec::new(), settled, 3)), [(kind, true)]);
+        }
+    }
+
+    #[test]
+    fn a_start_that_does_not_end_is_told() {
+        assert!(of(&status("starting", 599), None).is_empty());
+        assert_eq!(of(&status("starting", 600), None)[0].0.kind, "NotServed");
     }
 
     #[test]
@@ -220,8 +290,8 @@ mod tests {
         let mut book = Book::default();
         let subject =
             |array: &str| Subject { array: array.into(), kind: "Degraded".into(), device: String::new() };
-        book.update("data", vec![(subject("data"), String::new())], true, 1);
-        assert!(book.update("other", Vec::new(), true, 1).is_empty());
+        book.update("data", vec![(subject("data"), String::new())], ALL, 1);
+        assert!(book.update("other", Vec::new(), ALL, 1).is_empty());
         book.forget(|array| array == "other");
         assert!(book.status().is_empty());
         assert_eq!(Book::of_json(b"{"), Book::default());

@@ -152,7 +152,7 @@ impl Daemon {
         let all_due = self.chores.visit.last.is_some_and(|last| now.saturating_sub(last) >= HEALTH);
         let patients = self.arrays.iter().filter_map(|(key, kept)| {
             let (health, control) = (kept.duties.health.unwrap_or_default(), kept.answering()?);
-            let is_due = health != Health::Off && (all_due || kept.disks.is_none());
+            let is_due = health != Health::Off && (all_due || !kept.visited);
             is_due.then(|| health::Patient { key: key.clone(), label: kept.label.clone(), control, health })
         });
         let patients: Vec<health::Patient> = patients.collect();
@@ -161,6 +161,11 @@ impl Daemon {
         }
         if all_due || self.chores.visit.last.is_none() {
             self.chores.visit.last = Some(now);
+        }
+        for patient in &patients {
+            if let Some(kept) = self.arrays.get_mut(&patient.key) {
+                kept.visited = true;
+            }
         }
         let sender = self.sender.clone();
         let spawned = threads::spawn("health", move || {
@@ -171,9 +176,10 @@ impl Daemon {
 
     pub fn visited(&mut self, (all, notes): health::Visit) {
         self.chores.visit.under_way = false;
-        for (key, disks) in all {
-            if let Some(kept) = self.arrays.get_mut(&key) {
-                kept.disks = Some(disks);
+        for said in all {
+            if let Some(kept) = self.arrays.get_mut(&said.key) {
+                let before = kept.disks.take().unwrap_or_default();
+                kept.disks = Some(said.over(before));
             }
         }
         self.tell(notes);
@@ -241,7 +247,7 @@ impl Daemon {
         let mut told = Vec::new();
         for kept in self.arrays.values() {
             let current = alerts::of(&kept.status(now), kept.detail.as_ref());
-            told.extend(self.chores.book.update(&kept.label, current, kept.detail.is_some(), moment));
+            told.extend(self.chores.book.update(&kept.label, current, kept.asked(), moment));
         }
         if told.is_empty() {
             return;

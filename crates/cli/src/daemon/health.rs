@@ -49,25 +49,44 @@ pub struct Patient {
     pub health: Health,
 }
 
-/// What the disks of each array say, by its key, and what was done about it.
-pub type Visit = (Vec<(String, Vec<DiskHealth>)>, Vec<Note>);
+/// What the disks of an array say.
+#[derive(Debug)]
+pub struct Said {
+    pub key: String,
+    /// All of its devices that could be asked,
+    devices: Vec<String>,
+    /// and what those say that say anything.
+    disks: Vec<DiskHealth>,
+}
+
+impl Said {
+    /// With what is known from before of disks that say nothing now: one that sleeps isn't well for that.
+    pub fn over(self, before: Vec<DiskHealth>) -> Vec<DiskHealth> {
+        let says = |device: &String| self.disks.iter().any(|disk| disk.device == *device);
+        let is_kept = |disk: &DiskHealth| self.devices.contains(&disk.device) && !says(&disk.device);
+        let mut all: Vec<DiskHealth> = before.into_iter().filter(is_kept).collect();
+        all.extend(self.disks);
+        all
+    }
+}
+
+/// What the disks of those arrays say whose servers answer, and what was done about it.
+pub type Visit = (Vec<Said>, Vec<Note>);
 
 /// Asks the disks of all arrays.
 pub fn visit(patients: Vec<Patient>) -> Visit {
     let (mut all, mut notes) = (Vec::new(), Vec::new());
     for patient in patients {
-        let Ok((mut client, detail)) = detail(&patient.control) else {
-            // It is asked the next time.
-            all.push((patient.key, Vec::new()));
-            continue;
-        };
-        let disks: Vec<DiskHealth> = devices(&detail).into_iter().filter_map(ask).collect();
+        // One that doesn't answer is asked the next time.
+        let Ok((mut client, detail)) = detail(&patient.control) else { continue };
+        let devices = devices(&detail);
+        let disks: Vec<DiskHealth> = devices.iter().cloned().filter_map(ask).collect();
         if patient.health == Health::Replace
             && let Some((slot, disk)) = to_replace(&disks, &detail)
         {
             notes.push(replace(&mut client, slot, disk, &patient.label));
         }
-        all.push((patient.key, disks));
+        all.push(Said { key: patient.key, devices, disks });
     }
     (all, notes)
 }
@@ -208,6 +227,22 @@ mod tests {
 
     fn failing(value: &Value) -> Vec<String> {
         read("/dev/x".to_owned(), value).unwrap().failing
+    }
+
+    #[test]
+    fn a_disk_that_says_nothing_now_is_as_it_was_and_one_that_is_gone_is_none() {
+        let disk = |device: &str, failing: bool| DiskHealth {
+            device: device.to_owned(),
+            failing: failing.then(|| "x".to_owned()).into_iter().collect(),
+            temperature_celsius: None,
+            percentage_used: None,
+            media_errors: None,
+        };
+        let before = vec![disk("/dev/a", true), disk("/dev/b", true), disk("/dev/gone", true)];
+        let devices = ["/dev/a", "/dev/b", "/dev/c"].map(str::to_owned).to_vec();
+        let disks = vec![disk("/dev/b", false), disk("/dev/c", false)];
+        let now = Said { key: String::new(), devices, disks }.over(before);
+        assert_eq!(now, [disk("/dev/a", true), disk("/dev/b", false), disk("/dev/c", false)]);
     }
 
     #[test]

@@ -60,6 +60,7 @@ use signal_hook::{
 };
 
 use self::{
+    alerts::{Asked, Server},
     checks::{Checked, Record},
     chores::Chores,
     phase::{Action, Course, Ending, Phase},
@@ -144,7 +145,7 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
         http: None,
         look: Look::default(),
         chores: Chores::new(&state),
-        secretary: Secretary::new(state, log.clone())?,
+        secretary: Secretary::new(&state, &log)?,
         next_run: 0,
         stopping: false,
         sender,
@@ -190,7 +191,9 @@ struct Kept {
     record: Record,
     /// No check begins before.
     check_not_before: Duration,
-    /// What its disks said the last time; none until they were asked.
+    /// Its disks were asked how they are, or were to be.
+    visited: bool,
+    /// What they said the last time; none until they were asked.
     disks: Option<Vec<DiskHealth>>,
     /// What its server said the last time, if it did.
     detail: Option<Detail>,
@@ -278,10 +281,10 @@ impl Daemon {
         Ok(())
     }
 
-    /// Listens where the configuration says, if that isn't where it did `before`.
+    /// Listens where the configuration says, if that isn't where it did `before`, or didn't.
     fn serve_http(&mut self, before: Option<SocketAddr>) -> Result<(), Failure> {
         let wanted = self.configuration.metrics_listen;
-        if before == wanted {
+        if before == wanted && self.http.is_some() == wanted.is_some() {
             return Ok(());
         }
         self.http = None;
@@ -376,6 +379,7 @@ impl Daemon {
                 duties: Duties::default(),
                 record: Record::default(),
                 check_not_before: now,
+                visited: false,
                 disks: None,
                 detail: None,
             });
@@ -618,6 +622,15 @@ impl Kept {
             Phase::Serving { control, silent: None, .. } => Some(control.clone()),
             _ => None,
         }
+    }
+
+    fn asked(&self) -> Asked {
+        let server = match self.course.phase {
+            Phase::Stopped { .. } => Server::Stopped,
+            _ if self.detail.is_some() => Server::Answers,
+            _ => Server::Unknown,
+        };
+        Asked { server, disks: self.disks.is_some(), check: self.uuid.is_some() }
     }
 
     fn status(&self, now: Duration) -> ArrayStatus {

@@ -1,5 +1,5 @@
-//! Keeps the history of events, and sends alerts: on a thread of its own, for disks and mail servers can
-//! hang.
+//! Keeps the history of events, and sends alerts: each on a thread of its own, for disks and mail servers can
+//! hang, and a mail server that does is no reason to lose events.
 
 use std::{
     fs,
@@ -54,29 +54,40 @@ pub enum Errand {
     Done(Sender<()>),
 }
 
-/// The thread's end. It is never waited for.
+/// The ends of the threads. They are never waited for.
 #[derive(Clone)]
-pub struct Secretary(Sender<Errand>);
+pub struct Secretary {
+    history: Sender<Errand>,
+    mail: Sender<Errand>,
+}
 
 impl Secretary {
     /// With the folder for what outlives the daemon.
-    pub fn new(folder: PathBuf, log: ServerLog) -> io::Result<Self> {
-        let (sender, errands) = channel();
-        threads::spawn("secretary", move || {
-            Office { folder, log, complained: false, waiting: Vec::new() }.work(&errands);
-        })?;
-        Ok(Self(sender))
+    pub fn new(folder: &Path, log: &ServerLog) -> io::Result<Self> {
+        let begin = |name| -> io::Result<Sender<Errand>> {
+            let (sender, errands) = channel();
+            let office = Office::new(folder.to_owned(), log.clone());
+            threads::spawn(name, move || office.work(&errands))?;
+            Ok(sender)
+        };
+        Ok(Self { history: begin("history")?, mail: begin("mail")? })
     }
 
     pub fn ask(&self, errand: Errand) {
-        let _ = self.0.send(errand);
+        let to = if matches!(errand, Errand::Keep { .. }) { &self.history } else { &self.mail };
+        let _ = to.send(errand);
     }
 
     /// Waits until what was asked for is done, but not for ever.
     pub fn finish(&self, limit: Duration) {
         let (done, wait) = channel();
-        self.ask(Errand::Done(done));
-        let _ = wait.recv_timeout(limit);
+        for to in [&self.history, &self.mail] {
+            let _ = to.send(Errand::Done(done.clone()));
+        }
+        drop(done);
+        let end = Instant::now() + limit;
+        // Until both have said so.
+        while wait.recv_timeout(end.saturating_duration_since(Instant::now())).is_ok() {}
     }
 }
 
@@ -96,15 +107,20 @@ enum Way {
     Webhook(String),
 }
 
+/// What one of the threads has.
 struct Office {
     folder: PathBuf,
     log: ServerLog,
-    /// It was said that the history can't be kept.
+    /// It was said that nothing can be kept.
     complained: bool,
     waiting: Vec<Delivery>,
 }
 
 impl Office {
+    fn new(folder: PathBuf, log: ServerLog) -> Self {
+        Self { folder, log, complained: false, waiting: Vec::new() }
+    }
+
     fn work(mut self, errands: &Receiver<Errand>) {
         loop {
             match errands.recv_timeout(TICK) {
@@ -361,10 +377,38 @@ mod tests {
     }
 
     #[test]
+    fn events_are_kept_while_an_alert_is_being_sent() {
+        let folder = tempfile::tempdir().unwrap();
+        let secretary = Secretary::new(folder.path(), &ServerLog::new(true, "daemon").unwrap()).unwrap();
+        let (program, go_on) = (folder.path().join("program"), folder.path().join("go-on"));
+        let wait = format!("#!/bin/sh\nwhile [ ! -e {} ]; do sleep 0.1; done\n", go_on.display());
+        fs::write(&program, wait).unwrap();
+        fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        secretary.ask(Errand::Send(tell("x", false), Alerts { program: Some(program), ..Alerts::default() }));
+        secretary.ask(Errand::Book(b"[]".to_vec()));
+        let event = Event {
+            number: 1,
+            time: 2,
+            event: "Fail".into(),
+            device: None,
+            alarming: true,
+            message: "m".into(),
+        };
+        secretary.ask(Errand::Keep { array: "data".into(), event });
+        secretary.finish(Duration::from_secs(1));
+        let kept = fs::read_to_string(folder.path().join(HISTORY)).unwrap();
+        assert!(kept.contains("\"Fail\""), "{kept}");
+        assert!(!folder.path().join(ALERTS).exists(), "it is in the book before it was sent");
+        fs::write(go_on, "").unwrap();
+        secretary.finish(Duration::from_mins(1));
+        assert!(folder.path().join(ALERTS).exists());
+    }
+
+    #[test]
     fn what_cannot_be_sent_is_sent_again_and_given_up_at_last() {
         let folder = tempfile::tempdir().unwrap();
         let log = ServerLog::new(true, "daemon").unwrap();
-        let mut office = Office { folder: folder.path().into(), log, complained: false, waiting: Vec::new() };
+        let mut office = Office::new(folder.path().into(), log);
         let program = folder.path().join("program");
         let put = |text: &str| {
             fs::write(&program, text).unwrap();
@@ -395,7 +439,7 @@ mod tests {
     fn the_history_has_two_files_of_a_bounded_size() {
         let folder = tempfile::tempdir().unwrap();
         let log = ServerLog::new(true, "daemon").unwrap();
-        let office = Office { folder: folder.path().into(), log, complained: false, waiting: Vec::new() };
+        let office = Office::new(folder.path().into(), log);
         let event = Event {
             number: 1,
             time: 2,

@@ -1,0 +1,178 @@
+//! File systems of /etc/fstab that are on arrays, as units of systemd.
+//!
+//! `x-systemd.requires=` would do, but for one thing: systemd starts a service that died anew as it would at
+//! a restart by hand, and stops what requires it before. It would unmount the file system, which needs the
+//! array, which waits for that. So the mount only wants the array, comes after it, and is stopped with it.
+
+use std::path::Path;
+
+use pinstripe_config::Configuration;
+
+use super::units;
+
+/// Where udev has the names of arrays that are block devices.
+const DEVICES: &str = "/dev/pinstripe/";
+
+/// A mount on an array: its unit, and that of the array.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Mount {
+    pub unit: String,
+    pub array: String,
+}
+
+impl Mount {
+    /// What the mount's unit says beside what systemd's own generator says.
+    pub fn more(&self) -> String {
+        let keys = ["Wants", "After", "StopPropagatedFrom"];
+        let lines = keys.map(|key| format!("{key}={}\n", self.array));
+        format!("# Of /etc/fstab\n[Unit]\n{}", lines.concat())
+    }
+}
+
+/// The mounts of a file system table that are on configured arrays.
+pub fn mounts(fstab: &str, configuration: &Configuration) -> Vec<Mount> {
+    let mount = |line: &str| {
+        let mut fields = line.split_whitespace();
+        let (device, place, kind) = (fields.next()?, fields.next()?, fields.next()?);
+        // A swap has no place, and the root is there before any generator.
+        let place = Some(decoded(place)).filter(|place| place.starts_with('/') && kind != "swap")?;
+        let array = array(&decoded(device), configuration)?;
+        Some(Mount { unit: unit_of(&place)?, array })
+    };
+    fstab.lines().filter_map(mount).collect()
+}
+
+/// The unit of the array that this device, or partition of one, is.
+fn array(device: &str, configuration: &Configuration) -> Option<String> {
+    let name = device.strip_prefix(DEVICES)?;
+    let disk = name.rsplit_once("-part").filter(|(_, number)| number.parse::<u32>().is_ok());
+    let named = |name: &str| {
+        let is_it =
+            |entry: &&pinstripe_config::Array| entry.name.as_deref().is_some_and(|full| of(full) == name);
+        configuration.arrays.iter().find(is_it).and_then(|entry| units::unit(configuration, entry))
+    };
+    named(name).or_else(|| named(disk?.0))
+}
+
+/// The name without the host.
+fn of(name: &str) -> &str {
+    name.rsplit_once(':').map_or(name, |(_, name)| name)
+}
+
+/// fstab writes spaces and the like as `\040`.
+fn decoded(field: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = field.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        let digits = after.get(..3).filter(|digits| digits.iter().all(|digit| (b'0'..b'8').contains(digit)));
+        let octal = digits.filter(|_| first == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
+        if let Some(byte) = octal.and_then(|octal| u8::from_str_radix(octal, 8).ok()) {
+            bytes.push(byte);
+            rest = &after[3..];
+        } else {
+            bytes.push(first);
+            rest = after;
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// systemd's name of the unit that mounts at a place. Nothing for the root.
+fn unit_of(place: &str) -> Option<String> {
+    let parts: Vec<String> =
+        place.split('/').filter(|part| !part.is_empty() && *part != ".").map(escaped).collect();
+    let path = parts.join("-");
+    let path = path.strip_prefix('.').map_or(path.clone(), |rest| format!("\\x2e{rest}"));
+    (!path.is_empty()).then(|| format!("{path}.mount"))
+}
+
+fn escaped(part: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b":_.".contains(&byte);
+    part.bytes()
+        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("\\x{byte:02x}") })
+        .collect()
+}
+
+/// The table of this machine; empty if there is none.
+pub fn table() -> String {
+    std::fs::read(Path::new("/etc/fstab"))
+        .map_or_else(|_| String::new(), |text| String::from_utf8_lossy(&text).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::configuration::load;
+
+    fn found(fstab: &str) -> Vec<(String, String)> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pinstripe.toml");
+        let text = "[[array]]\nname = 'data'\n[[array]]\nname = 'host:net-part1'\n\
+            [[array]]\nname = 'a b'\nuuid = '6d41c174:a77e88e8:3d543c04:9a78354b'\n";
+        std::fs::write(&path, text).unwrap();
+        let mounts = mounts(fstab, &load(Some(&path)).unwrap());
+        mounts.into_iter().map(|mount| (mount.unit, mount.array)).collect()
+    }
+
+    #[track_caller]
+    fn is(line: &str, unit: &str, array: &str) {
+        assert_eq!(found(line), [(unit.to_owned(), format!("pinstripe@{array}.service"))], "{line}");
+    }
+
+    #[test]
+    fn mounts_on_arrays_are_found_by_their_devices() {
+        is("/dev/pinstripe/data /srv ext4 defaults 0 2", "srv.mount", "data");
+        is("\t/dev/pinstripe/data\t/srv/data/\text4", "srv-data.mount", "data");
+        is("/dev/pinstripe/data-part12 /srv ext4", "srv.mount", "data");
+        is("/dev/pinstripe/net-part1 /srv ext4", "srv.mount", "host:net-part1");
+        is("/dev/pinstripe/net-part1-part2 /srv ext4", "srv.mount", "host:net-part1");
+        let uuid = "6d41c174:a77e88e8:3d543c04:9a78354b";
+        is("/dev/pinstripe/a\\040b /srv ext4", "srv.mount", uuid);
+        assert_eq!(
+            found("/dev/pinstripe/data /a xfs\n# /dev/pinstripe/data /b xfs\n/dev/pinstripe/data /c xfs\n")
+                .len(),
+            2
+        );
+        for other in [
+            "",
+            "/dev/pinstripe/data",
+            "/dev/pinstripe/other /srv ext4",
+            "/dev/pinstripe/data-partx /srv ext4",
+            "/dev/md0 /srv ext4",
+            "LABEL=data /srv ext4",
+            "#/dev/pinstripe/data /srv ext4",
+            "/dev/pinstripe/data none swap sw 0 0",
+            "/dev/pinstripe/data /srv swap sw 0 0",
+            "/dev/pinstripe/data / ext4",
+        ] {
+            assert_eq!(found(other), [], "{other}");
+        }
+    }
+
+    /// As `systemd-escape --path --suffix=mount` prints them.
+    #[test]
+    fn places_have_the_names_that_systemd_gives_them() {
+        for (place, unit) in [
+            ("/srv/my-data", "srv-my\\x2ddata.mount"),
+            ("//srv//./x/", "srv-x.mount"),
+            ("/srv/a b", "srv-a\\x20b.mount"),
+            ("/srv/ä", "srv-\\xc3\\xa4.mount"),
+            ("/.hidden/.x", "\\x2ehidden-.x.mount"),
+            ("/a:b_c.d", "a:b_c.d.mount"),
+        ] {
+            assert_eq!(unit_of(place).as_deref(), Some(unit), "{place}");
+        }
+        assert_eq!(decoded("a\\040b\\011c\\\\04\\"), "a b\tc\\\\04\\");
+    }
+
+    #[test]
+    fn a_mount_is_stopped_with_its_array_and_not_restarted() {
+        let mount = Mount { unit: String::new(), array: "pinstripe@data.service".to_owned() };
+        let more = mount.more();
+        assert!(more.contains("\nStopPropagatedFrom=pinstripe@data.service\n"), "{more}");
+        assert!(
+            !more.contains("Requires=") && !more.contains("BindsTo=") && !more.contains("PartOf="),
+            "{more}"
+        );
+    }
+}
