@@ -129,6 +129,9 @@ no_errors() {
     fi
     mounted /srv/data /dev/pinstripe/data
     mounted /srv/net /dev/pinstripe/net
+    # systemd tries to unmount what requires a server that it starts again; a mount that is in use is failed then.
+    n_results=$(systemctl show --property Result --value srv-data.mount srv-net.mount)
+    [ -z "$(echo "$n_results" | grep -vx -e success -e '')" ] || die "systemd wanted to unmount what is in use: $n_results"
 }
 
 # files: the names of all files of the root file system, but for those that come by themselves.

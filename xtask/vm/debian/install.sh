@@ -30,8 +30,8 @@ systemctl daemon-reload && systemctl start pinstripe@data pinstripe@net || die "
 mkfs.ext4 -q /dev/pinstripe/data || die "mkfs.ext4"
 mkfs.xfs -q /dev/pinstripe/net || die "mkfs.xfs"
 cat >>/etc/fstab <<'FSTAB'
-/dev/pinstripe/data /srv/data ext4 defaults,nofail,x-systemd.requires=pinstripe@data.service 0 2
-/dev/pinstripe/net /srv/net xfs defaults,nofail,_netdev,x-systemd.requires=pinstripe@net.service 0 2
+/dev/pinstripe/data /srv/data ext4 defaults,nofail 0 2
+/dev/pinstripe/net /srv/net xfs defaults,nofail,_netdev 0 2
 FSTAB
 systemctl daemon-reload && mount /srv/data && mount /srv/net || die "mount"
 for place in data net; do

@@ -23,6 +23,14 @@ for round in 1 2 3; do
     progress "after the server's death, round $round"
 done
 end_load
+say "kill -9 of a server whose file system rests, with writes that are only in memory"
+server=$(main_pid pinstripe@net)
+cp -a /usr/bin/perl /srv/net/idle || die "write"
+kill -KILL "$server"
+until_true 30 "the server is not started again at rest" is_another pinstripe@net "$server"
+sync -f /srv/net || die "sync"
+cmp /usr/bin/perl /srv/net/idle || die "the file differs"
+no_errors
 until_true 120 "a member was lost with the server" in_sync data 4
 only_md0
 out step server-killed
@@ -50,8 +58,8 @@ only_md0
 out step put-back
 
 say "what is stopped stays stopped, until it is wanted"
-umount /srv/net || die "umount"
 systemctl stop pinstripe@net || die "stop"
+! mountpoint -q /srv/net || die "it is still mounted"
 # udev looks at members when they are closed.
 udevadm settle
 sleep 3

@@ -1,8 +1,9 @@
 //! File systems of /etc/fstab that are on arrays, as units of systemd.
 //!
-//! `x-systemd.requires=` would do, but for one thing: systemd starts a service that died anew as it would at
-//! a restart by hand, and stops what requires it before. It would unmount the file system, which needs the
-//! array, which waits for that. So the mount only wants the array, comes after it, and is stopped with it.
+//! When a service dies that is to be started again, systemd stops what requires it or has its stop passed
+//! on (`Requires=`, `BindsTo=`, `PartOf=`, `StopPropagatedFrom=`). It would unmount the file system, which
+//! needs the array, which waits for that. So a mount only wants its array and comes after it. What a person
+//! stops is unmounted by a command of the array's unit.
 
 use std::path::Path;
 
@@ -23,10 +24,22 @@ pub struct Mount {
 impl Mount {
     /// What the mount's unit says beside what systemd's own generator says.
     pub fn more(&self) -> String {
-        let keys = ["Wants", "After", "StopPropagatedFrom"];
-        let lines = keys.map(|key| format!("{key}={}\n", self.array));
+        let lines = ["Wants", "After"].map(|key| format!("{key}={}\n", self.array));
         format!("# Of /etc/fstab\n[Unit]\n{}", lines.concat())
     }
+}
+
+/// How a unit with these mounts is stopped, as lines of it. If its server has died, `MAINPID` is not set, and
+/// the mounts wait for the next one.
+pub fn stop(mounts: &[&Mount]) -> String {
+    let words: Vec<String> =
+        mounts.iter().map(|mount| mount.unit.replace('\\', "\\\\").replace('%', "%%")).collect();
+    format!(
+        "ExecStop=\n\
+         ExecStop=+-/bin/sh -c 'test -z \"$MAINPID\" || exec systemctl stop \"$@\"' sh {}\n\
+         ExecStop=-/usr/bin/pinstripe stop --wait 80 %i",
+        words.join(" ")
+    )
 }
 
 /// The mounts of a file system table that are on configured arrays.
@@ -166,13 +179,21 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_is_stopped_with_its_array_and_not_restarted() {
-        let mount = Mount { unit: String::new(), array: "pinstripe@data.service".to_owned() };
+    fn a_mount_is_not_stopped_when_its_server_dies() {
+        let mount =
+            Mount { unit: "srv-my\\x2ddata.mount".to_owned(), array: "pinstripe@data.service".to_owned() };
         let more = mount.more();
-        assert!(more.contains("\nStopPropagatedFrom=pinstripe@data.service\n"), "{more}");
-        assert!(
-            !more.contains("Requires=") && !more.contains("BindsTo=") && !more.contains("PartOf="),
-            "{more}"
+        assert_eq!(
+            more,
+            "# Of /etc/fstab\n[Unit]\nWants=pinstripe@data.service\nAfter=pinstripe@data.service\n"
         );
+        let stop = stop(&[&mount, &mount]);
+        assert!(
+            stop.starts_with("ExecStop=\nExecStop=+-/bin/sh -c 'test -z \"$MAINPID\" || exec "),
+            "{stop}"
+        );
+        assert!(stop.contains("sh srv-my\\\\x2ddata.mount srv-my\\\\x2ddata.mount\n"), "{stop}");
+        let unit = include_str!("../../../../packaging/systemd/pinstripe@.service");
+        assert!(unit.contains(stop.lines().last().unwrap()), "it is stopped as the package's unit is");
     }
 }

@@ -13,7 +13,10 @@ use std::{
 
 use pinstripe_config::{Array, Configuration, Setting, Value, is_server};
 
-use super::{load, mounts};
+use super::{
+    load,
+    mounts::{self, Mount},
+};
 use crate::{command_line::ConfigUnitsArguments, failure::Failure};
 
 /// Where the package has its units.
@@ -54,9 +57,7 @@ enum Generated {
 /// `pinstripe config units`.
 pub fn run(arguments: &ConfigUnitsArguments) -> Result<(), Failure> {
     let configuration = load(arguments.configuration.config.as_deref())?;
-    let (mut files, remarks) = generated(&configuration);
-    let mounts = mounts::mounts(&mounts::table(), &configuration);
-    files.extend(mounts.into_iter().map(|mount| beside(&mount.unit, mount.more())));
+    let (files, remarks) = generated(&configuration, &mounts::table());
     for remark in remarks {
         eprintln!("pinstripe: {remark}");
     }
@@ -98,8 +99,9 @@ pub fn unit(configuration: &Configuration, entry: &Array) -> Option<String> {
 }
 
 /// All files, and what a person should know.
-fn generated(configuration: &Configuration) -> (Vec<Generated>, Vec<String>) {
+fn generated(configuration: &Configuration, fstab: &str) -> (Vec<Generated>, Vec<String>) {
     let (mut files, mut remarks) = (Vec::new(), Vec::new());
+    let mounts = mounts::mounts(fstab, configuration);
     for entry in &configuration.arrays {
         let Some(unit) = unit(configuration, entry) else {
             remarks.push(format!(
@@ -112,8 +114,11 @@ fn generated(configuration: &Configuration) -> (Vec<Generated>, Vec<String>) {
             let path = Path::new(&format!("{TARGET}.wants")).join(&unit);
             files.push(Generated::Link { path, target: Path::new(UNITS).join("pinstripe@.service") });
         }
-        files.push(beside(&unit, more(entry)));
+        let own: Vec<&Mount> = mounts.iter().filter(|mount| mount.array == unit).collect();
+        let stop = if own.is_empty() { String::new() } else { mounts::stop(&own) + "\n" };
+        files.push(beside(&unit, more(entry) + &stop));
     }
+    files.extend(mounts.iter().map(|mount| beside(&mount.unit, mount.more())));
     (files, remarks)
 }
 
@@ -173,7 +178,7 @@ mod tests {
     }
 
     fn texts(text: &str) -> Vec<String> {
-        let (files, _) = generated(&configuration(text));
+        let (files, _) = generated(&configuration(text), "");
         let text = |file| match file {
             Generated::Text { text, .. } => Some(text),
             Generated::Link { .. } => None,
@@ -185,7 +190,7 @@ mod tests {
     fn each_array_has_a_unit_of_its_name_and_those_that_start_by_themselves_are_wanted() {
         let text = "[[array]]\nname = 'data'\n[[array]]\nname = 'host:my-home'\nauto = false\n\
             [[array]]\nname = 'a b'\n[[array]]\nname = 'a c'\nuuid = '6d41c174:a77e88e8:3d543c04:9a78354b'\n";
-        let (files, remarks) = generated(&configuration(text));
+        let (files, remarks) = generated(&configuration(text), "");
         let paths: Vec<String> = files
             .iter()
             .map(|file| match file {
@@ -207,6 +212,25 @@ mod tests {
             ]
         );
         assert!(remarks.len() == 1 && remarks[0].contains("give its uuid"), "{remarks:?}");
+    }
+
+    #[test]
+    fn an_array_with_a_file_system_is_unmounted_before_it_is_stopped() {
+        let fstab = "/dev/pinstripe/data /a ext4\n/dev/pinstripe/data-part1 /b ext4\n";
+        let text = "[[array]]\nname = 'data'\n[[array]]\nname = 'other'\n";
+        let (files, _) = generated(&configuration(text), fstab);
+        let of = |name: &str| {
+            let is_it =
+                |file: &&Generated| matches!(file, Generated::Text { path, .. } if path.starts_with(name));
+            let Some(Generated::Text { text, .. }) = files.iter().find(is_it) else {
+                panic!("{name} is missing")
+            };
+            text.clone()
+        };
+        let data = of("pinstripe@data.service.d");
+        assert!(data.contains("[Service]\n") && data.contains(" sh a.mount b.mount\n"), "{data}");
+        assert!(!of("pinstripe@other.service.d").contains("ExecStop"));
+        assert_eq!(of("a.mount.d"), of("b.mount.d"));
     }
 
     #[test]
