@@ -243,9 +243,9 @@ fn for_package(text: &str) -> String {
         let file = target.split('#').next().unwrap_or_default();
         made.push_str(before);
         if file == RULES[0] {
-            made.push_str(&format!("]({})", RULES[1]));
+            made.extend(["](", RULES[1], ")"]);
         } else if file.is_empty() || file.contains("://") || DOCUMENTS.contains(&file) {
-            made.push_str(&format!("]({target})"));
+            made.extend(["](", target, ")"]);
         } else if let Some(opening) = made.rfind('[') {
             made.remove(opening);
         }
