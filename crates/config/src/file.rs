@@ -3,7 +3,7 @@
 use std::{fs, net::SocketAddr, ops::Range, os::unix::fs::MetadataExt, path::Path};
 
 use pinstripe_control::{place::stem, text::printable};
-use pinstripe_md::identity::Uuid;
+use pinstripe_md::identity::{Uuid, short_name};
 use pinstripe_runtime::trust::check_place;
 use toml::{
     Spanned,
@@ -317,7 +317,7 @@ impl File<'_> {
 
     fn name(&mut self, value: &Spanned<DeValue<'_>>) -> Option<String> {
         let Value::Text(name) = self.value("name", Kind::Text, value)? else { return None };
-        let short = name.split_once(':').map_or(name.as_str(), |(_, short)| short);
+        let short = short_name(&name);
         // Such a name is no file's, so it would be one of nothing that a person could ask for.
         if stem(short, "/") != short || stem(&name, "/") != name || name.len() > 32 {
             let what = "a name has 1 to 32 bytes, no '/', nothing that can't be seen, and doesn't begin \

@@ -24,7 +24,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use pinstripe_md::identity::Uuid;
+use pinstripe_md::identity::{Uuid, short_name};
 
 pub use members::{Expanded, expand, is_server};
 
@@ -154,7 +154,7 @@ impl Array {
 
     /// Whether this is the array `uuid`, called `name`, which may have its host before it.
     pub fn is(&self, uuid: Uuid, name: &str) -> bool {
-        let short = name.split_once(':').map_or(name, |(_, short)| short);
+        let short = short_name(name);
         self.uuid.is_none_or(|own| own == uuid)
             && self.name.as_ref().is_none_or(|own| own == name || own == short)
     }

@@ -66,9 +66,13 @@ impl SetName {
 
     /// The part after `homehost:`, or the whole name if it has no host part.
     pub fn short(&self) -> String {
-        let full = self.to_string();
-        full.split_once(':').map_or(full.clone(), |(_, name)| name.to_owned())
+        short_name(&self.to_string()).to_owned()
     }
+}
+
+/// The part of an array's name after `homehost:`, or the whole name if it has no host part.
+pub fn short_name(full: &str) -> &str {
+    full.split_once(':').map_or(full, |(_, name)| name)
 }
 
 impl FromStr for SetName {

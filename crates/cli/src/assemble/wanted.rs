@@ -6,7 +6,7 @@ use std::{
 };
 
 use pinstripe_config::{Array, Configuration, Settings, duties::Duties, expand, is_server};
-use pinstripe_md::identity::Uuid;
+use pinstripe_md::identity::{Uuid, short_name};
 use pinstripe_runtime::uring::Storage;
 
 use crate::{
@@ -57,9 +57,8 @@ impl Wanted {
 
     /// Its name without the host, where one is known.
     pub fn name(&self) -> Option<String> {
-        let short = |name: &String| name.split_once(':').map_or(name.clone(), |(_, short)| short.to_owned());
         let found = self.found.as_ref().map(FoundArray::short_name);
-        found.or_else(|| self.entry.as_ref()?.name.as_ref().map(short))
+        found.or_else(|| self.entry.as_ref()?.name.as_ref().map(|name| short_name(name).to_owned()))
     }
 
     /// How long its members are waited for.

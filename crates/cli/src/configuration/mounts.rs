@@ -5,9 +5,8 @@
 //! needs the array, which waits for that. So a mount only wants its array and comes after it. What a person
 //! stops is unmounted by a command of the array's unit.
 
-use std::path::Path;
-
-use pinstripe_config::Configuration;
+use pinstripe_config::{Array, Configuration};
+use pinstripe_md::identity::short_name;
 
 use super::units;
 
@@ -60,16 +59,17 @@ fn array(device: &str, configuration: &Configuration) -> Option<String> {
     let name = device.strip_prefix(DEVICES)?;
     let disk = name.rsplit_once("-part").filter(|(_, number)| number.parse::<u32>().is_ok());
     let named = |name: &str| {
-        let is_it =
-            |entry: &&pinstripe_config::Array| entry.name.as_deref().is_some_and(|full| of(full) == name);
-        configuration.arrays.iter().find(is_it).and_then(|entry| units::unit(configuration, entry))
+        let is_it = |full: &String| in_dev(short_name(full)) == in_dev(name);
+        let has_it = |entry: &&Array| entry.name.as_ref().is_some_and(is_it);
+        configuration.arrays.iter().find(has_it).and_then(|entry| units::unit(configuration, entry))
     };
     named(name).or_else(|| named(disk?.0))
 }
 
-/// The name without the host.
-fn of(name: &str) -> &str {
-    name.rsplit_once(':').map_or(name, |(_, name)| name)
+/// A name as udev's rule makes it one of a file (`string_escape=replace`).
+fn in_dev(name: &str) -> String {
+    let stays = |c: char| c.is_ascii_alphanumeric() || "#+-.:=@_".contains(c) || !c.is_ascii();
+    name.chars().map(|c| if stays(c) { c } else { '_' }).collect()
 }
 
 /// fstab writes spaces and the like as `\040`.
@@ -108,8 +108,8 @@ fn escaped(part: &str) -> String {
 
 /// The table of this machine; empty if there is none.
 pub fn table() -> String {
-    std::fs::read(Path::new("/etc/fstab"))
-        .map_or_else(|_| String::new(), |text| String::from_utf8_lossy(&text).into_owned())
+    let text = std::fs::read("/etc/fstab").unwrap_or_default();
+    String::from_utf8_lossy(&text).into_owned()
 }
 
 #[cfg(test)]
@@ -141,6 +141,7 @@ mod tests {
         is("/dev/pinstripe/net-part1-part2 /srv ext4", "srv.mount", "host:net-part1");
         let uuid = "6d41c174:a77e88e8:3d543c04:9a78354b";
         is("/dev/pinstripe/a\\040b /srv ext4", "srv.mount", uuid);
+        is("/dev/pinstripe/a_b /srv ext4", "srv.mount", uuid);
         assert_eq!(
             found("/dev/pinstripe/data /a xfs\n# /dev/pinstripe/data /b xfs\n/dev/pinstripe/data /c xfs\n")
                 .len(),
