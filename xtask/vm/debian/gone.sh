@@ -2,9 +2,11 @@
 . /job/lib.sh
 . /job/debian.sh
 booted
-[ "$(grep -c '^md.*active raid5' /proc/mdstat)" = 2 ] || die "mdadm does not assemble our arrays: $(cat /proc/mdstat)"
+# Until it is written, an array of which mdadm.conf says nothing is auto-read-only, and its name has a number.
+[ "$(grep -c '^md[0-9]* : active \((auto-read-only) \)*raid5 ' /proc/mdstat)" = 2 ] ||
+    die "mdadm does not assemble our arrays: $(cat /proc/mdstat)"
 for place in data net; do
-    mount -o ro "/dev/md/$place" /srv/$place || mount -o ro "/dev/md/debian:$place" /srv/$place || die "$place: $(ls /dev/md)"
+    mount -o ro "/dev/md/${place}_0" /srv/$place || die "$place: $(ls /dev/md)"
 done
 same_files
 for md in /sys/block/md*/md; do
