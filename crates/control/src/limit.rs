@@ -4,6 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::size::ByteSize;
 
+/// Seconds that can be saved up, unless told.
+pub const BURST_SECONDS: u32 = 1;
+
 /// Of `limit`; what isn't there stays as it is. All clients of the array share each limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

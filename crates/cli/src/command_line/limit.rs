@@ -1,7 +1,10 @@
 //! What clients of an array may ask for, as `serve` and `limit` are told.
 
 use clap::Args;
-use pinstripe_control::size::{BadSize, ByteSize};
+use pinstripe_control::{
+    limit::BURST_SECONDS,
+    size::{BadSize, ByteSize},
+};
 
 use super::ArrayArguments;
 
@@ -15,7 +18,7 @@ pub struct LimitOptions {
     #[arg(long, value_name = "SIZE", value_parser = rate)]
     pub limit_bandwidth: Option<ByteSize>,
     /// Seconds of what a limit allows that can be saved up while less is asked for
-    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=3600))]
+    #[arg(long, value_name = "SECONDS", default_value_t = BURST_SECONDS, value_parser = clap::value_parser!(u32).range(0..=3600))]
     pub limit_burst: u32,
 }
 

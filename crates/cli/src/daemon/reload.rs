@@ -10,7 +10,7 @@ use pinstripe_control::{
     JournalModeParameters,
     client::{Client, ClientError},
     daemon::{Change, Effect},
-    limit::LimitParameters,
+    limit::{BURST_SECONDS, LimitParameters},
     maintenance::SyncParameters,
     size::ByteSize,
 };
@@ -112,7 +112,9 @@ fn live(name: &str, settings: &Settings) -> Option<Live> {
         ("limit-iops" | "limit-bandwidth" | "limit-burst", _) => Some(Live::Limit(LimitParameters {
             iops: Some(number("limit-iops", 0)),
             bytes_per_second: Some(number("limit-bandwidth", 0)),
-            burst_seconds: Some(u32::try_from(number("limit-burst", 1)).unwrap_or(u32::MAX)),
+            burst_seconds: Some(
+                u32::try_from(number("limit-burst", BURST_SECONDS.into())).unwrap_or(u32::MAX),
+            ),
         })),
         ("journal-mode", Some(Value::Text(mode))) => Some(Live::JournalMode(mode.clone())),
         _ => None,

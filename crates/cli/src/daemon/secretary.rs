@@ -350,6 +350,17 @@ mod tests {
         Tell { subject, open: Open { since: 5, message: message.into() }, cleared }
     }
 
+    fn event(message: &str) -> Event {
+        let (event, message) = ("Fail".to_owned(), message.to_owned());
+        Event { number: 1, time: 2, event, device: None, alarming: true, message }
+    }
+
+    /// Makes a program of a script.
+    fn put(program: &Path, script: &str) {
+        fs::write(program, script).unwrap();
+        fs::set_permissions(program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    }
+
     #[test]
     fn a_name_makes_no_header_of_a_mail() {
         let text = mail("root\nBcc: x", &tell("slot 1\n.\n", true));
@@ -364,9 +375,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join("out");
         let program = folder.path().join("program");
-        fs::write(&program, format!("#!/bin/sh\necho \"$1 $2 $4.\" >>{0}; cat >>{0}\n", out.display()))
-            .unwrap();
-        fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        put(&program, &format!("#!/bin/sh\necho \"$1 $2 $4.\" >>{0}; cat >>{0}\n", out.display()));
         Way::Program(program.clone()).send(&tell("x", false)).unwrap();
         let text = fs::read_to_string(&out).unwrap();
         assert!(text.starts_with("raised Degraded .\n{") && text.contains("\"since\":5"), "{text}");
@@ -382,19 +391,10 @@ mod tests {
         let secretary = Secretary::new(folder.path(), &ServerLog::new(true, "daemon").unwrap()).unwrap();
         let (program, go_on) = (folder.path().join("program"), folder.path().join("go-on"));
         let wait = format!("#!/bin/sh\nwhile [ ! -e {} ]; do sleep 0.1; done\n", go_on.display());
-        fs::write(&program, wait).unwrap();
-        fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        put(&program, &wait);
         secretary.ask(Errand::Send(tell("x", false), Alerts { program: Some(program), ..Alerts::default() }));
         secretary.ask(Errand::Book(b"[]".to_vec()));
-        let event = Event {
-            number: 1,
-            time: 2,
-            event: "Fail".into(),
-            device: None,
-            alarming: true,
-            message: "m".into(),
-        };
-        secretary.ask(Errand::Keep { array: "data".into(), event });
+        secretary.ask(Errand::Keep { array: "data".into(), event: event("m") });
         secretary.finish(Duration::from_secs(1));
         let kept = fs::read_to_string(folder.path().join(HISTORY)).unwrap();
         assert!(kept.contains("\"Fail\""), "{kept}");
@@ -410,22 +410,18 @@ mod tests {
         let log = ServerLog::new(true, "daemon").unwrap();
         let mut office = Office::new(folder.path().into(), log);
         let program = folder.path().join("program");
-        let put = |text: &str| {
-            fs::write(&program, text).unwrap();
-            fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        };
-        put("#!/bin/sh\nexit 1\n");
+        put(&program, "#!/bin/sh\nexit 1\n");
         let alerts = Alerts { program: Some(program.clone()), ..Alerts::default() };
         office.carry_out(Errand::Send(tell("x", false), alerts.clone()));
         assert_eq!(office.waiting.len(), 1);
         office.send_again();
         assert_eq!(office.waiting[0].tries, 1, "not yet");
-        put(&format!("#!/bin/sh\ntouch {}/told\n", folder.path().display()));
+        put(&program, &format!("#!/bin/sh\ntouch {}/told\n", folder.path().display()));
         office.waiting[0].not_before = Instant::now();
         office.send_again();
         assert!(office.waiting.is_empty() && folder.path().join("told").exists());
 
-        put("#!/bin/sh\nexit 1\n");
+        put(&program, "#!/bin/sh\nexit 1\n");
         office.carry_out(Errand::Send(tell("x", false), alerts));
         for tries in 1..=PAUSES.len() {
             assert_eq!(office.waiting[0].tries, tries);
@@ -440,14 +436,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let log = ServerLog::new(true, "daemon").unwrap();
         let office = Office::new(folder.path().into(), log);
-        let event = Event {
-            number: 1,
-            time: 2,
-            event: "Fail".into(),
-            device: None,
-            alarming: true,
-            message: "m".repeat(1 << 20),
-        };
+        let event = event(&"m".repeat(1 << 20));
         for _ in 0..10 {
             office.keep("data", &event).unwrap();
         }

@@ -43,6 +43,7 @@ const LINGER_NANOSECONDS: u64 = 2_000_000_000;
 const CLIENTS_LEAVE_NANOSECONDS: u64 = 2_000_000_000;
 /// Time that a client has to read an answer.
 const ANSWER_NANOSECONDS: u64 = 30_000_000_000;
+const STOPPING: &str = "the array is stopping";
 const RECEIVE_BYTES: usize = 4 << 10;
 
 /// Does what control connections ask for. Cheap to clone.
@@ -196,13 +197,17 @@ impl Inner {
         detail
     }
 
-    fn change_limit(&self, parameters: LimitParameters) -> Limit {
+    fn change_limit(&self, parameters: LimitParameters) -> Result<Limit, CallError> {
+        // The end waits for what is under way, so nothing may be held back any more.
+        if self.stopping.is_wanted() {
+            return Err(CallError::new(code::STOPPING, STOPPING));
+        }
         let changed = limit::change(&self.limit, parameters);
         let now = limit::now(&self.limit);
         if changed {
             self.journal.note(&format!("what clients may ask for was changed: {}", now.in_words()));
         }
-        now
+        Ok(now)
     }
 
     async fn execute(&self, command: Command) -> Result<Value, CallError> {
@@ -217,7 +222,7 @@ impl Inner {
                 .map_err(|error| refusal::failed(&error));
         }
         let array = self.array.borrow().clone();
-        let array = array.ok_or_else(|| CallError::new(code::STOPPING, "the array is stopping"))?;
+        let array = array.ok_or_else(|| CallError::new(code::STOPPING, STOPPING))?;
         let result = match command {
             Command::Version => serde_json::to_value(Version {
                 protocol: PROTOCOL,
@@ -263,7 +268,7 @@ impl Inner {
             Command::Sync(parameters) => serde_json::to_value(
                 maintenance::sync(&array, parameters).map_err(|error| refusal::sync(&error))?,
             ),
-            Command::Limit(parameters) => serde_json::to_value(self.change_limit(parameters)),
+            Command::Limit(parameters) => serde_json::to_value(self.change_limit(parameters)?),
             Command::Events(parameters) => serde_json::to_value(
                 maintenance::events(&array, parameters, &self.instance, &self.stopping).await,
             ),

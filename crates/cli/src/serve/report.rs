@@ -1,7 +1,9 @@
 //! The engine's state in the words of the control protocol.
 
-use pinstripe_control::detail::{Address, Bitmap, Detail, Failed, Journal, Member, MemberOffload, Sync};
-use pinstripe_control::limit::Limit;
+use pinstripe_control::{
+    detail::{Address, Bitmap, Detail, Failed, Journal, Member, MemberOffload, Sync},
+    limit::Limit,
+};
 use pinstripe_engine::{
     array::Array, events::SyncAction, maintenance::SyncProgress, status::detail::SlotDetail,
 };
