@@ -417,7 +417,10 @@ fn a_member_whose_disk_says_that_it_fails_is_replaced_by_a_spare() {
         &format!("[scan]\ndevices = [{list}]\n[[array]]\nname = 'data'\nshards = 1\nhealth = 'replace'\n"),
     );
     // A smartctl that knows of one bad disk.
-    let bad = format!("#!/bin/sh\nfor last; do :; done\n[ $last = {} ] && p=false || p=true\n", paths[1]);
+    let bad = format!(
+        "#!/bin/sh\nfor last; do :; done\necho $last >>@/asked\n[ $last = {} ] && p=false || p=true\n",
+        paths[1]
+    );
     configured.write(
         "bin/smartctl",
         &(bad + "echo '{\"smart_status\":{\"passed\":'$p'},\"temperature\":{\"current\":40}}'\n"),
@@ -445,6 +448,10 @@ fn a_member_whose_disk_says_that_it_fails_is_replaced_by_a_spare() {
         paths[1], paths[3]
     );
     assert!(daemon.log().contains(&told), "{}", daemon.log());
+    // What is done every half second would have been done.
+    thread::sleep(Duration::from_millis(1500));
+    let asked = fs::read_to_string(configured.world.path("asked")).unwrap();
+    assert_eq!(asked.lines().count(), 4, "each disk is asked once in an hour: {asked}");
     drop(daemon);
     configured.run(&["stop", "data"]).ok();
     assert_eq!(served.ended(), 0);
