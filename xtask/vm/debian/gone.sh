@@ -2,9 +2,14 @@
 . /job/lib.sh
 . /job/debian.sh
 booted
-# Until it is written, an array of which mdadm.conf says nothing is auto-read-only, and its name has a number.
-[ "$(grep -c '^md[0-9]* : active \((auto-read-only) \)*raid5 ' /proc/mdstat)" = 2 ] ||
-    die "mdadm does not assemble our arrays: $(cat /proc/mdstat)"
+# assembled: mdadm has both. Until it is written, an array of which mdadm.conf says nothing is auto-read-only, and its name has
+# a number.
+assembled() {
+    cat /proc/mdstat
+    [ "$(grep -c '^md[0-9]* : active \((auto-read-only) \)*raid5 ' /proc/mdstat)" = 2 ]
+}
+# udev has mdadm assemble them, disk by disk, and the boot doesn't wait for that.
+until_true 60 "mdadm does not assemble our arrays" assembled
 for place in data net; do
     mount -o ro "/dev/md/${place}_0" /srv/$place || die "$place: $(ls /dev/md)"
 done
