@@ -64,6 +64,11 @@ impl Outgoing {
         self.batch = Some(Batch { buffer, used: 0, held: 0, loose: 0 });
     }
 
+    /// Whether nothing waits to be sent.
+    pub fn is_empty(&self) -> bool {
+        self.ready.is_empty() && self.batch.as_ref().is_none_or(|batch| batch.used == 0)
+    }
+
     /// Bytes of messages that hold nothing.
     pub fn loose(&self) -> usize {
         self.loose

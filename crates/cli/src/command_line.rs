@@ -4,6 +4,7 @@ mod limit;
 mod maintenance;
 mod remote;
 mod service;
+mod tls;
 
 use std::{
     ffi::OsString,
@@ -28,6 +29,7 @@ pub use service::{
     ConfigurationArguments, DaemonArguments, ImportArguments, IncrementalArguments, ReleaseArguments,
     ReloadArguments, StartArguments, StatusArguments, Which,
 };
+pub use tls::{TlsChoice, TlsClients, TlsOptions};
 
 /// Parity RAID in user space, with the on-disk format of Linux MD.
 ///
@@ -391,9 +393,11 @@ pub struct ServeArguments {
     pub poll: bool,
     #[command(flatten)]
     pub remote: RemoteArguments,
-    /// Let --nbd tcp: and --nvme-tcp without --dhchap-hosts listen on any address, and give no warning on
-    /// loopback addresses. Every program that reaches the port can read and write everything. Nothing is
-    /// encrypted
+    #[command(flatten)]
+    pub tls: TlsOptions,
+    /// Let --nbd tcp: without TLS for certified clients and --nvme-tcp without --dhchap-hosts listen on any
+    /// address, and give no warning on loopback addresses. Every program that reaches the port can read and
+    /// write everything
     #[arg(long, visible_alias = "allow-unauthenticated")]
     pub allow_remote: bool,
     /// Make a new array of memory devices (mem:SIZE) first. Its data is lost when the server ends

@@ -75,7 +75,7 @@ const fn of_one(name: &'static str, kind: Kind) -> OptionKey {
 
 /// The options of `serve` that make sense for good. Those that are consents for once (`--force`, `--run`,
 /// `--takeover`) are none of them.
-pub const OPTIONS: [OptionKey; 29] = [
+pub const OPTIONS: [OptionKey; 33] = [
     of_one("nbd", Kind::List),
     anywhere("ublk", Kind::FlagOrNumber),
     of_one("vhost-user", Kind::Path),
@@ -83,6 +83,10 @@ pub const OPTIONS: [OptionKey; 29] = [
     of_one("nvme-tcp", Kind::Text),
     of_one("nqn", Kind::Text),
     anywhere("dhchap-hosts", Kind::Path),
+    anywhere("tls-certificates", Kind::Path),
+    anywhere("tls", Kind::Text),
+    anywhere("tls-clients", Kind::Text),
+    anywhere("tls-allow", Kind::List),
     anywhere("allow-remote", Kind::Flag),
     anywhere("read-only", Kind::Flag),
     anywhere("run-after", Kind::Number),

@@ -16,5 +16,6 @@ mod errno;
 pub mod fuse;
 pub mod nbd;
 mod pieces;
+pub mod tls;
 pub mod ublk;
 pub mod vhost_user;

@@ -12,6 +12,7 @@ use super::server::{self, Server, said};
 use crate::pattern::{self, BLOCK, Run};
 
 const GEOMETRY: Geometry = Geometry::new("c5", 5, 4, 64, "left-symmetric").with_members_of(64 << 20);
+const TLS_GEOMETRY: Geometry = Geometry::new("c6", 6, 5, 64, "left-symmetric").with_members_of(64 << 20);
 
 /// What nbdinfo must find, besides the size.
 const ABILITIES: &[&str] = &["can_flush", "can_fua", "can_trim", "can_zero", "can_cache", "can_multi_conn"];
@@ -28,6 +29,78 @@ pub fn all(lab: &Lab) -> Result<()> {
     server.wait_until_in_sync()?;
     server.check()?;
     server.stop()
+}
+
+/// libnbd's programs and QEMU's over TLS, with certificates made as docs/admin.md says, and without.
+pub fn tls(lab: &Lab) -> Result<()> {
+    let devices = TLS_GEOMETRY.make_members(lab)?;
+    server::create(lab, &TLS_GEOMETRY, &devices, &[])?;
+    let folder = lab.directory.join("tls");
+    let folder = folder.to_str().context("the lab's folder")?;
+    std::fs::create_dir(folder)?;
+    said(Command::new("sh").args(["-ec", certificates_script()?]).current_dir(folder))?;
+    let server = Server::start_with(lab, TLS_GEOMETRY.name, &devices, &["--tls-certificates", folder])?;
+    copy_in_tls(lab, &server, folder)?;
+
+    let plain = format!("nbd://127.0.0.1:{}", server.port);
+    let without = format!("nbds://127.0.0.1:{}", server.port);
+    for (uri, why) in [(plain, "without TLS"), (without, "without a certificate")] {
+        let output = Command::new("nbdinfo").arg(&uri).output()?;
+        ensure!(!output.status.success(), "nbdinfo came in {why}");
+    }
+    server.wait_until_in_sync()?;
+    server.check()?;
+    server.stop()
+}
+
+/// The commands of docs/admin.md that make certificates.
+fn certificates_script() -> Result<&'static str> {
+    let document = include_str!("../../../docs/admin.md");
+    let blocks = document.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next());
+    blocks
+        .into_iter()
+        .find(|block| block.contains("openssl req"))
+        .context("docs/admin.md makes no certificates")
+}
+
+/// Each of the two writes what the other one reads.
+fn copy_in_tls(lab: &Lab, server: &Server, folder: &str) -> Result<()> {
+    let size = server.client()?.size;
+    let uri = format!("nbds://localhost:{}/?tls-certificates={folder}", server.port);
+    let credentials = format!("tls-creds-x509,id=tls,endpoint=client,dir={folder}");
+    let image = format!("driver=nbd,host=localhost,port={},tls-creds=tls", server.port);
+    let answer: Value =
+        serde_json::from_slice(&said(Command::new("nbdinfo").arg("--json").arg(&uri))?.stdout)?;
+    ensure!(answer["TLS"] == true && answer["structured"] == true, "{answer}");
+    for (generation, writer) in [(1, "nbdcopy"), (2, "qemu-img")] {
+        let source = lab.sparse_file(&format!("source-{generation}.img"), size)?;
+        let runs = [Run::new(0..size / BLOCK as u64 / 2, generation), Run::new(9000..9001, 3)];
+        pattern::write(&mut pattern::open(&source, true)?, &runs)?;
+        if writer == "nbdcopy" {
+            said(Command::new("nbdcopy").arg("--flush").arg(&source).arg(&uri))?;
+            let compared = said(
+                Command::new("qemu-img")
+                    .args(["compare", "--object", &credentials, "--image-opts"])
+                    .arg(format!("driver=raw,file.driver=file,file.filename={}", source.display()))
+                    .arg(&image),
+            );
+            compared.context("qemu-img reads something else")?;
+        } else {
+            said(
+                Command::new("qemu-img")
+                    .args(["convert", "-n", "--object", &credentials, "--target-image-opts", "-f", "raw"])
+                    .arg(&source)
+                    .arg(&image),
+            )?;
+        }
+        let copy = lab.sparse_file("copy.img", size)?;
+        said(Command::new("nbdcopy").arg(&uri).arg(&copy))?;
+        pattern::verify(&mut pattern::open(&copy, false)?, size / BLOCK as u64, &runs)
+            .with_context(|| format!("what nbdcopy read after {writer}"))?;
+    }
+    let mut kept = server.client()?;
+    let runs = [Run::new(0..size / BLOCK as u64 / 2, 2), Run::new(9000..9001, 3)];
+    pattern::verify(&mut kept, size / BLOCK as u64, &runs).context("without TLS, by the unix socket")
 }
 
 fn ask_nbdinfo(server: &Server) -> Result<()> {

@@ -237,6 +237,11 @@ const SCENARIOS: &[Scenario] = &[
         run: clients::all,
     },
     Scenario {
+        name: "tls",
+        about: "NBD over TLS: nbdinfo, nbdcopy and qemu-img with certificates as docs/admin.md makes them, and without (no boot)",
+        run: clients::tls,
+    },
+    Scenario {
         name: "fio-verify",
         about: "fio with verification over NBD on every level, complete and degraded (no boot)",
         run: fio::verify,

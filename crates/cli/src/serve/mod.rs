@@ -33,6 +33,7 @@ mod refusal;
 mod report;
 mod service;
 mod stopping;
+mod tls;
 mod ublk;
 mod vhost_user;
 

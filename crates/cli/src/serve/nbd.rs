@@ -5,11 +5,12 @@ use std::{
     collections::BTreeMap,
     net::SocketAddr,
     path::Path,
+    rc::Rc,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use pinstripe_engine::io::service::VolumeService;
-use pinstripe_export::nbd::{Export, Server};
+use pinstripe_export::nbd::{Export, Security, Server, SessionEnd};
 use pinstripe_runtime::{
     ShardHandle,
     shard::{self, JoinHandle},
@@ -19,6 +20,8 @@ use pinstripe_runtime::{
 use super::{
     control_socket::absolute,
     front::{Accepting, Binding, Bound, FrontEnd, Identity, Kind, Service, Task},
+    journal::ServerLog,
+    tls::{self, Complaints, Tls},
 };
 use crate::{
     command_line::{NbdAddress, ServeArguments},
@@ -49,19 +52,25 @@ struct Nbd {
     /// Until connections are taken. A unix socket's file goes with its listener.
     listeners: RefCell<Vec<Listener>>,
     uris: Vec<String>,
+    /// To which every user of this machine can connect and write.
     ports: Vec<SocketAddr>,
+    tls: Option<Tls>,
+    /// Once the array is there.
+    log: Option<ServerLog>,
     clients: Arc<Mutex<Clients>>,
 }
 
 fn check(arguments: &ServeArguments) -> Result<(), Failure> {
+    tls::clients(&arguments.tls)?;
     for address in &arguments.nbd {
         if let NbdAddress::Tcp(address) = address
             && !address.ip().is_loopback()
             && !arguments.allow_remote
+            && !tls::is_authenticated(&arguments.tls)
         {
             return Err(Failure::usage(format!(
-                "{address} can be reached from other machines, and there is no encryption and no password yet: \
-                 use a loopback address, or --allow-remote on a network that you trust"
+                "{address} can be reached from other machines, and every program there could read and write everything: \
+                 use a loopback address, or TLS for certified clients (--tls-certificates), or --allow-remote on a network that you trust"
             )));
         }
     }
@@ -76,14 +85,17 @@ fn bind<'a>(arguments: &'a ServeArguments, identity: Identity<'a>) -> Binding<'a
         if addresses.is_empty() {
             addresses.push(NbdAddress::Unix(folder.join(format!("{stem}.nbd"))));
         }
-        let mut nbd = Nbd { name: name.to_owned(), ..Nbd::default() };
+        let tls = Tls::load(&arguments.tls).await?;
+        let secure = tls.as_ref().is_some_and(Tls::required);
+        let mut nbd = Nbd { name: name.to_owned(), tls, ..Nbd::default() };
         for address in addresses {
             let (listener, path) = match address {
                 NbdAddress::Unix(path) => (Listener::unix(&path)?, Some(path)),
                 NbdAddress::Tcp(address) => (listen(address).await?, None),
             };
-            nbd.uris.push(uri(name, &listener, path.as_deref()));
-            nbd.ports.extend(listener.tcp_address());
+            nbd.uris.push(uri(name, &listener, path.as_deref(), secure));
+            let open = listener.tcp_address().filter(|address| address.ip().is_loopback());
+            nbd.ports.extend(open.filter(|_| !tls::is_authenticated(&arguments.tls)));
             nbd.listeners.get_mut().push(listener);
         }
         Ok(Some(Box::new(nbd) as Bound))
@@ -97,7 +109,8 @@ impl FrontEnd for Nbd {
 
     fn open<'a>(&'a mut self, service: Service<'a>) -> Task<'a, Result<(), Failure>> {
         Box::pin(async move {
-            let Service { array, shards, .. } = service;
+            let Service { array, shards, journal } = service;
+            self.log = Some(journal.clone());
             for handle in shards {
                 let (array, name) = (array.clone(), self.name.clone());
                 let opened = handle.call(move || async move {
@@ -117,18 +130,25 @@ impl FrontEnd for Nbd {
     }
 
     fn loopback_ports(&self) -> Vec<SocketAddr> {
-        self.ports.iter().copied().filter(|address| address.ip().is_loopback()).collect()
+        self.ports.clone()
     }
 
     fn accept(&self, way: Accepting<'_>) -> Vec<JoinHandle<()>> {
-        let accept = |listener| {
-            let clients = Arc::clone(&self.clients);
+        let Some(log) = &self.log else { return Vec::new() };
+        let complaints = Complaints::new(log.clone());
+        let accept = |listener: Listener| {
+            let (clients, complaints, tls) =
+                (Arc::clone(&self.clients), complaints.clone(), self.tls.clone());
+            let by_tcp = listener.tcp_address().is_some();
             way.hand_out(listener, move |shard, connection| {
                 let client = Connected::new(&clients, &connection);
-                hand_over(shard, connection, client);
+                let security = tls.as_ref().map(|tls| tls.security(by_tcp)).unwrap_or_default();
+                hand_over(shard, connection, security, client, complaints.clone());
             })
         };
-        self.listeners.take().into_iter().map(accept).collect()
+        let accepting = self.listeners.take().into_iter().map(accept);
+        let watching = self.tls.iter().map(|tls| tls.watch(log.clone(), Rc::clone(way.stopping)));
+        accepting.chain(watching).collect()
     }
 
     fn clients(&self) -> Vec<String> {
@@ -151,14 +171,24 @@ impl FrontEnd for Nbd {
 }
 
 /// Gives a connection to a shard, where it lives from now on.
-fn hand_over(target: &ShardHandle, connection: Connection, client: Connected) {
+fn hand_over(
+    target: &ShardHandle,
+    connection: Connection,
+    security: Security,
+    client: Connected,
+    complaints: Complaints,
+) {
     target.send(move || {
         // Without a server it is closed: the array is stopping.
         let Some(server) = current() else { return };
         shard::spawn(async move {
             match connection.attach() {
                 Ok(stream) => {
-                    server.serve_and_tell(stream, || client.counts()).await;
+                    let counts = |secure| client.counts(secure);
+                    let end = server.serve_securely(stream, security, counts).await;
+                    if let SessionEnd::Insecure(why) = end {
+                        complaints.tell(&client.name, &why);
+                    }
                 }
                 Err(error) => eprintln!("pinstripe: a connection can't be used: {error}"),
             }
@@ -192,8 +222,9 @@ impl Connected {
     }
 
     /// From now on it counts.
-    fn counts(&self) {
-        lock(&self.clients).connections.insert(self.number, self.name.clone());
+    fn counts(&self, secure: bool) {
+        let name = if secure { format!("{} by TLS", self.name) } else { self.name.clone() };
+        lock(&self.clients).connections.insert(self.number, name);
     }
 }
 
@@ -223,10 +254,11 @@ pub(super) fn peer_name(peer: Peer) -> String {
 }
 
 /// The URI of the export `name`, as libnbd and QEMU read it.
-fn uri(name: &str, listener: &Listener, path: Option<&Path>) -> String {
+fn uri(name: &str, listener: &Listener, path: Option<&Path>, secure: bool) -> String {
     let name = escape(name);
     match (path, listener.tcp_address()) {
         (Some(path), _) => format!("nbd+unix:///{name}?socket={}", escape(&absolute(path))),
+        (None, Some(address)) if secure => format!("nbds://{address}/{name}"),
         (None, Some(address)) => format!("nbd://{address}/{name}"),
         (None, None) => String::new(),
     }

@@ -181,7 +181,7 @@ fn other_machines_are_let_in_only_when_that_is_asked_for() {
     let members = world.raid5(3);
     world
         .serve_refused(&["--nbd", "tcp:0.0.0.0:0"], &members)
-        .refused(64, &["no encryption", "--allow-remote"]);
+        .refused(64, &["--tls-certificates", "--allow-remote"]);
     world.serve(&["--nbd", "tcp:0.0.0.0:0", "--allow-remote"], &members);
 }
 

@@ -1,7 +1,7 @@
 //! One body for the fuzz target and for the property test: whatever the bytes and wherever they are cut, the
 //! core doesn't panic, comes to the same events and sends the same bytes.
 
-use super::{ExportInfo, Handshake, HandshakeEnd, Operation, Transmission, TransmissionEvent, wire};
+use super::{ExportInfo, Handshake, HandshakeEnd, Operation, Tls, Transmission, TransmissionEvent, wire};
 
 /// What a connection came to. Payload is collected by write, so that its fragmentation doesn't show.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -16,7 +16,7 @@ struct Trace {
 /// that every request is legal.
 ///
 /// The first byte chooses the fragments; if its top bit is set, the connection begins in the transmission
-/// phase.
+/// phase, else its lowest two choose what becomes of TLS. What comes in TLS follows as it is.
 ///
 /// # Panics
 ///
@@ -25,8 +25,10 @@ struct Trace {
 pub fn fuzz_nbd(data: &[u8]) {
     let Some((&mode, data)) = data.split_first() else { return };
     let exports = exports();
-    let whole = run(&exports, data, data.len().max(1), mode & 0x80 != 0);
-    let pieces = run(&exports, data, usize::from(mode & 0x7f).max(1), mode & 0x80 != 0);
+    let tls = [Tls::Unavailable, Tls::Offered, Tls::Required, Tls::Active][usize::from(mode & 3)];
+    let begin = (mode & 0x80 == 0).then_some(tls);
+    let whole = run(&exports, data, data.len().max(1), begin);
+    let pieces = run(&exports, data, usize::from(mode & 0x7f).max(1), begin);
     assert_eq!(whole, pieces, "fragmentation changed the outcome");
 }
 
@@ -42,14 +44,14 @@ fn exports() -> Vec<ExportInfo> {
     .collect()
 }
 
-fn run(exports: &[ExportInfo], data: &[u8], piece: usize, skip_handshake: bool) -> Trace {
+fn run(exports: &[ExportInfo], data: &[u8], piece: usize, begin: Option<Tls>) -> Trace {
     let mut trace = Trace::default();
     let mut rest = data;
-    if skip_handshake {
+    if let Some(tls) = begin {
+        rest = handshake(exports, Handshake::new(tls), data, piece, &mut trace);
+    } else {
         let negotiated = super::Negotiated { export: 0, structured: true, allocation: true };
         trace.handshake_end = Some(HandshakeEnd::Transmission(negotiated));
-    } else {
-        rest = handshake(exports, data, piece, &mut trace);
     }
     if let Some(HandshakeEnd::Transmission(negotiated)) = trace.handshake_end {
         let export = &exports[negotiated.export];
@@ -58,8 +60,13 @@ fn run(exports: &[ExportInfo], data: &[u8], piece: usize, skip_handshake: bool) 
     trace
 }
 
-fn handshake<'a>(exports: &[ExportInfo], data: &'a [u8], piece: usize, trace: &mut Trace) -> &'a [u8] {
-    let mut handshake = Handshake::new();
+fn handshake<'a>(
+    exports: &[ExportInfo],
+    mut handshake: Handshake,
+    data: &'a [u8],
+    piece: usize,
+    trace: &mut Trace,
+) -> &'a [u8] {
     let mut rest = data;
     while trace.handshake_end.is_none() && !rest.is_empty() {
         let step = handshake.receive(exports, &rest[..rest.len().min(piece)]);
@@ -67,6 +74,10 @@ fn handshake<'a>(exports: &[ExportInfo], data: &'a [u8], piece: usize, trace: &m
         rest = &rest[step.consumed..];
         trace.handshake_end = step.end;
         trace.sent.append(handshake.output());
+        if let Some(HandshakeEnd::StartTls) = step.end {
+            trace.handshake_end = None;
+            handshake = handshake.secured();
+        }
     }
     rest
 }

@@ -24,6 +24,20 @@ const OPTION_COUNT_MAX: u32 = 256;
 /// What the server offers; the client's flags have the same bits.
 const SERVER_FLAGS: u16 = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
 
+/// What becomes of STARTTLS, and of what comes without it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Tls {
+    /// The server has no TLS (`NOTLS`).
+    #[default]
+    Unavailable,
+    /// The client may begin it (`SELECTIVETLS`).
+    Offered,
+    /// The client must begin it before it says anything else (`FORCEDTLS`).
+    Required,
+    /// It has begun.
+    Active,
+}
+
 /// What both sides agreed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Negotiated {
@@ -40,6 +54,9 @@ pub struct Negotiated {
 pub enum HandshakeEnd {
     /// The transmission phase begins with the next byte.
     Transmission(Negotiated),
+    /// TLS begins with the next byte, once the output is sent. What the client says in it goes to
+    /// [`Handshake::secured`].
+    StartTls,
     /// The client left by ABORT.
     Aborted,
     /// The client must be cut off.
@@ -78,18 +95,19 @@ pub struct Handshake {
     structured: bool,
     /// The export for which `base:allocation` was selected last.
     context: Option<usize>,
+    tls: Tls,
     stopping: bool,
 }
 
 impl Default for Handshake {
     fn default() -> Self {
-        Self::new()
+        Self::new(Tls::default())
     }
 }
 
 impl Handshake {
     /// Begins; the greeting is in the output at once.
-    pub fn new() -> Self {
+    pub fn new(tls: Tls) -> Self {
         let greeting = Greeting {
             magic: GREETING_MAGIC.into(),
             option_magic: OPTION_MAGIC.into(),
@@ -103,7 +121,24 @@ impl Handshake {
             client_flags: 0,
             structured: false,
             context: None,
+            tls,
             stopping: false,
+        }
+    }
+
+    /// Goes on in TLS, which has begun. What the client negotiated without it is forgotten: someone between
+    /// the two may have said it.
+    pub fn secured(self) -> Self {
+        Self {
+            state: HandshakeState::Header,
+            gathered: Vec::new(),
+            output: Vec::new(),
+            options_left: self.options_left,
+            client_flags: self.client_flags,
+            structured: false,
+            context: None,
+            tls: Tls::Active,
+            stopping: self.stopping,
         }
     }
 
@@ -212,7 +247,10 @@ impl Handshake {
             | option::GO
             | option::STRUCTURED_REPLY
             | option::LIST_META_CONTEXT
-            | option::SET_META_CONTEXT => {
+            | option::SET_META_CONTEXT
+            | option::STARTTLS
+                if option != option::STARTTLS || self.tls != Tls::Unavailable =>
+            {
                 if length <= OPTION_BYTES_MAX {
                     HandshakeState::Data { option, length }
                 } else {
@@ -239,6 +277,13 @@ impl Handshake {
             self.replies(option).refuse(Refused::SHUTDOWN);
             return Ok(None);
         }
+        if self.tls == Tls::Required && !matches!(option, option::STARTTLS | option::ABORT) {
+            if option == option::EXPORT_NAME {
+                return Err(Violation::TlsRequired);
+            }
+            self.replies(option).refuse(Refused::TLS_REQUIRED);
+            return Ok(None);
+        }
         let answered = match option {
             option::EXPORT_NAME => return self.export_name(exports, data).map(Some),
             option::ABORT => {
@@ -254,7 +299,10 @@ impl Handshake {
             option::STRUCTURED_REPLY => self.structured_reply(data),
             option::LIST_META_CONTEXT => self.list_contexts(exports, data),
             option::SET_META_CONTEXT => self.set_context(exports, data),
-            // STARTTLS is among them: this server has no TLS yet.
+            option::STARTTLS => match self.start_tls(data) {
+                Ok(()) => return Ok(Some(HandshakeEnd::StartTls)),
+                Err(refused) => Err(refused),
+            },
             _ => Err(Refused::UNSUPPORTED),
         };
         if let Err(refused) = answered {
@@ -303,6 +351,17 @@ impl Handshake {
         }
         self.structured = true;
         self.replies(option::STRUCTURED_REPLY).acknowledge();
+        Ok(())
+    }
+
+    fn start_tls(&mut self, data: &[u8]) -> Result<(), Refused> {
+        match self.tls {
+            Tls::Unavailable => return Err(Refused::UNSUPPORTED),
+            Tls::Active => return Err(Refused::TLS_ACTIVE),
+            Tls::Offered | Tls::Required if !data.is_empty() => return Err(Refused::DATA),
+            Tls::Offered | Tls::Required => {}
+        }
+        self.replies(option::STARTTLS).acknowledge();
         Ok(())
     }
 
@@ -356,7 +415,13 @@ impl Handshake {
     }
 
     fn refusal(&self, refused: Refused) -> Refused {
-        if self.stopping { Refused::SHUTDOWN } else { refused }
+        if self.stopping {
+            Refused::SHUTDOWN
+        } else if self.tls == Tls::Required {
+            Refused::TLS_REQUIRED
+        } else {
+            refused
+        }
     }
 
     fn replies(&mut self, option: u32) -> OptionReplies<'_> {

@@ -13,19 +13,21 @@
 //! sending fails it closes at once; what is in flight then completes into nothing. Long requests without data
 //! look at [`Link::over`] now and then.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-use pinstripe_runtime::{Slice, Stream, shard};
+use pinstripe_runtime::{Buffer, Slice, Stream, shard};
 
 use pinstripe_block::budget::{Budget, Share};
 use pinstripe_block::mutants::{Mutant, active};
 use pinstripe_block::outgoing::{LOOSE_BYTES_MAX, Outgoing, send_whole};
 use pinstripe_block::wake::Wake;
+
+use crate::tls::{Acceptor, Session};
 
 /// Requests of one connection that may be in flight.
 pub(super) const REQUESTS_MAX: usize = 128;
@@ -40,9 +42,13 @@ const LINGER_NANOSECONDS: u64 = 10_000_000_000;
 /// A connection, as its tasks and the server see it.
 pub(super) struct Link<T: ?Sized> {
     pub stream: Rc<T>,
+    /// Since TLS has begun.
+    tls: OnceCell<Session>,
     outgoing: RefCell<Outgoing>,
     requests: Cell<usize>,
     share: Share,
+    /// The sender has taken a reply and hasn't sent it yet.
+    sending: Cell<bool>,
     receiving: Cell<bool>,
     /// The receiver has ended, and the client hadn't said that it leaves.
     abandoned: Cell<bool>,
@@ -58,9 +64,11 @@ impl<T: Stream + ?Sized> Link<T> {
     pub fn new(stream: Rc<T>, budget: Arc<Budget>) -> Self {
         Self {
             stream,
+            tls: OnceCell::new(),
             outgoing: RefCell::default(),
             requests: Cell::new(0),
             share: Share::new(budget),
+            sending: Cell::new(false),
             receiving: Cell::new(true),
             abandoned: Cell::new(false),
             stopping: Cell::new(false),
@@ -68,6 +76,40 @@ impl<T: Stream + ?Sized> Link<T> {
             closed: Cell::new(false),
             sender: Wake::default(),
             receiver: Wake::default(),
+        }
+    }
+
+    /// Begins TLS as soon as all replies are sent, and shakes hands; what comes and goes from then on is in
+    /// it. Called once, when no request is in flight.
+    pub async fn secure(&self, acceptor: &Acceptor) -> Result<(), String> {
+        let sent = || !self.sending.get() && self.outgoing.borrow().is_empty();
+        self.receiver.wait_for(|| (sent() || self.broken.get()).then_some(())).await;
+        let session = Session::new(acceptor).map_err(|error| error.to_string())?;
+        let session = self.tls.get_or_init(|| session);
+        session.shake_hands(&*self.stream, || self.sender.wake()).await
+    }
+
+    /// Whether TLS has begun.
+    pub fn is_secure(&self) -> bool {
+        self.tls.get().is_some()
+    }
+
+    /// Receives into the front of `buffer`. 0 bytes at the connection's end.
+    pub async fn receive(&self, buffer: Buffer) -> (usize, Option<Buffer>) {
+        if let Some(session) = self.tls.get() {
+            let (received, buffer) = session.receive(&*self.stream, buffer, || self.sender.wake()).await;
+            return (received, Some(buffer));
+        }
+        let room = buffer.len();
+        let outcome = self.stream.receive(buffer).await;
+        // A stream that claims more than there was room for is broken.
+        (outcome.result.ok().filter(|count| *count <= room).unwrap_or(0), outcome.buffer)
+    }
+
+    async fn transmit(&self, slice: Slice) -> bool {
+        match self.tls.get() {
+            Some(session) => session.send(&*self.stream, &slice).await,
+            None => send_whole(&*self.stream, slice).await,
         }
     }
 
@@ -161,13 +203,24 @@ impl<T: Stream + ?Sized> Link<T> {
 
     /// The sender: sends replies until the connection ends, then closes it. See the module.
     pub async fn run(&self) {
-        while let Some((slice, held)) = self.sender.wait_for(|| self.next()).await {
-            let sent = send_whole(&*self.stream, slice).await;
+        loop {
+            let (sent, held) = match self.sender.wait_for(|| self.next()).await {
+                Next::Reply(slice, held) => {
+                    self.sending.set(true);
+                    (self.transmit(slice).await, held)
+                }
+                Next::Records(session) => (session.send(&*self.stream, &[]).await, 0),
+                Next::Over => break,
+            };
+            self.sending.set(false);
             self.share.give_back(held);
             if !sent {
                 self.give_up();
             }
             self.receiver.wake();
+        }
+        if let Some(session) = self.tls.get().filter(|_| !self.broken.get()) {
+            session.close(&*self.stream).await;
         }
         self.stream.shutdown();
         // A reply that was handed over at the last moment is dropped.
@@ -176,15 +229,19 @@ impl<T: Stream + ?Sized> Link<T> {
         self.receiver.wake();
     }
 
-    /// What to send next. `Some(None)` when the connection is over.
-    #[expect(clippy::option_option, reason = "not yet, never again, and this one")]
-    fn next(&self) -> Option<Option<(Slice, usize)>> {
+    /// What to send next, if that is known.
+    fn next(&self) -> Option<Next<'_>> {
         if self.broken.get() {
-            return Some(None);
+            return Some(Next::Over);
         }
-        let next = self.outgoing.borrow_mut().pop();
+        if let Some((slice, held)) = self.outgoing.borrow_mut().pop() {
+            return Some(Next::Reply(slice, held));
+        }
+        if let Some(session) = self.tls.get().filter(|session| session.wants_to_send()) {
+            return Some(Next::Records(session));
+        }
         let ended = !self.receiving.get() || self.stopping.get();
-        (next.is_some() || (ended && self.requests.get() == 0)).then_some(next)
+        (ended && self.requests.get() == 0).then_some(Next::Over)
     }
 
     /// The client can't be reached: its replies are dropped, now and from now on.
@@ -211,6 +268,16 @@ impl<T: Stream + ?Sized> Link<T> {
     fn closed(&self) -> impl Future<Output = ()> {
         self.receiver.wait_for(|| self.closed.get().then_some(()))
     }
+}
+
+/// What the sender does next.
+enum Next<'a> {
+    /// Sends a reply, and gives back bytes that are held for it.
+    Reply(Slice, usize),
+    /// Sends what TLS has to say of its own.
+    Records(&'a Session),
+    /// Closes the connection.
+    Over,
 }
 
 /// A connection, as the server sees it when it stops.

@@ -35,10 +35,10 @@ mod session;
 mod transmission;
 
 pub use fuzz::fuzz_nbd;
-pub use handshake::{Handshake, HandshakeEnd, HandshakeStep, Negotiated, OPTION_BYTES_MAX};
+pub use handshake::{Handshake, HandshakeEnd, HandshakeStep, Negotiated, OPTION_BYTES_MAX, Tls};
 pub use info::{ExportInfo, ExportInfoError};
 pub use reply::{Replies, Reply};
-pub use server::{Export, Server, ServerError, SessionEnd};
+pub use server::{Export, Security, Server, ServerError, SessionEnd};
 pub use transmission::{Operation, Request, Transmission, TransmissionEvent, TransmissionStep};
 
 use thiserror::Error;
@@ -73,6 +73,12 @@ pub enum Violation {
     /// EXPORT_NAME while the server stops; that option knows no error reply.
     #[error("the server is stopping")]
     Stopping,
+    /// EXPORT_NAME without TLS, which the server requires; that option knows no error reply.
+    #[error("the client asked by EXPORT_NAME for an export without TLS, which is required")]
+    TlsRequired,
+    /// The client went on after STARTTLS before it was answered, or someone between the two did.
+    #[error("{0} bytes came behind STARTTLS, before TLS had begun")]
+    BehindStartTls(usize),
     /// A request doesn't begin with the request magic.
     #[error("a request begins with {0:#010x}, not with the request magic")]
     RequestMagic(u32),

@@ -28,6 +28,11 @@ impl Refused {
     pub const TOO_BIG: Self = Self::new(option_reply::ERR_TOO_BIG, "the option's data is too long");
     /// The option takes no data.
     pub const DATA: Self = Self::new(option_reply::ERR_INVALID, "the option takes no data");
+    /// Nothing else is said before TLS has begun.
+    pub const TLS_REQUIRED: Self =
+        Self::new(option_reply::ERR_TLS_REQD, "this server serves nothing without TLS");
+    /// TLS has begun already.
+    pub const TLS_ACTIVE: Self = Self::new(option_reply::ERR_INVALID, "the connection has TLS already");
     /// Metadata contexts need structured replies.
     pub const NOT_STRUCTURED: Self = Self::new(
         option_reply::ERR_INVALID,

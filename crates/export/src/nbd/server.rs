@@ -8,7 +8,8 @@ use pinstripe_runtime::{Stream, shard};
 use thiserror::Error;
 
 use super::link::{Link, Stoppable};
-use super::{ExportInfo, ExportInfoError, Violation, session};
+use super::{ExportInfo, ExportInfoError, Tls, Violation, session};
+use crate::tls::Acceptor;
 use pinstripe_block::budget::Budget;
 use pinstripe_block::roster::Roster;
 use pinstripe_block::service::BlockService;
@@ -41,8 +42,37 @@ pub enum ServerError {
     Duplicate(String),
 }
 
+/// How a connection can be secured.
+#[derive(Debug, Clone, Default)]
+pub enum Security {
+    /// Not at all.
+    #[default]
+    Plain,
+    /// By TLS, if the client wants it.
+    Offered(Acceptor),
+    /// By TLS, and it is served nothing without it.
+    Required(Acceptor),
+}
+
+impl Security {
+    pub(super) fn tls(&self) -> Tls {
+        match self {
+            Self::Plain => Tls::Unavailable,
+            Self::Offered(_) => Tls::Offered,
+            Self::Required(_) => Tls::Required,
+        }
+    }
+
+    pub(super) fn acceptor(&self) -> Option<&Acceptor> {
+        match self {
+            Self::Plain => None,
+            Self::Offered(acceptor) | Self::Required(acceptor) => Some(acceptor),
+        }
+    }
+}
+
 /// How a connection ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SessionEnd {
     /// The client said that it leaves.
     Disconnected,
@@ -50,6 +80,8 @@ pub enum SessionEnd {
     Closed,
     /// The client broke the protocol and was cut off.
     Violation(Violation),
+    /// TLS was begun and didn't come about, for the reason that is given.
+    Insecure(String),
     /// The client didn't choose an export in time.
     HandshakeTimeout,
     /// The server has too many connections, or is stopping.
@@ -131,15 +163,16 @@ impl<S: BlockService> Server<S> {
     /// Runs a connection from greeting to end, on the current shard. When it returns, no request of the
     /// connection is in flight and its stream is closed.
     pub async fn serve<T: Stream + ?Sized + 'static>(&self, stream: Rc<T>) -> SessionEnd {
-        self.serve_and_tell(stream, || ()).await
+        self.serve_securely(stream, Security::Plain, |_| ()).await
     }
 
-    /// The same. Once the client has chosen an export, `told` is called, before the client learns that it has
-    /// it.
-    pub async fn serve_and_tell<T: Stream + ?Sized + 'static>(
+    /// The same, secured. Once the client has chosen an export, `told` is called, before the client learns
+    /// that it has it, with whether it did so in TLS.
+    pub async fn serve_securely<T: Stream + ?Sized + 'static>(
         &self,
         stream: Rc<T>,
-        told: impl FnOnce(),
+        security: Security,
+        told: impl FnOnce(bool),
     ) -> SessionEnd {
         let server = &*self.0;
         let peer = stream.peer();
@@ -157,9 +190,9 @@ impl<S: BlockService> Server<S> {
 
         let settled = || {
             server.connections.settle(number);
-            told();
+            told(link.is_secure());
         };
-        let end = session::run(&link, &server.infos, &server.services, settled).await;
+        let end = session::run(&link, &security, &server.infos, &server.services, settled).await;
         link.end(end != SessionEnd::Disconnected).await;
 
         server.connections.remove(number);

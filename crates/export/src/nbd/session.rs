@@ -16,11 +16,11 @@ use pinstripe_runtime::{Buffer, Slice, Stream, block_bytes, shard};
 use crate::pieces::piece_end;
 
 use super::link::{Link, REPLY_BYTES};
-use super::server::SessionEnd;
+use super::server::{Security, SessionEnd};
 use super::wire::ErrorCode;
 use super::{
     ExportInfo, Handshake, HandshakeEnd, Negotiated, Operation, Replies, Reply, Request, Transmission,
-    TransmissionEvent,
+    TransmissionEvent, Violation,
 };
 use pinstripe_block::mutants::{Mutant, active, early};
 use pinstripe_block::outgoing::PEER_TIMEOUT_NANOSECONDS;
@@ -84,11 +84,8 @@ impl<T: Stream + ?Sized> Inbound<T> {
 
     /// Receives into the front of `buffer`. 0 bytes at the connection's end.
     async fn receive(&self, buffer: Buffer) -> (usize, Option<Buffer>) {
-        let room = buffer.len();
-        let outcome = self.link.stream.receive(buffer).await;
-        // A stream that claims more than there was room for is broken.
-        let received = outcome.result.ok().filter(|count| *count <= room).unwrap_or(0);
-        (if self.link.alive() { received } else { 0 }, outcome.buffer)
+        let (received, buffer) = self.link.receive(buffer).await;
+        (if self.link.alive() { received } else { 0 }, buffer)
     }
 }
 
@@ -96,12 +93,13 @@ impl<T: Stream + ?Sized> Inbound<T> {
 /// has `settled`.
 pub(super) async fn run<T: Stream + ?Sized + 'static, S: BlockService>(
     link: &Rc<Link<T>>,
+    security: &Security,
     exports: &[ExportInfo],
     services: &[S],
     settled: impl FnOnce(),
 ) -> SessionEnd {
     let mut inbound = Inbound::new(Rc::clone(link));
-    let handshake = shard::timeout(HANDSHAKE_NANOSECONDS, handshake(&mut inbound, exports)).await;
+    let handshake = shard::timeout(HANDSHAKE_NANOSECONDS, handshake(&mut inbound, security, exports)).await;
     let negotiated = match handshake {
         Some(Ok(negotiated)) => negotiated,
         Some(Err(end)) => return end,
@@ -126,10 +124,11 @@ pub(super) async fn run<T: Stream + ?Sized + 'static, S: BlockService>(
 
 async fn handshake<T: Stream + ?Sized>(
     inbound: &mut Inbound<T>,
+    security: &Security,
     exports: &[ExportInfo],
 ) -> Result<Negotiated, SessionEnd> {
     let link = Rc::clone(&inbound.link);
-    let mut handshake = Handshake::new();
+    let mut handshake = Handshake::new(security.tls());
     loop {
         let output = handshake.output();
         link.send_copy(&[output], 0);
@@ -147,10 +146,26 @@ async fn handshake<T: Stream + ?Sized>(
         link.send_copy(&[handshake.output()], 0);
         return match end {
             HandshakeEnd::Transmission(negotiated) => Ok(negotiated),
+            HandshakeEnd::StartTls => {
+                start_tls(inbound, security).await?;
+                handshake = handshake.secured();
+                continue;
+            }
             HandshakeEnd::Aborted => Err(SessionEnd::Disconnected),
             HandshakeEnd::Violation(violation) => Err(SessionEnd::Violation(violation)),
         };
     }
+}
+
+/// Begins TLS, to which the client was told that the server agrees.
+async fn start_tls<T: Stream + ?Sized>(inbound: &Inbound<T>, security: &Security) -> Result<(), SessionEnd> {
+    // What came before TLS could have been said by anyone, so it must not count as said in it.
+    let behind = inbound.bytes().len();
+    if behind > 0 {
+        return Err(SessionEnd::Violation(Violation::BehindStartTls(behind)));
+    }
+    let acceptor = security.acceptor().ok_or(SessionEnd::Closed)?;
+    inbound.link.secure(acceptor).await.map_err(SessionEnd::Insecure)
 }
 
 /// The receiver of the transmission phase.

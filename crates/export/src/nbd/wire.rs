@@ -97,6 +97,8 @@ pub mod option_reply {
     pub const ERR_UNSUP: u32 = (1 << 31) + 1;
     /// The option's data is malformed, or the option isn't allowed now.
     pub const ERR_INVALID: u32 = (1 << 31) + 3;
+    /// The option needs TLS.
+    pub const ERR_TLS_REQD: u32 = (1 << 31) + 5;
     /// There is no such export.
     pub const ERR_UNKNOWN: u32 = (1 << 31) + 6;
     /// The server is stopping.

@@ -1,6 +1,26 @@
 //! Messages of a client, built from numbers, so that the tests don't share the server's own layouts.
 
+use std::rc::Rc;
+
 use crate::world::Pipe;
+
+/// What a client speaks through.
+pub trait Wire {
+    /// Has all of `bytes` sent. False if the other end is gone.
+    async fn send_all(&self, bytes: &[u8]) -> bool;
+    /// Receives exactly `length` bytes; `None` if the end comes before.
+    async fn receive_exactly(&self, length: usize) -> Option<Vec<u8>>;
+}
+
+impl Wire for Pipe {
+    async fn send_all(&self, bytes: &[u8]) -> bool {
+        self.send_all(bytes).await
+    }
+
+    async fn receive_exactly(&self, length: usize) -> Option<Vec<u8>> {
+        self.receive_exactly(length).await
+    }
+}
 
 /// Client flags with fixed newstyle and without zeroes.
 pub const FLAGS: [u8; 4] = [0, 0, 0, 3];
@@ -79,10 +99,31 @@ pub struct Reply {
     pub data: Vec<u8>,
 }
 
-/// Options that choose the array, with or without structured replies.
-pub async fn choose(pipe: &Pipe, structured: bool) {
+impl<W: Wire> Wire for Rc<W> {
+    async fn send_all(&self, bytes: &[u8]) -> bool {
+        (**self).send_all(bytes).await
+    }
+
+    async fn receive_exactly(&self, length: usize) -> Option<Vec<u8>> {
+        (**self).receive_exactly(length).await
+    }
+}
+
+/// Takes the greeting, and answers it.
+pub async fn greet(pipe: &impl Wire) {
     assert_eq!(pipe.receive_exactly(18).await.unwrap(), b"NBDMAGICIHAVEOPT\x00\x03");
-    let mut bytes = FLAGS.to_vec();
+    assert!(pipe.send_all(&FLAGS).await);
+}
+
+/// Options that choose the array, with or without structured replies.
+pub async fn choose(pipe: &impl Wire, structured: bool) {
+    greet(pipe).await;
+    choose_greeted(pipe, structured).await;
+}
+
+/// The same, after the greeting.
+pub async fn choose_greeted(pipe: &impl Wire, structured: bool) {
+    let mut bytes = Vec::new();
     if structured {
         bytes.extend(option(8, &[]));
     }
@@ -104,7 +145,7 @@ pub async fn choose(pipe: &Pipe, structured: bool) {
 
 /// Receives the next reply; `None` at the end. `length_of` gives the length of the READ with a cookie, else
 /// 0.
-pub async fn reply(pipe: &Pipe, length_of: impl Fn(u64) -> usize) -> Option<Reply> {
+pub async fn reply(pipe: &impl Wire, length_of: impl Fn(u64) -> usize) -> Option<Reply> {
     let magic = word(&pipe.receive_exactly(4).await?);
     if magic == 0x6744_6698 {
         let rest = pipe.receive_exactly(12).await?;

@@ -22,7 +22,7 @@ fn exports() -> Vec<ExportInfo> {
 
 /// A handshake after its greeting was read and the client's `flags` came.
 fn greeted(flags: &[u8]) -> Handshake {
-    let mut handshake = Handshake::new();
+    let mut handshake = Handshake::default();
     assert_eq!(handshake.output().as_slice(), b"NBDMAGICIHAVEOPT\x00\x03");
     handshake.output().clear();
     assert_eq!(feed(&mut handshake, flags), None);
@@ -273,10 +273,10 @@ fn malformed_data_is_invalid() {
 
 #[test]
 fn unknown_client_flags_and_wrong_magic_end_the_connection() {
-    let mut handshake = Handshake::new();
+    let mut handshake = Handshake::default();
     let end = feed(&mut handshake, &[0, 0, 0, 4]);
     assert_eq!(end, Some(HandshakeEnd::Violation(Violation::ClientFlags(4))));
-    let mut handshake = Handshake::new();
+    let mut handshake = Handshake::default();
     let end = feed(&mut handshake, &[0, 1, 0, 3]);
     assert_eq!(end, Some(HandshakeEnd::Violation(Violation::ClientFlags(0x1_0003))));
 

@@ -5,6 +5,7 @@ mod client;
 mod fragments;
 mod handshake;
 mod session;
+mod tls;
 mod transmission;
 mod volume;
 mod world;

@@ -11,7 +11,7 @@ use pinstripe_export::nbd::{Export, Server, ServerError, SessionEnd, Violation};
 use pinstripe_runtime::{Stream, shard};
 use proptest::prelude::*;
 
-use crate::client::{choose, reply, request};
+use crate::client::{Wire, choose, choose_greeted, greet, reply, request};
 use crate::world::{Array, Pipe, Random, pipe, run};
 
 const READ: u16 = 0;
@@ -70,18 +70,23 @@ struct Pending {
 
 /// One client of the property test. Ranges of requests under way don't overlap, unless all read, so the model
 /// knows what each READ gives.
-struct Client {
+pub struct Client<W> {
     random: Rc<Random>,
-    pipe: Rc<Pipe>,
+    pipe: Rc<W>,
     model: Rc<RefCell<Vec<u8>>>,
     pending: Rc<RefCell<HashMap<u64, Pending>>>,
     answered: Rc<pinstripe_runtime::Signal>,
 }
 
-impl Client {
+impl<W: Wire + 'static> Client<W> {
+    pub fn new(random: &Rc<Random>, pipe: Rc<W>, model: &Rc<RefCell<Vec<u8>>>) -> Self {
+        let (random, model) = (Rc::clone(random), Rc::clone(model));
+        Self { random, pipe, model, pending: Rc::default(), answered: Rc::default() }
+    }
+
     /// Sends `count` random requests while another task checks the replies; then leaves.
-    async fn talk(self, base: usize, size: usize, count: u64, structured: bool) {
-        choose(&self.pipe, structured).await;
+    pub async fn talk(self, base: usize, size: usize, count: u64, structured: bool) {
+        choose_greeted(&self.pipe, structured).await;
         let checker = shard::spawn_joined(check_replies(
             Rc::clone(&self.pipe),
             Rc::clone(&self.pending),
@@ -131,8 +136,8 @@ impl Client {
     }
 }
 
-async fn check_replies(
-    pipe: Rc<Pipe>,
+async fn check_replies<W: Wire>(
+    pipe: Rc<W>,
     pending: Rc<RefCell<HashMap<u64, Pending>>>,
     answered: Rc<pinstripe_runtime::Signal>,
 ) {
@@ -159,15 +164,12 @@ fn random_conversation(seed: u64) {
         for number in 0..clients {
             let capacity = [100, 5000, 200_000][random.below(3)];
             let (pipe, session) = connect(&random, &server, capacity);
-            let client = Client {
-                random: Rc::clone(&random),
-                pipe,
-                model: Rc::clone(&model),
-                pending: Rc::default(),
-                answered: Rc::default(),
-            };
             let structured = random.chance(2);
-            let talk = shard::spawn_joined(client.talk(number * part, part, 40, structured));
+            let client = Client::new(&random, Rc::clone(&pipe), &model);
+            let talk = shard::spawn_joined(async move {
+                greet(&pipe).await;
+                client.talk(number * part, part, 40, structured).await;
+            });
             joins.push((talk, session));
         }
         for (talk, session) in joins {

@@ -1,0 +1,162 @@
+//! NBD with TLS: which addresses may be served, which clients come in, and what is told of them.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::TcpStream,
+    os::unix::fs::PermissionsExt,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::{
+    ClientConfig, ClientConnection, RootCertStore, StreamOwned,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
+};
+
+use crate::world::{Server, World};
+
+struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    /// Puts a server's files into a folder of the world.
+    fn put(&self, world: &World, folder: &str) {
+        fs::create_dir_all(world.path(folder)).unwrap();
+        let (certificate, key) = self.sign("localhost");
+        let files =
+            [("ca-cert.pem", self.0.pem()), ("server-cert.pem", certificate), ("server-key.pem", key)];
+        for (name, text) in files {
+            let path = world.path(folder).join(name);
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
+        }
+    }
+
+    fn sign(&self, name: &str) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        (params.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem())
+    }
+
+    /// A client with a certificate for `name`.
+    fn client(&self, name: &str) -> ClientConfig {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.0.der().clone()).unwrap();
+        let (certificate, key) = self.sign(name);
+        let certificate = CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap();
+        let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let builder = builder.unwrap().with_root_certificates(roots);
+        builder.with_client_auth_cert(vec![certificate], key).unwrap()
+    }
+}
+
+/// Chooses the default export in TLS; its size, and the connection. Nothing if the server hangs up.
+fn connect(server: &Server, config: ClientConfig) -> Option<(u64, StreamOwned<ClientConnection, TcpStream>)> {
+    let uri = server.ready["nbd"][0].as_str().unwrap();
+    let address = uri.strip_prefix("nbds://").unwrap().split('/').next().unwrap();
+    let mut plain = TcpStream::connect(address).unwrap();
+    plain.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    plain.read_exact(&mut [0; 18]).unwrap();
+    plain.write_all(&3_u32.to_be_bytes()).unwrap();
+    plain.write_all(b"IHAVEOPT\0\0\0\x05\0\0\0\0").unwrap();
+    let mut answer = [0; 20];
+    plain.read_exact(&mut answer).unwrap();
+    assert_eq!(answer[12..16], [0, 0, 0, 1]);
+    let name = ServerName::try_from("localhost").unwrap();
+    let mut stream = StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), plain);
+    stream.write_all(b"IHAVEOPT\0\0\0\x01\0\0\0\0").ok()?;
+    let mut export = [0; 10];
+    stream.read_exact(&mut export).ok()?;
+    Some((u64::from_be_bytes(*export.first_chunk().unwrap()), stream))
+}
+
+const TCP: [&str; 2] = ["--nbd", "tcp:127.0.0.1:0"];
+
+/// Waits until the server has said a line with these words.
+fn wait_for(server: &Server, words: &[&str]) {
+    let begun = Instant::now();
+    let is_it = |line: &str| words.iter().all(|word| line.contains(word));
+    while !server.later.lock().unwrap().iter().any(|line| line["message"].as_str().is_some_and(is_it)) {
+        assert!(begun.elapsed() < Duration::from_secs(30), "nothing with {words:?} was said");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn clients_with_a_certificate_come_in_and_new_files_count() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let (authority, next) = (Authority::new(), Authority::new());
+    authority.put(&world, "tls");
+    let options = ["--shards", "2", "--tls-certificates", "tls", "--tls-allow", "client.example"];
+    let server = world.serve(&[&options[..], &TCP].concat(), &members);
+    let open = server.said.iter().filter(|line| line.to_string().contains("every user of this machine"));
+    assert_eq!(open.count(), 0, "only a client with a certificate can write");
+
+    let (size, _held) = connect(&server, authority.client("client.example")).unwrap();
+    assert_eq!(size, server.ready["size_bytes"].as_u64().unwrap());
+    let text = world.run(&["detail", "data"]).ok().out;
+    assert!(text.contains(" by TLS"), "{text}");
+    assert!(connect(&server, authority.client("other.example")).is_none(), "another name came in");
+    wait_for(&server, &["TLS with 127.0.0.1", "failed"]);
+
+    next.put(&world, "tls");
+    wait_for(&server, &["new certificates"]);
+    assert!(connect(&server, authority.client("client.example")).is_none());
+    assert!(connect(&server, next.client("client.example")).is_some());
+    fs::write(world.path("tls/server-cert.pem"), "nothing").unwrap();
+    wait_for(&server, &["server-cert.pem", "from before"]);
+    assert!(connect(&server, next.client("client.example")).is_some());
+}
+
+#[test]
+fn addresses_that_others_reach_need_tls_for_certified_clients_or_consent() {
+    let world = World::new();
+    let members = world.raid5(3);
+    Authority::new().put(&world, "tls");
+    let wide = ["--nbd", "tcp:0.0.0.0:0"];
+    let tls = ["--tls-certificates", "tls"];
+    let refused = |options: &[&str]| {
+        let options = [&wide[..], options].concat();
+        world.serve_refused(&options, &members).refused(64, &["--tls-certificates", "--allow-remote"]);
+    };
+    refused(&[]);
+    refused(&[&tls[..], &["--tls", "allow"]].concat());
+    refused(&[&tls[..], &["--tls-clients", "any"]].concat());
+    let server = world.serve(&[&wide[..], &tls].concat(), &members);
+    assert!(server.ready["nbd"][0].as_str().unwrap().starts_with("nbds://"), "{}", server.ready);
+    drop(server);
+    let server = world.serve(&[&TCP[..], &tls, &["--tls-clients", "any"]].concat(), &members);
+    assert!(server.said.iter().any(|line| line.to_string().contains("every user of this machine")));
+}
+
+#[test]
+fn what_can_t_be_used_for_tls_is_refused_before_anything_is_served() {
+    let world = World::new();
+    let members = world.raid5(3);
+    Authority::new().put(&world, "tls");
+    let tls = ["--tls-certificates", "tls"];
+    world.serve_refused(&["--tls", "require"], &members).refused(64, &["--tls-certificates"]);
+    world
+        .serve_refused(&[&tls[..], &["--tls-allow", "no name"]].concat(), &members)
+        .refused(64, &["no name"]);
+    let both = [&tls[..], &["--tls-clients", "any", "--tls-allow", "a.example"]].concat();
+    world.serve_refused(&both, &members).refused(64, &["--tls-allow"]);
+    fs::set_permissions(world.path("tls/server-key.pem"), fs::Permissions::from_mode(0o604)).unwrap();
+    world.serve_refused(&tls, &members).refused(1, &["server-key.pem", "every user", "chmod o="]);
+    fs::remove_file(world.path("tls/ca-cert.pem")).unwrap();
+    fs::set_permissions(world.path("tls/server-key.pem"), fs::Permissions::from_mode(0o600)).unwrap();
+    world.serve_refused(&tls, &members).refused(1, &["ca-cert.pem"]);
+    world.serve_refused(&["--tls-certificates", "nowhere"], &members).refused(1, &["nowhere"]);
+    drop(world.serve(&[&tls[..], &["--tls-clients", "any"]].concat(), &members));
+}
