@@ -14,6 +14,7 @@ use pinstripe_control::{
     Detail,
     daemon::{ArrayStatus, Status},
     detail::{Member, Sync},
+    latency::Histogram,
 };
 use pinstripe_engine::{members::MemberStatistics, statistics::Statistics};
 
@@ -66,6 +67,7 @@ pub fn render(snapshot: &Snapshot) -> String {
         arrays.filter_map(|(status, detail)| Some((status.array.as_str(), detail.as_ref()?))).collect();
     of_details(&mut text, &served);
     of_counters(&mut text, &served);
+    of_latencies(&mut text, &served);
     of_clients(&mut text, &served);
     of_journals(&mut text, &served);
     of_sync(&mut text, &served);
@@ -158,6 +160,18 @@ fn of_counters(text: &mut Text, served: &[Served<'_>]) {
         let samples = served.iter().map(|(array, detail)| (of(array), value(detail)));
         text.counter(&format!("pinstripe_array_{name}_total"), help.trim(), samples);
     }
+}
+
+fn of_latencies(text: &mut Text, served: &[Served<'_>]) {
+    let mut histograms = Vec::new();
+    for (array, detail) in served {
+        for (operation, histogram) in &detail.latency.operations {
+            let labels = and(array, "operation", operation.as_str());
+            histograms.push((labels, detail.latency.bounds_ns.as_slice(), histogram));
+        }
+    }
+    let help = "How long clients' operations took, with the time that they waited because of a limit.";
+    text.histogram("pinstripe_array_operation_duration_seconds", help, &histograms);
 }
 
 fn of_clients(text: &mut Text, served: &[Served<'_>]) {
@@ -274,14 +288,42 @@ impl Text {
         if samples.peek().is_none() {
             return;
         }
+        self.head(name, kind, help);
+        for (labels, value) in samples {
+            self.sample(name, &labels, value);
+        }
+    }
+
+    /// Histograms of nanoseconds, each with its labels and bounds, in seconds.
+    fn histogram(&mut self, name: &str, help: &str, histograms: &[(Labels<'_>, &[u64], &Histogram)]) {
+        if histograms.is_empty() {
+            return;
+        }
+        self.head(name, "histogram", help);
+        for (labels, bounds_ns, histogram) in histograms {
+            let bounds = bounds_ns.iter().map(|bound| (number(*bound) / 1e9).to_string());
+            let bounds = bounds.chain(["+Inf".to_owned()]);
+            let mut until_here = 0_u64;
+            for (bound, count) in bounds.zip(&histogram.buckets) {
+                until_here = until_here.saturating_add(*count);
+                let labels: Labels<'_> = labels.iter().cloned().chain([("le", bound.into())]).collect();
+                self.sample(&format!("{name}_bucket"), &labels, until_here);
+            }
+            self.sample(&format!("{name}_sum"), labels, number(histogram.sum_ns) / 1e9);
+            self.sample(&format!("{name}_count"), labels, until_here);
+        }
+    }
+
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
         // A string takes whatever is written to it.
         let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
-        for (labels, value) in samples {
-            let pair = |(label, value): &(&str, Cow<'_, str>)| format!("{label}=\"{}\"", escaped(value));
-            let pairs: Vec<String> = labels.iter().map(pair).collect();
-            let labels = if pairs.is_empty() { String::new() } else { format!("{{{}}}", pairs.join(",")) };
-            let _ = writeln!(self.0, "{name}{labels} {value}");
-        }
+    }
+
+    fn sample(&mut self, name: &str, labels: &Labels<'_>, value: impl Display) {
+        let pair = |(label, value): &(&str, Cow<'_, str>)| format!("{label}=\"{}\"", escaped(value));
+        let pairs: Vec<String> = labels.iter().map(pair).collect();
+        let labels = if pairs.is_empty() { String::new() } else { format!("{{{}}}", pairs.join(",")) };
+        let _ = writeln!(self.0, "{name}{labels} {value}");
     }
 }
 
@@ -313,6 +355,7 @@ mod tests {
             "journal": { "device": "/dev/j", "failed": false, "slow": false, "mode": "write-through", "size_bytes": 10, "used_bytes": 1, "cached_bytes": 0 },
             "clients": [{ "protocol": "nbd", "name": "a", "connections": 2 }, { "protocol": "nbd", "name": "b", "connections": 1 }],
             "statistics": { "write_bytes": 77 },
+            "latency": { "bounds_ns": [1000, 2_097_152_000_u64], "operations": { "read": { "buckets": [3, 2, 1], "sum_ns": 20_500_000_000_u64 } } },
         });
         let array = json!({ "array": name, "uuid": null, "state": state, "why": null, "seconds": 1, "control": null, "failures": 0,
             "next_try_seconds": null, "checked": 9, "checked_mismatched_sectors": 0, "disks": [{ "device": "/dev/d0", "failing": [],
@@ -335,6 +378,12 @@ mod tests {
             "pinstripe_array_sync_progress_ratio{array=\"data\",action=\"check\"} 0.25",
             "pinstripe_member_reads_total{array=\"data\",slot=\"1\",device=\"/dev/d1\"} 5",
             "pinstripe_member_read_latency_seconds{array=\"data\",slot=\"0\",device=\"/dev/d0\"} 0.0000015",
+            "pinstripe_array_operation_duration_seconds_bucket{array=\"data\",operation=\"read\",le=\"0.000001\"} 3",
+            "pinstripe_array_operation_duration_seconds_bucket{array=\"data\",operation=\"read\",le=\"2.097152\"} 5",
+            "pinstripe_array_operation_duration_seconds_bucket{array=\"data\",operation=\"read\",le=\"+Inf\"} 6",
+            "pinstripe_array_operation_duration_seconds_sum{array=\"data\",operation=\"read\"} 20.5",
+            "pinstripe_array_operation_duration_seconds_count{array=\"data\",operation=\"read\"} 6",
+            "# TYPE pinstripe_array_operation_duration_seconds histogram",
             "# TYPE pinstripe_array_write_bytes_total counter",
             "# HELP pinstripe_array_write_bytes_total Bytes that users wrote.",
         ] {
@@ -345,7 +394,8 @@ mod tests {
     const HEAD: &str = "# Metrics\n\nThis page is made by a test of the code; `PINSTRIPE_WRITE_DOCS=1 cargo test -p pinstripe \
         the_page_of_the_metrics` writes\nit anew. `pinstripe daemon` serves them on the address that \
         [`[metrics]`](configuration.md#metrics) gives, and asks the servers\nevery 5 seconds. Rules for alerts are in \
-        [pinstripe.rules.yml](../dist/prometheus/pinstripe.rules.yml).\n\n| metric | type | what it says |\n|---|---|---|\n";
+        [pinstripe.rules.yml](../dist/prometheus/pinstripe.rules.yml).\nA histogram has three metrics: NAME_bucket, NAME_sum and \
+        NAME_count.\n\n| metric | type | what it says |\n|---|---|---|\n";
 
     /// Names, types and helps.
     fn described() -> Vec<(String, String, String)> {
