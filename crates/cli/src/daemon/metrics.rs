@@ -336,7 +336,7 @@ fn escaped(value: &str) -> String {
 mod tests {
     use std::collections::BTreeSet;
 
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -394,7 +394,8 @@ mod tests {
     const HEAD: &str = "# Metrics\n\nThis page is made by a test of the code; `PINSTRIPE_WRITE_DOCS=1 cargo test -p pinstripe \
         the_page_of_the_metrics` writes\nit anew. `pinstripe daemon` serves them on the address that \
         [`[metrics]`](configuration.md#metrics) gives, and asks the servers\nevery 5 seconds. Rules for alerts are in \
-        [pinstripe.rules.yml](../dist/prometheus/pinstripe.rules.yml).\nA histogram has three metrics: NAME_bucket, NAME_sum and \
+        [pinstripe.rules.yml](../dist/prometheus/pinstripe.rules.yml), and a\ndashboard for Grafana is in \
+        [pinstripe.json](../dist/grafana/pinstripe.json).\nA histogram has three metrics: NAME_bucket, NAME_sum and \
         NAME_count.\n\n| metric | type | what it says |\n|---|---|---|\n";
 
     /// Names, types and helps.
@@ -430,6 +431,109 @@ mod tests {
         assert!(asked.len() > 10, "{asked:?}");
         let unknown: Vec<&&str> = asked.iter().filter(|name| !names.contains(**name)).collect();
         assert!(unknown.is_empty(), "{unknown:?}");
+    }
+
+    const DASHBOARD: &str = include_str!("../../../../dist/grafana/pinstripe.json");
+
+    fn dashboard() -> Value {
+        serde_json::from_str(DASHBOARD).unwrap()
+    }
+
+    /// Rows and what stands in them.
+    fn panels(dashboard: &Value) -> &[Value] {
+        dashboard["panels"].as_array().unwrap()
+    }
+
+    /// What the dashboard asks Prometheus for.
+    fn expressions(dashboard: &Value) -> Vec<&str> {
+        let targets = panels(dashboard).iter().filter_map(|panel| panel["targets"].as_array()).flatten();
+        targets.map(|target| target["expr"].as_str().unwrap()).collect()
+    }
+
+    /// The samples of a metric: a histogram's have names of their own.
+    fn samples((name, kind, _): (String, String, String)) -> Vec<String> {
+        match kind.as_str() {
+            "histogram" => ["bucket", "sum", "count"].map(|part| format!("{name}_{part}")).to_vec(),
+            _ => vec![name],
+        }
+    }
+
+    #[test]
+    fn the_dashboard_asks_for_metrics_and_labels_that_there_are() {
+        let (dashboard, text) = (dashboard(), render(&snapshot("data", "serving")));
+        let known: BTreeSet<String> = described().into_iter().flat_map(samples).collect();
+        let labels: BTreeSet<&str> = text
+            .split(['{', ',', '}'])
+            .filter_map(|pair| pair.split_once("=\"").map(|(label, _)| label))
+            .chain(["instance", "job", "alertname", "alertstate", "severity"])
+            .collect();
+        let mut asked = BTreeSet::new();
+        let variables = dashboard["templating"]["list"].as_array().unwrap();
+        let variables = variables.iter().filter_map(|variable| variable["definition"].as_str());
+        for expression in expressions(&dashboard).into_iter().chain(variables) {
+            let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            asked.extend(words.filter(|word| word.starts_with("pinstripe_")));
+            // Only what stands in braces before an operator, and in the lists after `by`.
+            let selectors = expression.split('{').skip(1).filter_map(|part| part.split('}').next());
+            let selected = selectors.flat_map(|selector| selector.split(", "));
+            let selected = selected.map(|pair| pair.split(['=', '!', '~']).next().unwrap());
+            let lists = expression.split("by (").skip(1).filter_map(|part| part.split(')').next());
+            for label in selected.chain(lists.flat_map(|list| list.split(", "))) {
+                assert!(labels.contains(label), "the label {label} in {expression}");
+            }
+        }
+        let unknown: Vec<&&str> = asked.iter().filter(|name| !known.contains(**name)).collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
+        for wanted in [
+            "pinstripe_array_read_bytes_total",
+            "pinstripe_array_operation_duration_seconds_bucket",
+            "pinstripe_array_degraded",
+            "pinstripe_array_sync_progress_ratio",
+            "pinstripe_array_cache_hits_total",
+            "pinstripe_array_marked_regions",
+            "pinstripe_member_in_sync",
+        ] {
+            assert!(asked.contains(wanted), "nothing shows {wanted}");
+        }
+    }
+
+    #[test]
+    fn the_dashboard_is_one_that_grafana_takes() {
+        let dashboard = dashboard();
+        assert!(dashboard["id"].is_null(), "an id is of one Grafana's database");
+        assert!(dashboard["schemaVersion"].as_u64().is_some_and(|version| version >= 36));
+        assert!(
+            dashboard["uid"].as_str().is_some_and(|uid| uid.len() <= 40) && dashboard["title"].is_string()
+        );
+        let source = &dashboard["templating"]["list"][0];
+        assert_eq!(
+            (&source["type"], &source["name"], &source["query"]),
+            (&json!("datasource"), &json!("datasource"), &json!("prometheus"))
+        );
+        let own = json!({ "type": "prometheus", "uid": "${datasource}" });
+        let mut ids = BTreeSet::new();
+        let mut taken = BTreeSet::new();
+        for panel in panels(&dashboard) {
+            let title = panel["title"].as_str().unwrap();
+            assert!(ids.insert(panel["id"].as_u64().unwrap()), "{title} has the id of another panel");
+            let [x, y, width, height] =
+                ["x", "y", "w", "h"].map(|key| panel["gridPos"][key].as_u64().unwrap());
+            assert!(width > 0 && height > 0 && x + width <= 24, "{title} is wider than the page");
+            for cell in (x..x + width).flat_map(|x| (y..y + height).map(move |y| (x, y))) {
+                assert!(taken.insert(cell), "{title} lies over another panel");
+            }
+            if panel["type"] == "row" {
+                continue;
+            }
+            assert_eq!(panel["datasource"], own, "{title}");
+            assert!(panel["fieldConfig"]["defaults"].is_object() && panel["options"].is_object(), "{title}");
+            let targets = panel["targets"].as_array().unwrap();
+            let names: BTreeSet<&str> =
+                targets.iter().map(|target| target["refId"].as_str().unwrap()).collect();
+            assert!(!targets.is_empty() && names.len() == targets.len(), "{title}");
+            assert!(targets.iter().all(|target| target["datasource"] == own), "{title}");
+        }
+        assert!(ids.len() > 20);
     }
 
     #[test]

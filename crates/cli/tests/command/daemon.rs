@@ -567,6 +567,9 @@ fn what_is_known_is_there_for_prometheus_and_nothing_else_is() {
     let dist = concat!(env!("CARGO_MANIFEST_DIR"), "/../../dist/prometheus");
     promtool(&["check", "rules", &format!("{dist}/pinstripe.rules.yml")], "");
     promtool(&["test", "rules", &format!("{dist}/pinstripe.test.yml")], "");
+    let expressions = configured.world.path("dashboard.yml");
+    fs::write(&expressions, rules_of_dashboard()).unwrap();
+    promtool(&["check", "rules", &expressions.display().to_string()], "");
     assert!(text.contains("pinstripe_member_in_sync{array=\"data\",slot=\"2\",device=\""), "{text}");
     assert_eq!(get(&address, "POST /metrics").0, 405);
     assert_eq!(get(&address, "GET /").0, 404);
@@ -583,6 +586,23 @@ fn what_is_known_is_there_for_prometheus_and_nothing_else_is() {
     configured.write("pinstripe.toml", DATA);
     configured.run(&["reload"]).ok();
     daemon.wait("it listens no more", |_| std::net::TcpStream::connect(&address).is_err());
+}
+
+/// What the dashboard asks for, as rules, so that Prometheus says whether it understands it.
+fn rules_of_dashboard() -> String {
+    let text = include_str!("../../../../dist/grafana/pinstripe.json");
+    let dashboard: Value = serde_json::from_str(text).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let targets = panels.filter_map(|panel| panel["targets"].as_array()).flatten();
+    let expressions = targets.map(|target| target["expr"].as_str().unwrap());
+    // Grafana puts these in.
+    let filled = expressions.map(|text| text.replace("$__rate_interval", "1m").replace('$', ""));
+    let rules = filled
+        .enumerate()
+        .map(|(number, text)| format!("  - record: r{number}\n    expr: {}\n", Value::from(text)));
+    let rules: Vec<String> = rules.collect();
+    assert!(rules.len() > 30);
+    format!("groups:\n- name: dashboard\n  rules:\n{}", rules.concat())
 }
 
 /// What a client does raises the counts of that kind of operation, at the right times, and of no other.
