@@ -39,15 +39,15 @@ const CONTENTS: &[&str] = &[
     "usr/share/doc/pinstripe/copyright",
     "usr/share/fish/vendor_completions.d/pinstripe.fish",
     "usr/share/lintian/overrides/pinstripe",
+    "usr/share/pinstripe/grafana/pinstripe.json",
     "usr/share/pinstripe/prometheus/pinstripe.rules.yml",
     "usr/share/zsh/vendor-completions/_pinstripe",
 ];
-/// The documents that it has. What they point to beside each other and beside [`RULES`] isn't there.
+/// The documents that it has. What they point to beside each other and beside [`DIST`] isn't there.
 const DOCUMENTS: &[&str] =
     &["admin.md", "configuration.md", "fault-model.md", "install.md", "metrics.md", "operate.md"];
-/// The rules for Prometheus, as documents point to them, and where the package has them.
-const RULES: [&str; 2] =
-    ["../dist/prometheus/pinstripe.rules.yml", "/usr/share/pinstripe/prometheus/pinstripe.rules.yml"];
+/// The folder with what is for other programs, as documents point to it, and where the package has it.
+const DIST: [&str; 2] = ["../dist/", "/usr/share/pinstripe/"];
 /// The unit of what is done beside serving.
 const DAEMON: &str = "pinstripe-daemon.service";
 /// One array of every kind that has a unit of its own kind.
@@ -242,8 +242,8 @@ fn for_package(text: &str) -> String {
     {
         let file = target.split('#').next().unwrap_or_default();
         made.push_str(before);
-        if file == RULES[0] {
-            made.extend(["](", RULES[1], ")"]);
+        if let Some(file) = file.strip_prefix(DIST[0]) {
+            made.extend(["](", DIST[1], file, ")"]);
         } else if file.is_empty() || file.contains("://") || DOCUMENTS.contains(&file) {
             made.extend(["](", target, ")"]);
         } else if let Some(opening) = made.rfind('[') {
@@ -309,9 +309,10 @@ mod tests {
     #[test]
     fn documents_of_the_package_point_to_nothing_that_it_does_not_have() {
         let text = "See [a](operate.md#b), [c](#d), [e [f](decisions/0001-g.md), [h](https://i.example) and\n\
-                    [the rules](../dist/prometheus/pinstripe.rules.yml). [x] y";
+                    [the rules](../dist/prometheus/pinstripe.rules.yml), [f](../dist/grafana/pinstripe.json). [x] y";
         let made = "See [a](operate.md#b), [c](#d), [e f, [h](https://i.example) and\n\
-                    [the rules](/usr/share/pinstripe/prometheus/pinstripe.rules.yml). [x] y";
+                    [the rules](/usr/share/pinstripe/prometheus/pinstripe.rules.yml), \
+                    [f](/usr/share/pinstripe/grafana/pinstripe.json). [x] y";
         assert_eq!(for_package(text), made);
     }
 

@@ -4,6 +4,7 @@ mod limit;
 mod maintenance;
 mod remote;
 mod service;
+mod show;
 mod tls;
 
 use std::{
@@ -29,6 +30,7 @@ pub use service::{
     ConfigurationArguments, DaemonArguments, ImportArguments, IncrementalArguments, ReleaseArguments,
     ReloadArguments, StartArguments, StatusArguments, Which,
 };
+pub use show::{DetailArguments, ListArguments, TopArguments};
 pub use tls::{TlsChoice, TlsClients, TlsOptions};
 
 /// Parity RAID in user space, with the on-disk format of Linux MD.
@@ -112,6 +114,10 @@ pub enum Command {
     Discover(DiscoverArguments),
     /// Show the arrays that are served.
     List(ListArguments),
+    /// Show what all served arrays do now: what their clients get, members, and syncs.
+    ///
+    /// Keys: arrows mark an array, Enter shows it alone, Esc shows all again, q ends.
+    Top(TopArguments),
     /// Show the state of an array that is served.
     Detail(DetailArguments),
     /// Take a member out of an array that is served.
@@ -509,25 +515,6 @@ pub struct ArrayArguments {
     /// The array's name, or the path of its control socket
     #[arg(value_name = "ARRAY", value_hint = ValueHint::FilePath)]
     pub array: String,
-}
-
-#[derive(Debug, Args)]
-pub struct ListArguments {
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Debug, Args)]
-pub struct DetailArguments {
-    #[command(flatten)]
-    pub array: ArrayArguments,
-    /// Give the array's state as the exit status, as mdadm does: 0 fine, 1 degraded, 2 failed, 4 not there
-    #[arg(long)]
-    pub test: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
 }
 
 #[derive(Debug, Args)]

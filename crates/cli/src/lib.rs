@@ -65,6 +65,7 @@ mod server_process;
 mod steer;
 mod supervisor;
 mod target;
+mod top;
 mod ublk;
 mod zero_superblock;
 
@@ -116,6 +117,7 @@ pub fn main() -> ExitCode {
         Command::Discover(arguments) => discover::run(&arguments),
         Command::Target(arguments) => target::run(*arguments),
         Command::List(arguments) => list::run(&arguments),
+        Command::Top(arguments) => top::run(&arguments),
         Command::Detail(arguments) => steer::detail(&arguments),
         Command::Fail(arguments) => membership::fail(&arguments),
         Command::Add(arguments) => membership::add(&arguments),

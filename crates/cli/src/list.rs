@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::{command_line::ListArguments, failure::Failure, output};
 
 /// Time that a server gets to answer.
-const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+pub const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
 pub fn run(arguments: &ListArguments) -> Result<(), Failure> {
     let found = servers();

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::latency::Latencies;
 use crate::limit::Limit;
 use crate::size::ByteSize;
 use crate::text::{printable, table};
@@ -74,6 +75,9 @@ pub struct Detail {
     pub shards: usize,
     /// Counters since the assembly.
     pub statistics: BTreeMap<String, u64>,
+    /// How long clients waited since then.
+    #[serde(default)]
+    pub latency: Latencies,
 }
 
 /// Where clients reach the array.
@@ -368,6 +372,18 @@ impl Detail {
         );
         rows.extend(self.clients.iter().map(|client| ("client", client.in_words())));
         rows.extend(self.limit.is_on().then(|| ("limit", self.limit.in_words())));
+        let latencies = [
+            ("read", "read latency"),
+            ("write", "write latency"),
+            ("flush", "flush latency"),
+            ("discard", "discard latency"),
+            ("write_zeroes", "zeroing latency"),
+        ];
+        rows.extend(
+            latencies
+                .iter()
+                .filter_map(|(operation, label)| Some((*label, self.latency.in_words(operation)?))),
+        );
         let counters: Vec<(&str, String)> =
             self.statistics.iter().map(|(name, value)| (name.as_str(), value.to_string())).collect();
         let head = format!("{}\n{}members\n", printable(&self.name), table(&rows));

@@ -11,6 +11,7 @@ pub mod client;
 pub mod daemon;
 pub mod detail;
 pub mod fuzz;
+pub mod latency;
 pub mod limit;
 pub mod maintenance;
 pub mod place;

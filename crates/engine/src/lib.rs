@@ -12,7 +12,7 @@
 //! - [`error`]: what can go wrong with a request
 //! - [`stripe`]: what shards keep of the stripes that they write
 //! - [`plan`]: what a stripe write reads and writes; pure
-//! - [`options`], [`events`], [`statistics`]
+//! - [`options`], [`events`], [`statistics`], [`latency`]
 //! - [`intent`]: the write-intent table
 //! - [`members`]: the devices of an array, as all shards know them
 //! - [`consistency`]: the logs that close the write hole
@@ -38,6 +38,7 @@ pub mod events;
 pub mod geometry;
 pub mod intent;
 pub mod io;
+pub mod latency;
 pub mod maintenance;
 pub mod members;
 pub mod membership;

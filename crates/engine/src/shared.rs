@@ -13,6 +13,7 @@ use crate::{
     consistency::journal::Journal,
     error::{IoError, MemberError},
     geometry::Geometry,
+    latency::LatencyCounters,
     members::{Member, MemberId, bad_blocks::Reports},
     membership::{admission::Admission, snapshot::Snapshot},
     mutants::{Mutant, active},
@@ -44,6 +45,8 @@ pub struct Shared {
     pub shards: Vec<ShardHandle>,
     /// By shard.
     pub counters: Box<[CachePadded<Counters>]>,
+    /// How long clients waited, by shard.
+    pub latencies: Box<[CachePadded<LatencyCounters>]>,
     current: Mutex<Arc<Snapshot>>,
     /// The generation up to which the superblocks on disk know the membership.
     durable: AtomicU64,
@@ -161,6 +164,7 @@ impl Shared {
             recent: RecentStripes::default(),
             shards,
             counters: (0..count).map(|_| CachePadded::default()).collect(),
+            latencies: (0..count).map(|_| CachePadded::default()).collect(),
             durable: AtomicU64::new(snapshot.generation),
             durable_changed: Signal::default(),
             current: Mutex::new(Arc::new(snapshot)),

@@ -14,6 +14,7 @@ use pinstripe_control::{
     Detail,
     daemon::{ArrayStatus, Status},
     detail::{Member, Sync},
+    latency::Histogram,
 };
 use pinstripe_engine::{members::MemberStatistics, statistics::Statistics};
 
@@ -66,6 +67,7 @@ pub fn render(snapshot: &Snapshot) -> String {
         arrays.filter_map(|(status, detail)| Some((status.array.as_str(), detail.as_ref()?))).collect();
     of_details(&mut text, &served);
     of_counters(&mut text, &served);
+    of_latencies(&mut text, &served);
     of_clients(&mut text, &served);
     of_journals(&mut text, &served);
     of_sync(&mut text, &served);
@@ -158,6 +160,18 @@ fn of_counters(text: &mut Text, served: &[Served<'_>]) {
         let samples = served.iter().map(|(array, detail)| (of(array), value(detail)));
         text.counter(&format!("pinstripe_array_{name}_total"), help.trim(), samples);
     }
+}
+
+fn of_latencies(text: &mut Text, served: &[Served<'_>]) {
+    let mut histograms = Vec::new();
+    for (array, detail) in served {
+        for (operation, histogram) in &detail.latency.operations {
+            let labels = and(array, "operation", operation.as_str());
+            histograms.push((labels, detail.latency.bounds_ns.as_slice(), histogram));
+        }
+    }
+    let help = "How long clients' operations took, with the time that they waited because of a limit.";
+    text.histogram("pinstripe_array_operation_duration_seconds", help, &histograms);
 }
 
 fn of_clients(text: &mut Text, served: &[Served<'_>]) {
@@ -274,14 +288,42 @@ impl Text {
         if samples.peek().is_none() {
             return;
         }
+        self.head(name, kind, help);
+        for (labels, value) in samples {
+            self.sample(name, &labels, value);
+        }
+    }
+
+    /// Histograms of nanoseconds, each with its labels and bounds, in seconds.
+    fn histogram(&mut self, name: &str, help: &str, histograms: &[(Labels<'_>, &[u64], &Histogram)]) {
+        if histograms.is_empty() {
+            return;
+        }
+        self.head(name, "histogram", help);
+        for (labels, bounds_ns, histogram) in histograms {
+            let bounds = bounds_ns.iter().map(|bound| (number(*bound) / 1e9).to_string());
+            let bounds = bounds.chain(["+Inf".to_owned()]);
+            let mut until_here = 0_u64;
+            for (bound, count) in bounds.zip(&histogram.buckets) {
+                until_here = until_here.saturating_add(*count);
+                let labels: Labels<'_> = labels.iter().cloned().chain([("le", bound.into())]).collect();
+                self.sample(&format!("{name}_bucket"), &labels, until_here);
+            }
+            self.sample(&format!("{name}_sum"), labels, number(histogram.sum_ns) / 1e9);
+            self.sample(&format!("{name}_count"), labels, until_here);
+        }
+    }
+
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
         // A string takes whatever is written to it.
         let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
-        for (labels, value) in samples {
-            let pair = |(label, value): &(&str, Cow<'_, str>)| format!("{label}=\"{}\"", escaped(value));
-            let pairs: Vec<String> = labels.iter().map(pair).collect();
-            let labels = if pairs.is_empty() { String::new() } else { format!("{{{}}}", pairs.join(",")) };
-            let _ = writeln!(self.0, "{name}{labels} {value}");
-        }
+    }
+
+    fn sample(&mut self, name: &str, labels: &Labels<'_>, value: impl Display) {
+        let pair = |(label, value): &(&str, Cow<'_, str>)| format!("{label}=\"{}\"", escaped(value));
+        let pairs: Vec<String> = labels.iter().map(pair).collect();
+        let labels = if pairs.is_empty() { String::new() } else { format!("{{{}}}", pairs.join(",")) };
+        let _ = writeln!(self.0, "{name}{labels} {value}");
     }
 }
 
@@ -294,7 +336,7 @@ fn escaped(value: &str) -> String {
 mod tests {
     use std::collections::BTreeSet;
 
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -313,6 +355,7 @@ mod tests {
             "journal": { "device": "/dev/j", "failed": false, "slow": false, "mode": "write-through", "size_bytes": 10, "used_bytes": 1, "cached_bytes": 0 },
             "clients": [{ "protocol": "nbd", "name": "a", "connections": 2 }, { "protocol": "nbd", "name": "b", "connections": 1 }],
             "statistics": { "write_bytes": 77 },
+            "latency": { "bounds_ns": [1000, 2_097_152_000_u64], "operations": { "read": { "buckets": [3, 2, 1], "sum_ns": 20_500_000_000_u64 } } },
         });
         let array = json!({ "array": name, "uuid": null, "state": state, "why": null, "seconds": 1, "control": null, "failures": 0,
             "next_try_seconds": null, "checked": 9, "checked_mismatched_sectors": 0, "disks": [{ "device": "/dev/d0", "failing": [],
@@ -335,6 +378,12 @@ mod tests {
             "pinstripe_array_sync_progress_ratio{array=\"data\",action=\"check\"} 0.25",
             "pinstripe_member_reads_total{array=\"data\",slot=\"1\",device=\"/dev/d1\"} 5",
             "pinstripe_member_read_latency_seconds{array=\"data\",slot=\"0\",device=\"/dev/d0\"} 0.0000015",
+            "pinstripe_array_operation_duration_seconds_bucket{array=\"data\",operation=\"read\",le=\"0.000001\"} 3",
+            "pinstripe_array_operation_duration_seconds_bucket{array=\"data\",operation=\"read\",le=\"2.097152\"} 5",
+            "pinstripe_array_operation_duration_seconds_bucket{array=\"data\",operation=\"read\",le=\"+Inf\"} 6",
+            "pinstripe_array_operation_duration_seconds_sum{array=\"data\",operation=\"read\"} 20.5",
+            "pinstripe_array_operation_duration_seconds_count{array=\"data\",operation=\"read\"} 6",
+            "# TYPE pinstripe_array_operation_duration_seconds histogram",
             "# TYPE pinstripe_array_write_bytes_total counter",
             "# HELP pinstripe_array_write_bytes_total Bytes that users wrote.",
         ] {
@@ -345,7 +394,9 @@ mod tests {
     const HEAD: &str = "# Metrics\n\nThis page is made by a test of the code; `PINSTRIPE_WRITE_DOCS=1 cargo test -p pinstripe \
         the_page_of_the_metrics` writes\nit anew. `pinstripe daemon` serves them on the address that \
         [`[metrics]`](configuration.md#metrics) gives, and asks the servers\nevery 5 seconds. Rules for alerts are in \
-        [pinstripe.rules.yml](../dist/prometheus/pinstripe.rules.yml).\n\n| metric | type | what it says |\n|---|---|---|\n";
+        [pinstripe.rules.yml](../dist/prometheus/pinstripe.rules.yml), and a\ndashboard for Grafana is in \
+        [pinstripe.json](../dist/grafana/pinstripe.json).\nA histogram has three metrics: NAME_bucket, NAME_sum and \
+        NAME_count.\n\n| metric | type | what it says |\n|---|---|---|\n";
 
     /// Names, types and helps.
     fn described() -> Vec<(String, String, String)> {
@@ -380,6 +431,109 @@ mod tests {
         assert!(asked.len() > 10, "{asked:?}");
         let unknown: Vec<&&str> = asked.iter().filter(|name| !names.contains(**name)).collect();
         assert!(unknown.is_empty(), "{unknown:?}");
+    }
+
+    const DASHBOARD: &str = include_str!("../../../../dist/grafana/pinstripe.json");
+
+    fn dashboard() -> Value {
+        serde_json::from_str(DASHBOARD).unwrap()
+    }
+
+    /// Rows and what stands in them.
+    fn panels(dashboard: &Value) -> &[Value] {
+        dashboard["panels"].as_array().unwrap()
+    }
+
+    /// What the dashboard asks Prometheus for.
+    fn expressions(dashboard: &Value) -> Vec<&str> {
+        let targets = panels(dashboard).iter().filter_map(|panel| panel["targets"].as_array()).flatten();
+        targets.map(|target| target["expr"].as_str().unwrap()).collect()
+    }
+
+    /// The samples of a metric: a histogram's have names of their own.
+    fn samples((name, kind, _): (String, String, String)) -> Vec<String> {
+        match kind.as_str() {
+            "histogram" => ["bucket", "sum", "count"].map(|part| format!("{name}_{part}")).to_vec(),
+            _ => vec![name],
+        }
+    }
+
+    #[test]
+    fn the_dashboard_asks_for_metrics_and_labels_that_there_are() {
+        let (dashboard, text) = (dashboard(), render(&snapshot("data", "serving")));
+        let known: BTreeSet<String> = described().into_iter().flat_map(samples).collect();
+        let labels: BTreeSet<&str> = text
+            .split(['{', ',', '}'])
+            .filter_map(|pair| pair.split_once("=\"").map(|(label, _)| label))
+            .chain(["instance", "job", "alertname", "alertstate", "severity"])
+            .collect();
+        let mut asked = BTreeSet::new();
+        let variables = dashboard["templating"]["list"].as_array().unwrap();
+        let variables = variables.iter().filter_map(|variable| variable["definition"].as_str());
+        for expression in expressions(&dashboard).into_iter().chain(variables) {
+            let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            asked.extend(words.filter(|word| word.starts_with("pinstripe_")));
+            // Only what stands in braces before an operator, and in the lists after `by`.
+            let selectors = expression.split('{').skip(1).filter_map(|part| part.split('}').next());
+            let selected = selectors.flat_map(|selector| selector.split(", "));
+            let selected = selected.map(|pair| pair.split(['=', '!', '~']).next().unwrap());
+            let lists = expression.split("by (").skip(1).filter_map(|part| part.split(')').next());
+            for label in selected.chain(lists.flat_map(|list| list.split(", "))) {
+                assert!(labels.contains(label), "the label {label} in {expression}");
+            }
+        }
+        let unknown: Vec<&&str> = asked.iter().filter(|name| !known.contains(**name)).collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
+        for wanted in [
+            "pinstripe_array_read_bytes_total",
+            "pinstripe_array_operation_duration_seconds_bucket",
+            "pinstripe_array_degraded",
+            "pinstripe_array_sync_progress_ratio",
+            "pinstripe_array_cache_hits_total",
+            "pinstripe_array_marked_regions",
+            "pinstripe_member_in_sync",
+        ] {
+            assert!(asked.contains(wanted), "nothing shows {wanted}");
+        }
+    }
+
+    #[test]
+    fn the_dashboard_is_one_that_grafana_takes() {
+        let dashboard = dashboard();
+        assert!(dashboard["id"].is_null(), "an id is of one Grafana's database");
+        assert!(dashboard["schemaVersion"].as_u64().is_some_and(|version| version >= 36));
+        assert!(
+            dashboard["uid"].as_str().is_some_and(|uid| uid.len() <= 40) && dashboard["title"].is_string()
+        );
+        let source = &dashboard["templating"]["list"][0];
+        assert_eq!(
+            (&source["type"], &source["name"], &source["query"]),
+            (&json!("datasource"), &json!("datasource"), &json!("prometheus"))
+        );
+        let own = json!({ "type": "prometheus", "uid": "${datasource}" });
+        let mut ids = BTreeSet::new();
+        let mut taken = BTreeSet::new();
+        for panel in panels(&dashboard) {
+            let title = panel["title"].as_str().unwrap();
+            assert!(ids.insert(panel["id"].as_u64().unwrap()), "{title} has the id of another panel");
+            let [x, y, width, height] =
+                ["x", "y", "w", "h"].map(|key| panel["gridPos"][key].as_u64().unwrap());
+            assert!(width > 0 && height > 0 && x + width <= 24, "{title} is wider than the page");
+            for cell in (x..x + width).flat_map(|x| (y..y + height).map(move |y| (x, y))) {
+                assert!(taken.insert(cell), "{title} lies over another panel");
+            }
+            if panel["type"] == "row" {
+                continue;
+            }
+            assert_eq!(panel["datasource"], own, "{title}");
+            assert!(panel["fieldConfig"]["defaults"].is_object() && panel["options"].is_object(), "{title}");
+            let targets = panel["targets"].as_array().unwrap();
+            let names: BTreeSet<&str> =
+                targets.iter().map(|target| target["refId"].as_str().unwrap()).collect();
+            assert!(!targets.is_empty() && names.len() == targets.len(), "{title}");
+            assert!(targets.iter().all(|target| target["datasource"] == own), "{title}");
+        }
+        assert!(ids.len() > 20);
     }
 
     #[test]

@@ -56,7 +56,8 @@ const ON_DEVICES: &[(&str, &str)] = &[SECRETS, HOST];
 pub fn page(command: &str) -> Page {
     let (examples, files, related) = match command {
         "create" | "examine" | "zero-superblock" | "serve" | "target" | "discover" => of_devices(command),
-        "list" | "detail" | "monitor" | "stop" | "sync" | "check" | "repair" => of_service(command),
+        "list" | "top" | "detail" => of_states(command),
+        "monitor" | "stop" | "sync" | "check" | "repair" => of_service(command),
         "add" | "fail" | "remove" | "replace" | "grow" => of_members(command),
         "assemble" | "incremental" | "config" => of_configuration(command),
         _ => of_the_rest(command),
@@ -155,12 +156,23 @@ fn of_devices(command: &str) -> Parts {
     }
 }
 
-fn of_service(command: &str) -> Parts {
+fn of_states(command: &str) -> Parts {
     match command {
-        "list" => {
-            (&[("Everything that is served here:", "pinstripe list")], ON_SERVED, &["", "detail", "serve"])
-        }
-        "detail" => (
+        "list" => (
+            &[("Everything that is served here:", "pinstripe list")],
+            ON_SERVED,
+            &["", "top", "detail", "serve"],
+        ),
+        "top" => (
+            &[
+                ("On a terminal, until q is pressed:", "pinstripe top"),
+                ("What was done within ten seconds, as text:", "pinstripe top --once --interval 10"),
+                ("For a program:", "pinstripe top --json"),
+            ],
+            ON_SERVED,
+            &["", "list", "detail", "monitor", "iostat(1)"],
+        ),
+        _ => (
             &[
                 ("The state of an array:", "pinstripe detail data"),
                 (
@@ -171,6 +183,11 @@ fn of_service(command: &str) -> Parts {
             ON_SERVED,
             &["", "list", "monitor", "examine"],
         ),
+    }
+}
+
+fn of_service(command: &str) -> Parts {
+    match command {
         "monitor" => (
             &[
                 (
@@ -366,6 +383,7 @@ fn of_the_command() -> Parts {
             "zero-superblock",
             "serve",
             "list",
+            "top",
             "detail",
             "add",
             "fail",

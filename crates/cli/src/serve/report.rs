@@ -2,10 +2,15 @@
 
 use pinstripe_control::{
     detail::{Address, Bitmap, Detail, Failed, Journal, Member, MemberOffload, Sync},
+    latency::{Histogram, Latencies},
     limit::Limit,
 };
 use pinstripe_engine::{
-    array::Array, events::SyncAction, maintenance::SyncProgress, status::detail::SlotDetail,
+    array::Array,
+    events::SyncAction,
+    latency::{self, ClientOperation},
+    maintenance::SyncProgress,
+    status::detail::SlotDetail,
 };
 use pinstripe_md::level::Level;
 
@@ -112,6 +117,18 @@ pub fn detail(array: &Array, addresses: Vec<Address>) -> Detail {
         limit: Limit::default(),
         shards: array.shared().shards.len(),
         statistics: now.statistics.fields().map(|(name, value)| (name.to_owned(), value)).collect(),
+        latency: latency(&now.latencies),
+    }
+}
+
+fn latency(latencies: &latency::Latencies) -> Latencies {
+    let operation = |operation: ClientOperation| {
+        let own = latencies.of(operation);
+        (operation.name().to_owned(), Histogram { buckets: own.buckets.to_vec(), sum_ns: own.sum_ns })
+    };
+    Latencies {
+        bounds_ns: latency::bounds_ns().to_vec(),
+        operations: ClientOperation::ALL.map(operation).into(),
     }
 }
 

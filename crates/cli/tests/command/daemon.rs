@@ -567,6 +567,9 @@ fn what_is_known_is_there_for_prometheus_and_nothing_else_is() {
     let dist = concat!(env!("CARGO_MANIFEST_DIR"), "/../../dist/prometheus");
     promtool(&["check", "rules", &format!("{dist}/pinstripe.rules.yml")], "");
     promtool(&["test", "rules", &format!("{dist}/pinstripe.test.yml")], "");
+    let expressions = configured.world.path("dashboard.yml");
+    fs::write(&expressions, rules_of_dashboard()).unwrap();
+    promtool(&["check", "rules", &expressions.display().to_string()], "");
     assert!(text.contains("pinstripe_member_in_sync{array=\"data\",slot=\"2\",device=\""), "{text}");
     assert_eq!(get(&address, "POST /metrics").0, 405);
     assert_eq!(get(&address, "GET /").0, 404);
@@ -583,6 +586,71 @@ fn what_is_known_is_there_for_prometheus_and_nothing_else_is() {
     configured.write("pinstripe.toml", DATA);
     configured.run(&["reload"]).ok();
     daemon.wait("it listens no more", |_| std::net::TcpStream::connect(&address).is_err());
+}
+
+/// What the dashboard asks for, as rules, so that Prometheus says whether it understands it.
+fn rules_of_dashboard() -> String {
+    let text = include_str!("../../../../dist/grafana/pinstripe.json");
+    let dashboard: Value = serde_json::from_str(text).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let targets = panels.filter_map(|panel| panel["targets"].as_array()).flatten();
+    let expressions = targets.map(|target| target["expr"].as_str().unwrap());
+    // Grafana puts these in.
+    let filled = expressions.map(|text| text.replace("$__rate_interval", "1m").replace('$', ""));
+    let rules = filled
+        .enumerate()
+        .map(|(number, text)| format!("  - record: r{number}\n    expr: {}\n", Value::from(text)));
+    let rules: Vec<String> = rules.collect();
+    assert!(rules.len() > 30);
+    format!("groups:\n- name: dashboard\n  rules:\n{}", rules.concat())
+}
+
+/// What a client does raises the counts of that kind of operation, at the right times, and of no other.
+#[test]
+fn what_clients_wait_for_is_there_for_prometheus() {
+    const WRITES: u64 = 7;
+    let text = format!("[metrics]\nlisten = '127.0.0.1:0'\n{DATA}limit-iops = 10\nlimit-burst = 0\n");
+    let configured = Configured::new(&text);
+    configured.world.raid5(3);
+    let daemon = Daemon::start(&configured, &[]);
+    let control = daemon.wait_for("data", "serving")["control"].as_str().unwrap().to_owned();
+    let log = daemon.log();
+    let address = log.split("metrics on http://").nth(1).unwrap().split('/').next().unwrap().to_owned();
+    let detail = || configured.run(&["detail", &control, "--json"]).ok().json();
+    let uri = detail()["nbd"][0].as_str().unwrap().to_owned();
+    let mut client = Client::connect(std::path::Path::new(uri.split_once("socket=").unwrap().1));
+    for block in 0..WRITES {
+        assert_eq!(client.write(block << 12, &pattern(7, 4096)), 0);
+    }
+    let family = "pinstripe_array_operation_duration_seconds";
+    let value = |text: &str, sample: &str| -> f64 {
+        let labels = format!("{family}_{sample}");
+        let line = text.lines().find_map(|line| line.strip_prefix(&labels));
+        line.unwrap_or_else(|| panic!("{labels} is missing in {text}")).trim().parse().unwrap()
+    };
+    let begun = Instant::now();
+    let text = loop {
+        let (_, text) = get(&address, "GET /metrics");
+        if text.contains(&format!("{family}_count{{array=\"data\",operation=\"write\"}} {WRITES}\n")) {
+            break text;
+        }
+        assert!(begun.elapsed() < LIMIT, "{text}");
+        thread::sleep(Duration::from_millis(200));
+    };
+    promtool(&["check", "metrics"], &text);
+    let write = "{array=\"data\",operation=\"write\"";
+    let bucket = |bound| value(&text, &format!("bucket{write},le=\"{bound}\"}}"));
+    assert!((bucket("+Inf") - 7.0).abs() < 0.1 && bucket("16.777216") > 6.9, "{text}");
+    assert!(bucket("0.032768") < 1.1, "all but the first one waited a tenth of a second: {text}");
+    let sum = value(&text, &format!("sum{write}}}"));
+    assert!((0.55..20.0).contains(&sum), "{sum}");
+    for other in ["read", "flush", "discard", "write_zeroes"] {
+        let count = value(&text, &format!("count{{array=\"data\",operation=\"{other}\"}}"));
+        assert!(count.abs() < 0.1, "{other}: {count}");
+    }
+    let words = configured.run(&["detail", &control]).ok().out;
+    assert!(words.contains("write latency") && words.contains(", of 7\n"), "{words}");
+    assert!(!words.contains("read latency"), "{words}");
 }
 
 /// Runs Prometheus' own checker, of the package prometheus.

@@ -22,4 +22,5 @@ mod parity_kernel;
 mod refusals;
 mod supervised;
 mod tls;
+mod top;
 mod world;

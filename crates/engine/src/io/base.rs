@@ -6,6 +6,7 @@ use pinstripe_runtime::{Buffer, DeviceError, Submission, SubmissionSet, shard};
 
 use crate::{
     error::Operation,
+    latency::LatencyCounters,
     members::{MemberId, health::FlushTicket},
     membership::snapshot::View,
     mutants::{Mutant, active},
@@ -55,6 +56,10 @@ impl VolumeBase {
 
     pub(crate) fn counters(&self) -> &Counters {
         &self.shared.counters[self.shard]
+    }
+
+    pub(crate) fn latencies(&self) -> &LatencyCounters {
+        &self.shared.latencies[self.shard]
     }
 
     /// Submits a read of a member, at an offset relative to its data.

@@ -1,4 +1,7 @@
 //! An array's volume as front ends want it.
+//!
+//! What a client waits for here is measured: from the call to the answer, with the wait for a limit and for
+//! other writers of the same blocks. A front end's own work and the network come on top of that.
 
 use std::{rc::Rc, sync::Arc};
 
@@ -8,12 +11,13 @@ use pinstripe_block::{
     mutants::{Mutant, active},
     rate::RateLimit,
 };
-use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice};
+use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice, shard};
 
 use super::volume::Volume;
 use crate::{
     error::IoError,
     geometry::{Geometry, ParityGeometry},
+    latency::ClientOperation,
 };
 
 /// One shard's handle on an array.
@@ -55,6 +59,11 @@ impl VolumeService {
 
     fn geometry(&self) -> &Geometry {
         &self.volume.shared().geometry
+    }
+
+    /// Counts an operation that was asked for at `asked` and is over now.
+    fn measure(&self, operation: ClientOperation, asked: u64) {
+        self.volume.base().latencies().add(operation, shard::now().saturating_sub(asked));
     }
 
     fn answer(&self, result: Result<(), IoError>) -> Result<(), ServiceError> {
@@ -107,30 +116,43 @@ impl BlockService for VolumeService {
     }
 
     async fn read(&self, offset: u64, buffer: Buffer) -> (Result<(), ServiceError>, Buffer) {
+        let asked = shard::now();
         self.limit.pass(buffer.len() as u64).await;
         let (result, buffer) = self.volume.read(offset, buffer).await;
+        self.measure(ClientOperation::Read, asked);
         (self.answer(result), buffer)
     }
 
     async fn write(&self, offset: u64, data: Slice, fua: bool) -> Result<(), ServiceError> {
+        let asked = shard::now();
         self.limit.pass(data.len() as u64).await;
         let _held = self.hold(offset, data.len() as u64).await;
-        self.answer(self.volume.write(offset, data, fua && !active(Mutant::FuaDropped)).await)
+        let result = self.volume.write(offset, data, fua && !active(Mutant::FuaDropped)).await;
+        self.measure(ClientOperation::Write, asked);
+        self.answer(result)
     }
 
     /// Not limited: what others have written before is made durable by it.
     async fn flush(&self) -> Result<(), ServiceError> {
-        self.answer(self.volume.flush().await)
+        let asked = shard::now();
+        let result = self.volume.flush().await;
+        self.measure(ClientOperation::Flush, asked);
+        self.answer(result)
     }
 
     /// A request, and no bytes.
     async fn discard(&self, offset: u64, length: u64, fua: bool) -> Result<(), ServiceError> {
+        let asked = shard::now();
         self.limit.pass(0).await;
-        {
+        let mut result = {
             let _held = self.hold(offset, length).await;
-            self.answer(self.volume.discard(offset, length).await)?;
+            self.volume.discard(offset, length).await
+        };
+        if result.is_ok() && fua && !active(Mutant::TrimFuaDropped) {
+            result = self.volume.flush().await;
         }
-        if fua && !active(Mutant::TrimFuaDropped) { self.flush().await } else { Ok(()) }
+        self.measure(ClientOperation::Discard, asked);
+        self.answer(result)
     }
 
     async fn write_zeroes(
@@ -140,13 +162,16 @@ impl BlockService for VolumeService {
         fua: bool,
         may_punch: bool,
     ) -> Result<(), ServiceError> {
+        let asked = shard::now();
         let fua = fua && !active(Mutant::ZeroesFuaDropped);
         self.limit.pass(length).await;
         let _held = self.hold(offset, length).await;
-        self.answer(if may_punch {
+        let result = if may_punch {
             self.volume.write_zeroes(offset, length, fua).await
         } else {
             self.volume.write_zero_bytes(offset, length, fua).await
-        })
+        };
+        self.measure(ClientOperation::WriteZeroes, asked);
+        self.answer(result)
     }
 }

@@ -6,6 +6,7 @@ use crate::{
     array::Array,
     controller::superblocks::{MemberState, Superblocks},
     error::MemberError,
+    latency::Latencies,
     maintenance::SyncProgress,
     members::MemberStatistics,
     membership::snapshot::Seat,
@@ -59,6 +60,8 @@ pub struct Detail {
     pub sync: Option<SyncProgress>,
     /// Counters since the assembly.
     pub statistics: Statistics,
+    /// How long clients waited, since the assembly.
+    pub latencies: Latencies,
     /// What the members' servers do, if any of them computes.
     pub offload: Option<OffloadDetail>,
     /// The latest errors for which members were dropped.
@@ -183,6 +186,7 @@ impl Array {
             regions_to_resync: intent.resync_count(),
             sync: self.progress(),
             statistics: Statistics::sum(shared.counters.iter().map(|counters| &**counters)),
+            latencies: Latencies::sum(shared.latencies.iter().map(|counters| &**counters)),
             offload: self.controller.offload_detail(&snapshot),
             last_errors,
             advice,

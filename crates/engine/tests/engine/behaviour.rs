@@ -17,6 +17,7 @@ use pinstripe_engine::{
     error::IoError,
     geometry::StripeId,
     io::service::VolumeService,
+    latency::{ClientOperation, Latencies, bounds_ns},
     options::ArrayOptions,
     plan::WritePolicy,
     shared::Shared,
@@ -731,6 +732,56 @@ fn a_service_with_a_limit_lets_each_request_wait_for_its_turn() {
                 shard::timeout(SECOND, waiting).await.expect("it still waits").unwrap();
                 assert_eq!(limit.waiting(), 0);
             }
+        }
+    });
+    scene.world.run_until(STEPS * 10, |_| *done.borrow() == 1).unwrap();
+}
+
+/// By its own clock: each operation counts once, with all that its client waited for, the limit included.
+#[test]
+fn a_service_counts_how_long_each_client_operation_took() {
+    const QUARTER: u64 = 250_000_000;
+    let mut scene = raid5(1, 1);
+    let done = spawn(&mut scene, 1, |_, volume, _, _| {
+        let shared = Arc::clone(volume.shared());
+        let now = move || Latencies::sum(shared.latencies.iter().map(|counters| &**counters));
+        let limit = Arc::new(RateLimit::default());
+        let service = VolumeService::new(volume, |_| ()).with_limit(Arc::clone(&limit));
+        let act = async |service: &VolumeService, operation: ClientOperation, at: u64| {
+            let (data, stripe) = (shard::zeroed(4096), service.discard_granularity());
+            match operation {
+                ClientOperation::Read => service.read(at, data).await.0,
+                ClientOperation::Write => service.write(at, data.freeze(), true).await,
+                ClientOperation::Flush => service.flush().await,
+                ClientOperation::Discard => service.discard(at, stripe, true).await,
+                ClientOperation::WriteZeroes => service.write_zeroes(at, stripe, true, true).await,
+            }
+        };
+        async move {
+            for operation in ClientOperation::ALL {
+                limit.set(Rates { requests: 4, bytes: 0, burst: 0 });
+                act(&service, operation, 0).await.unwrap();
+                let (before, asked) = (now(), shard::now());
+                act(&service, operation, 0).await.unwrap();
+                let (took, after) = (shard::now() - asked, now());
+                let limited = operation != ClientOperation::Flush;
+                assert!(!limited || took.abs_diff(QUARTER) < QUARTER / 20, "{operation:?} took {took} ns");
+                for other in ClientOperation::ALL {
+                    let mut expected = *before.of(other);
+                    if other == operation {
+                        let bucket = bounds_ns().iter().position(|bound| took <= *bound).unwrap();
+                        assert!(!limited || bucket == 18, "{operation:?}: 0.25 s in bucket {bucket}");
+                        expected.buckets[bucket] += 1;
+                        expected.sum_ns += took;
+                    }
+                    assert_eq!(*after.of(other), expected, "{other:?} after {operation:?}");
+                }
+            }
+            // What fails was waited for as well.
+            limit.set(Rates::default());
+            let before = now().of(ClientOperation::Read).buckets.iter().sum::<u64>();
+            act(&service, ClientOperation::Read, service.size_bytes()).await.unwrap_err();
+            assert_eq!(now().of(ClientOperation::Read).buckets.iter().sum::<u64>(), before + 1);
         }
     });
     scene.world.run_until(STEPS * 10, |_| *done.borrow() == 1).unwrap();

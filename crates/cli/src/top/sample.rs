@@ -1,0 +1,217 @@
+//! What a server says of its array, and what two readings of it say of the time between them. Pure.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use pinstripe_control::{
+    Detail,
+    detail::{Client, Member, Sync},
+    latency::Histogram,
+};
+use serde::Serialize;
+
+/// What a server said.
+#[derive(Clone, Debug)]
+pub struct Reading {
+    /// When, since the same moment for all readings.
+    pub at: Duration,
+    /// Which run of the server. The counters of another run begin anew.
+    pub instance: String,
+    pub detail: Detail,
+}
+
+/// What is shown of an array.
+#[derive(Clone, Debug, Serialize)]
+pub struct Sample {
+    /// The control socket.
+    pub control: String,
+    /// Why nothing newer is known, if the server can't be asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// The latest that is known.
+    #[serde(flatten)]
+    pub array: Option<ArraySample>,
+}
+
+/// An array, and what its clients got.
+#[derive(Clone, Debug, Serialize)]
+pub struct ArraySample {
+    pub name: String,
+    pub uuid: String,
+    pub level: String,
+    pub size_bytes: u64,
+    pub state: String,
+    pub degraded: bool,
+    pub members: Vec<MemberSample>,
+    pub spares: usize,
+    pub faulty: usize,
+    pub sync: Option<Sync>,
+    pub clients: Vec<Client>,
+    /// None until the same run of the server was read twice.
+    pub rates: Option<Rates>,
+}
+
+/// A slot.
+#[derive(Clone, Debug, Serialize)]
+pub struct MemberSample {
+    pub slot: usize,
+    pub state: String,
+    pub device: Option<String>,
+    pub slow: bool,
+}
+
+/// Of the time between two readings.
+#[derive(Clone, Debug, Serialize)]
+pub struct Rates {
+    pub seconds: f64,
+    pub read_bytes_per_second: u64,
+    pub write_bytes_per_second: u64,
+    /// By kind of client operation. An older server has none.
+    pub operations: BTreeMap<String, OperationRate>,
+}
+
+/// Operations of one kind that ended.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct OperationRate {
+    pub per_second: f64,
+    /// None if there were no operations.
+    pub mean_ns: Option<u64>,
+    pub p99_ns: Option<u64>,
+}
+
+impl ArraySample {
+    /// Of the latest reading and the one before it, if there is one.
+    pub fn new(earlier: Option<&Reading>, latest: &Reading) -> Self {
+        let detail = &latest.detail;
+        let member = |member: &Member| MemberSample {
+            slot: member.slot,
+            state: member.state.clone(),
+            device: member.device.clone(),
+            slow: member.slow,
+        };
+        Self {
+            name: detail.name.clone(),
+            uuid: detail.uuid.clone(),
+            level: detail.level.clone(),
+            size_bytes: detail.size_bytes,
+            state: detail.state.clone(),
+            degraded: detail.degraded,
+            members: detail.members.iter().map(member).collect(),
+            spares: detail.spares.len(),
+            faulty: detail.failed.len(),
+            sync: detail.sync.clone(),
+            clients: detail.clients.clone(),
+            rates: earlier.and_then(|earlier| rates(earlier, latest)),
+        }
+    }
+
+    /// Connections of all clients.
+    pub fn connections(&self) -> usize {
+        self.clients.iter().map(|client| client.connections).sum()
+    }
+}
+
+fn rates(earlier: &Reading, latest: &Reading) -> Option<Rates> {
+    let time = latest.at.checked_sub(earlier.at).filter(|time| !time.is_zero())?;
+    if earlier.instance != latest.instance {
+        return None;
+    }
+    let (then, now) = (&earlier.detail, &latest.detail);
+    let bytes = |name: &str| {
+        let [then, now] = [then, now].map(|detail| detail.statistics.get(name).copied().unwrap_or(0));
+        let in_all = u128::from(now.saturating_sub(then)) * 1_000_000_000 / time.as_nanos();
+        u64::try_from(in_all).unwrap_or(u64::MAX)
+    };
+    let operation = |(name, histogram): (&String, &Histogram)| {
+        let nothing = Histogram::default();
+        let between = histogram.since(then.latency.operations.get(name).unwrap_or(&nothing));
+        let rate = OperationRate {
+            per_second: number(between.count()) / time.as_secs_f64(),
+            mean_ns: between.mean_ns(),
+            p99_ns: between.quantile_ns(&now.latency.bounds_ns, 990),
+        };
+        (name.clone(), rate)
+    };
+    Some(Rates {
+        seconds: time.as_secs_f64(),
+        read_bytes_per_second: bytes("read_bytes"),
+        write_bytes_per_second: bytes("write_bytes"),
+        operations: now.latency.operations.iter().map(operation).collect(),
+    })
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a rate is shown with a few digits")]
+fn number(value: u64) -> f64 {
+    value as f64
+}
+
+#[cfg(test)]
+pub mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A RAID5 with two of its three members, read at `seconds`.
+    pub fn reading(name: &str, seconds: u64, reads: u64) -> Reading {
+        let member = |slot: usize, state: &str, device: Value| {
+            json!({ "slot": slot, "state": state, "device": device, "read_latency_ns": 0, "write_latency_ns": 0,
+                "slow": slot == 1, "late_requests": 0, "bad_sectors": 0, "statistics": {} })
+        };
+        let members = [
+            member(0, "in-sync", json!("/dev/a")),
+            member(1, "in-sync", json!("/dev/b")),
+            member(2, "missing", json!(null)),
+        ];
+        let detail = json!({
+            "name": name, "uuid": "u", "level": "raid5", "layout": "", "chunk_bytes": 65536, "logical_block_bytes": 512,
+            "size_bytes": 3_u64 << 30, "state": "active", "degraded": true, "events": 7, "members": members, "failed": [],
+            "bitmap": null, "consistency_policy": "", "regions_to_resync": 0, "sync_paused": false, "sync_speed_min_kib": 0,
+            "sync_speed_max_kib": 0, "errors": [], "advice": null, "nbd": [], "shards": 1,
+            "sync": { "action": "rebuild", "done": 1, "total": 4, "mismatched_sectors": 0, "paused": false, "speed_kib": 3,
+                "finish_seconds": 200 },
+            "clients": [{ "protocol": "nbd", "name": "host", "connections": 2 }],
+            "statistics": { "read_bytes": reads * 4096 },
+            "latency": { "bounds_ns": [1000, 2000], "operations": {
+                "read": { "buckets": [0, reads, 0], "sum_ns": reads * 1500 },
+                "write": { "buckets": [0, 0, 0], "sum_ns": 0 } } },
+        });
+        Reading {
+            at: Duration::from_secs(seconds),
+            instance: "a".to_owned(),
+            detail: serde_json::from_value(detail).unwrap(),
+        }
+    }
+
+    /// A sample of it with a rate of 50 reads a second.
+    pub fn sample(name: &str) -> Sample {
+        let array = ArraySample::new(Some(&reading(name, 10, 100)), &reading(name, 12, 200));
+        Sample { control: format!("/run/pinstripe/{name}.sock"), error: None, array: Some(array) }
+    }
+
+    #[test]
+    fn rates_are_of_what_was_counted_between_the_readings() {
+        let rates = ArraySample::new(Some(&reading("a", 10, 100)), &reading("a", 12, 200)).rates.unwrap();
+        assert_eq!((rates.read_bytes_per_second, rates.write_bytes_per_second), (50 * 4096, 0));
+        let read = rates.operations["read"];
+        assert!((rates.seconds - 2.0).abs() < 1e-9 && (read.per_second - 50.0).abs() < 1e-9, "{rates:?}");
+        assert_eq!((read.mean_ns, read.p99_ns), (Some(1500), Some(1990)));
+        assert_eq!((rates.operations["write"].mean_ns, rates.operations["write"].p99_ns), (None, None));
+    }
+
+    #[test]
+    fn a_server_that_was_started_anew_has_no_rates_yet() {
+        let earlier = reading("a", 10, 100);
+        let again = Reading { instance: "b".to_owned(), ..reading("a", 12, 3) };
+        assert!(ArraySample::new(Some(&earlier), &again).rates.is_none());
+        assert!(ArraySample::new(Some(&earlier), &earlier).rates.is_none(), "no time has gone by");
+        assert!(ArraySample::new(None, &earlier).rates.is_none());
+    }
+
+    #[test]
+    fn programs_find_an_array_and_its_trouble_side_by_side() {
+        let value = serde_json::to_value(sample("data")).unwrap();
+        assert_eq!((&value["name"], &value["members"][2]["state"]), (&"data".into(), &"missing".into()));
+        assert!(value.get("error").is_none() && value.get("array").is_none(), "{value}");
+        let silent = Sample { control: "/x".to_owned(), error: Some("silent".to_owned()), array: None };
+        assert_eq!(serde_json::to_value(silent).unwrap(), json!({ "control": "/x", "error": "silent" }));
+    }
+}
