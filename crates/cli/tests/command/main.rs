@@ -21,4 +21,5 @@ mod occupied;
 mod parity_kernel;
 mod refusals;
 mod supervised;
+mod web;
 mod world;
