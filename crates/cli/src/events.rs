@@ -13,23 +13,14 @@ use serde_json::Value;
 
 use crate::{
     command_line::EventsArguments,
-    daemon::{HISTORY, HISTORY_BEFORE, state_folder},
+    daemon::state_folder,
     failure::Failure,
+    history::{HISTORY, HISTORY_BEFORE, Told},
     output,
 };
 
 /// How often it is looked for new events.
 const LOOK: Duration = Duration::from_millis(500);
-
-/// A line of the history, as far as it is looked at.
-#[derive(Deserialize)]
-struct Line {
-    time: u64,
-    array: String,
-    event: String,
-    alarming: bool,
-    message: String,
-}
 
 pub fn run(arguments: &EventsArguments) -> Result<(), Failure> {
     let folder = state_folder();
@@ -106,7 +97,7 @@ impl Wanted<'_> {
 
     fn shown(&self, text: &[u8]) -> Option<String> {
         let value: Value = serde_json::from_slice(text).ok()?;
-        let line = Line::deserialize(&value).ok()?;
+        let line = Told::deserialize(&value).ok()?;
         let is_meant = self.arguments.array.as_ref().is_none_or(|array| *array == line.array)
             && self.begin.is_none_or(|begin| line.time >= begin)
             && (line.alarming || !self.arguments.alarming);

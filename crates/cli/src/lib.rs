@@ -44,6 +44,7 @@ mod examine;
 mod exchange;
 mod failure;
 mod fuse;
+mod history;
 mod incremental;
 mod limits;
 mod list;

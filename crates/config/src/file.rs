@@ -11,10 +11,10 @@ use toml::{
 };
 
 use crate::{
-    Alerts, Array, Place, Problem, Scan, Setting, Settings, Value,
+    Alerts, Array, Place, Problem, Scan, Setting, Settings, Value, Web,
     duties::Duties,
-    keys::{ALERTS, ARRAY, AUTO, DUTIES, Kind, METRICS, OPTIONS, SCAN, Where},
-    members,
+    keys::{ALERTS, ARRAY, AUTO, DUTIES, Kind, METRICS, OPTIONS, SCAN, WEB, Where},
+    members, web_address,
 };
 
 /// Bytes of a file at most: what is longer is something else.
@@ -30,6 +30,8 @@ pub enum Section {
     Scan(Scan),
     /// `[metrics]`.
     Metrics(Option<SocketAddr>),
+    /// `[web]`.
+    Web(Web),
     /// `[alerts]`.
     Alerts(Alerts),
     /// `[[array]]`.
@@ -85,7 +87,7 @@ pub fn sections(path: &Path, text: &str, problems: &mut Vec<Problem>) -> Vec<Sec
     for (key, value) in table.get_ref() {
         let span = value.span();
         let name = key.get_ref();
-        if let ("defaults" | "scan" | "alerts" | "metrics", DeValue::Table(table)) =
+        if let ("defaults" | "scan" | "alerts" | "metrics" | "web", DeValue::Table(table)) =
             (name.as_ref(), value.get_ref())
         {
             let of = |own: &Spanned<_>| (format!("[{name}] {}", own.get_ref()), file.place(&own.span()));
@@ -94,6 +96,7 @@ pub fn sections(path: &Path, text: &str, problems: &mut Vec<Problem>) -> Vec<Sec
         match (key.get_ref().as_ref(), value.get_ref()) {
             ("defaults", DeValue::Table(table)) => sections.push(Section::Defaults(file.defaults(table))),
             ("metrics", DeValue::Table(table)) => sections.push(Section::Metrics(file.metrics(table))),
+            ("web", DeValue::Table(table)) => sections.push(Section::Web(file.web(table))),
             ("alerts", DeValue::Table(table)) => sections.push(Section::Alerts(file.alerts(table))),
             ("scan", DeValue::Table(table)) => sections.push(Section::Scan(file.scan(table))),
             ("array", DeValue::Array(all)) if all.iter().all(|array| array.get_ref().is_table()) => {
@@ -102,14 +105,14 @@ pub fn sections(path: &Path, text: &str, problems: &mut Vec<Problem>) -> Vec<Sec
                     sections.extend(file.array(table, &array.span()).map(Section::Array));
                 }
             }
-            ("defaults" | "scan" | "alerts" | "metrics", _) => {
+            ("defaults" | "scan" | "alerts" | "metrics" | "web", _) => {
                 file.problem(span, format!("{} is a section: write [{}]", key.get_ref(), key.get_ref()));
             }
             ("array", _) => {
                 file.problem(span, "every array is a section of its own: write [[array]]".to_owned());
             }
             (name, _) => {
-                let words = "there are [defaults], [scan], [metrics], [alerts] and [[array]]";
+                let words = "there are [defaults], [scan], [metrics], [web], [alerts] and [[array]]";
                 file.problem(key.span(), format!("unknown section or key \"{}\": {words}", printable(name)));
             }
         }
@@ -227,6 +230,27 @@ impl File<'_> {
             }
         }
         listen
+    }
+
+    fn web(&mut self, table: &DeTable<'_>) -> Web {
+        let mut web = Web::default();
+        for (key, value) in table {
+            let name = key.get_ref().as_ref();
+            let Some(known) = WEB.iter().find(|known| known.name == name) else {
+                self.unknown(key.span(), name, "[web]", WEB.iter().map(|key| key.name));
+                continue;
+            };
+            let Some(Value::Text(text)) = self.value(name, known.kind, value) else { continue };
+            if name == "token-file" {
+                web.token_file = Some(text.into());
+                continue;
+            }
+            match web_address(&text) {
+                Ok(address) => web.listen = Some(address),
+                Err(what) => self.problem(value.span(), format!("\"listen\": {what}")),
+            }
+        }
+        web
     }
 
     fn alerts(&mut self, table: &DeTable<'_>) -> Alerts {

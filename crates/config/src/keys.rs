@@ -184,6 +184,22 @@ pub const METRICS: [Key; 1] = [Key {
         HTTP, to everything that can connect [default: not at all].",
 }];
 
+/// The keys of `[web]`.
+pub const WEB: [Key; 2] = [
+    Key {
+        name: "listen",
+        kind: Kind::Text,
+        doc: "ADDRESS:PORT on which the daemon serves its page to a browser, see [the page](operate.md#the-page). \
+            Only a loopback address is taken. `daemon --web` comes before it [default: not at all].",
+    },
+    Key {
+        name: "token-file",
+        kind: Kind::Path,
+        doc: "The file with the page's token: one line of at least 32 characters, readable by the daemon's user \
+            only [default: web.token beside the control sockets, which the daemon makes].",
+    },
+];
+
 /// The keys of `[alerts]`.
 pub const ALERTS: [Key; 3] = [
     Key {

@@ -182,6 +182,31 @@ pub struct Scan {
     pub all: bool,
 }
 
+/// `[web]`: the daemon's page.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Web {
+    /// Where the daemon serves it: a loopback address, see [`web_address`].
+    pub listen: Option<SocketAddr>,
+    /// The file with its token.
+    pub token_file: Option<PathBuf>,
+}
+
+/// An address on which the page may be served: a loopback one.
+pub fn web_address(text: &str) -> Result<SocketAddr, String> {
+    let Ok(address) = text.parse::<SocketAddr>() else {
+        return Err("ADDRESS:PORT is needed, such as 127.0.0.1:9661 or [::1]:9661".to_owned());
+    };
+    if !address.ip().is_loopback() {
+        return Err(format!(
+            "the page is served on loopback addresses only, and {} is none: there is no TLS for it yet, so \
+            that its token would cross the network in the clear. Use 127.0.0.1 or [::1], and `ssh -L` from \
+            elsewhere",
+            address.ip()
+        ));
+    }
+    Ok(address)
+}
+
 /// `[alerts]`: where the daemon sends alerts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Alerts {
@@ -198,6 +223,8 @@ pub struct Alerts {
 pub struct Configuration {
     /// Where the daemon listens for HTTP.
     pub metrics_listen: Option<SocketAddr>,
+    /// The daemon's page.
+    pub web: Web,
     /// Where alerts are sent.
     pub alerts: Alerts,
     /// Where members are searched for.
@@ -314,6 +341,11 @@ impl Reader {
                     all.program = all.program.take().or(program);
                     all.mail = all.mail.take().or(mail);
                     all.webhook = all.webhook.take().or(webhook);
+                }
+                Section::Web(Web { listen, token_file }) => {
+                    let web = &mut configuration.web;
+                    web.listen = web.listen.or(listen);
+                    web.token_file = web.token_file.take().or(token_file);
                 }
                 Section::Metrics(listen) => {
                     configuration.metrics_listen = configuration.metrics_listen.or(listen);

@@ -117,6 +117,14 @@ fn every_error_is_said_with_its_line() {
         "[metrics]\nlisten = 'localhost'\nport = 7\n",
         &["2: \"listen\" is ADDRESS:PORT", "3: unknown key \"port\""],
     );
+    errors(
+        "[web]\nlisten = 'localhost'\ntoken-file = 'x'\ntoken = 'y'\n",
+        &[
+            "2: \"listen\": ADDRESS:PORT",
+            "3: \"token-file\" must be an absolute path",
+            "4: unknown key \"token\"",
+        ],
+    );
     errors("array = 3\ndefaults = 4\n", &["1: every array", "2: defaults is a section"]);
 }
 
@@ -268,4 +276,17 @@ fn a_glob_gives_what_it_matches_sorted_and_once() {
     assert_eq!(expanded.empty, [name("x*")]);
     assert_eq!(expand(&[name("*")]).paths, ["a", "b", FOLDER].map(|name| files.path(name)));
     assert_eq!(expand(&[name(".h*")]).paths, [files.path(".hidden")]);
+}
+
+#[test]
+fn the_page_is_served_on_loopback_addresses_only() {
+    for address in ["127.0.0.1:9661", "[::1]:9661", "127.1.2.3:0"] {
+        assert_eq!(crate::web_address(address).unwrap().to_string(), address);
+    }
+    for address in
+        ["0.0.0.0:9661", "[::]:9661", "192.0.2.1:9661", "[fe80::1]:9661", "[::ffff:127.0.0.1]:9661"]
+    {
+        assert!(crate::web_address(address).unwrap_err().contains("no TLS"), "{address}");
+        errors(&format!("[web]\nlisten = '{address}'\n"), &["2: \"listen\": the page is served on loopback"]);
+    }
 }

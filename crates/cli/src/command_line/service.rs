@@ -63,6 +63,11 @@ pub struct DaemonArguments {
     /// as a container must
     #[arg(long)]
     pub stop_arrays: bool,
+    /// Serve the page, which shows all arrays to a browser, on this address: a loopback one with a port, such
+    /// as 127.0.0.1:9661. Its token is in web.token beside the control sockets, unless [web] of the
+    /// configuration names another file
+    #[arg(long, value_name = "ADDRESS", value_parser = pinstripe_config::web_address)]
+    pub web: Option<std::net::SocketAddr>,
     /// Print what happens as JSON lines on standard output
     #[arg(long)]
     pub json: bool,

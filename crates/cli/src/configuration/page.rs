@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use clap::CommandFactory;
-use pinstripe_config::keys::{ALERTS, ARRAY, AUTO, DUTIES, METRICS, OPTIONS, SCAN, Where};
+use pinstripe_config::keys::{ALERTS, ARRAY, AUTO, DUTIES, METRICS, OPTIONS, SCAN, WEB, Where};
 
 use super::check;
 use crate::command_line::Cli;
@@ -91,6 +91,10 @@ fn page() -> String {
     }
     text += "\n## [metrics]\n\n| key | value | what it says |\n|---|---|---|\n";
     for key in METRICS {
+        row(&mut text, key.name, key.kind.in_words(), key.doc);
+    }
+    text += "\n## [web]\n\n| key | value | what it says |\n|---|---|---|\n";
+    for key in WEB {
         row(&mut text, key.name, key.kind.in_words(), key.doc);
     }
     text += "\n## [alerts]\n\nWhere `pinstripe daemon` sends alerts: each when it begins, and when it is over.\n\n\

@@ -21,6 +21,8 @@ use super::{
 
 /// How often servers are asked how their arrays are.
 const SURVEY: Duration = Duration::from_secs(5);
+/// The same where something has happened, and a page shows it.
+const SURVEY_SOON: Duration = Duration::from_secs(1);
 /// How often disks are asked how they are.
 const HEALTH: Duration = Duration::from_hours(1);
 /// Pause after a check that could not be, or that a person has stopped.
@@ -53,6 +55,11 @@ impl Chores {
             book: Book::of_json(&fs::read(folder.join(secretary::ALERTS)).unwrap_or_default()),
         }
     }
+
+    /// Has the servers asked soon, if what they say is shown.
+    pub fn survey_soon(&mut self, is_shown: bool) {
+        self.survey.soon |= is_shown;
+    }
 }
 
 /// Asks disks how they are.
@@ -69,6 +76,8 @@ struct Visit {
 struct Survey {
     /// They are being asked.
     under_way: bool,
+    /// Something has happened since they were asked.
+    soon: bool,
     /// When they were asked the last time.
     last: Option<Duration>,
 }
@@ -137,7 +146,7 @@ impl Daemon {
         kept.check_not_before = now + pause;
     }
 
-    fn tell(&self, notes: Vec<groups::Note>) {
+    fn tell(&mut self, notes: Vec<groups::Note>) {
         for note in notes {
             self.record(&note.label, note.event, note.sentence, note.alarming);
         }
@@ -189,10 +198,11 @@ impl Daemon {
     fn survey(&mut self) {
         let now = self.now();
         let survey = &mut self.chores.survey;
-        if survey.under_way || survey.last.is_some_and(|last| now.saturating_sub(last) < SURVEY) {
+        let pause = if survey.soon { SURVEY_SOON } else { SURVEY };
+        if survey.under_way || survey.last.is_some_and(|last| now.saturating_sub(last) < pause) {
             return;
         }
-        survey.last = Some(now);
+        (survey.last, survey.soon) = (Some(now), false);
         let asked = self.arrays.iter().filter_map(|(key, kept)| Some((key.clone(), kept.answering()?)));
         let asked: Vec<(String, PathBuf)> = asked.collect();
         let sender = self.sender.clone();
@@ -212,6 +222,8 @@ impl Daemon {
                 kept.detail = Some(detail);
             }
         }
+        let now = self.now();
+        self.board.sample(now, self.arrays.iter().map(|(key, kept)| (key, kept.detail.as_ref())));
         self.move_spare();
         self.raise_alerts();
     }

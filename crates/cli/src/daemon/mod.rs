@@ -11,6 +11,9 @@
 //!   alerts     what a person should see to, told once and cleared once. Pure
 //!   metrics    what Prometheus reads. Pure
 //!   http       metrics, and whether all is well, over HTTP
+//!   web        the page: all arrays in a browser
+//!   board      what is put up for the page
+//!   listen     what `http` and `web` stand on
 //!   secretary  keeps the history of events, and sends alerts
 //!   reload     what a new configuration changes
 //!   orphans    ended processes that nothing else waits for, where this is process 1
@@ -21,11 +24,13 @@
 //! the others tell it what they found.
 
 mod alerts;
+mod board;
 mod checks;
 mod chores;
 mod groups;
 mod health;
 mod http;
+mod listen;
 mod metrics;
 mod orphans;
 mod phase;
@@ -33,8 +38,7 @@ mod reload;
 mod secretary;
 mod socket;
 mod threads;
-
-pub use secretary::{HISTORY, HISTORY_BEFORE};
+mod web;
 
 use std::{
     collections::BTreeMap,
@@ -61,6 +65,7 @@ use signal_hook::{
 
 use self::{
     alerts::{Asked, Server},
+    board::Board,
     checks::{Checked, Record},
     chores::Chores,
     phase::{Action, Course, Ending, Phase},
@@ -72,6 +77,7 @@ use crate::{
     command_line::DaemonArguments,
     configuration,
     failure::Failure,
+    history::Told,
     scan::block_device_generations,
     serve::{ServerLog, default_folder},
     supervisor,
@@ -107,6 +113,8 @@ enum Message {
     Snapshot(http::Answer),
     /// What the servers say of their arrays.
     Surveyed(Vec<(String, Detail)>),
+    /// What came of something that was asked for by the page: the array, and a sentence.
+    Acted { array: String, sentence: String },
     /// What came of the move of a spare.
     Moved(groups::Moved),
     /// A call, and where the answer goes.
@@ -145,6 +153,7 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
         http: None,
         look: Look::default(),
         chores: Chores::new(&state),
+        board: Board::new(arguments.web, &folder, &state),
         secretary: Secretary::new(&state, &log)?,
         next_run: 0,
         stopping: false,
@@ -229,9 +238,10 @@ struct Daemon {
     /// By [`Wanted::identity`].
     arrays: BTreeMap<String, Kept>,
     remarks: Vec<String>,
-    http: Option<http::Server>,
+    http: Option<listen::Server>,
     look: Look,
     chores: Chores,
+    board: Board,
     secretary: Secretary,
     next_run: u64,
     /// The end is wanted, and servers are being ended first.
@@ -244,12 +254,14 @@ impl Daemon {
     fn run(mut self, messages: &Receiver<Message>, socket: socket::Socket) -> Result<(), Failure> {
         let files = self.configuration.files.len();
         self.serve_http(None)?;
+        self.serve_web()?;
         self.log.note(&format!("ready: {files} configuration files; socket {}", socket.path.display()));
         supervisor::tell_ready();
         loop {
             supervisor::tell_alive();
             self.look_if_due();
             self.do_chores();
+            self.publish();
             match messages.recv_timeout(TICK) {
                 Ok(Message::Signal(SIGHUP)) => {
                     let _ = self.reload();
@@ -290,7 +302,7 @@ impl Daemon {
         self.http = None;
         let Some(address) = wanted else { return Ok(()) };
         let failed = |error| Failure::new(format!("can't listen for HTTP on {address}: {error}"));
-        let server = http::Server::new(address, self.sender.clone()).map_err(failed)?;
+        let server = http::serve(address, self.sender.clone()).map_err(failed)?;
         self.log.note(&format!("metrics on http://{}/metrics", server.address));
         self.http = Some(server);
         Ok(())
@@ -333,6 +345,9 @@ impl Daemon {
     }
 
     fn take(&mut self, message: Message) {
+        if !matches!(message, Message::Call(..) | Message::Snapshot(_)) {
+            self.board.touch();
+        }
         match message {
             Message::Looked { generation, found } => {
                 self.look.since = None;
@@ -351,6 +366,10 @@ impl Daemon {
             Message::Checked { key, outcome } => self.checked(&key, outcome),
             Message::Surveyed(details) => self.surveyed(details),
             Message::Moved(moved) => self.moved(moved),
+            Message::Acted { array, sentence } => {
+                self.record(&array, "Asked", sentence, false);
+                self.chores.survey_soon(self.board.is_up());
+            }
             Message::Snapshot(answer) => {
                 let details = self.arrays.values().map(|kept| kept.detail.clone()).collect();
                 let _ = answer.send(metrics::Snapshot { status: self.status(), details });
@@ -433,11 +452,17 @@ impl Daemon {
     }
 
     /// Tells of something that the daemon itself has found, and keeps it.
-    fn record(&self, array: &str, event: &str, message: String, alarming: bool) {
+    fn record(&mut self, array: &str, event: &str, message: String, alarming: bool) {
         self.log.of(array).tell(alarming, &message);
         let time = UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
-        let event = Event { number: 0, time, event: event.to_owned(), device: None, alarming, message };
-        self.secretary.ask(Errand::Keep { array: array.to_owned(), event });
+        let (array, event) = (array.to_owned(), event.to_owned());
+        self.keep(Told { time, array, event, device: None, alarming, message });
+    }
+
+    /// Keeps an event.
+    fn keep(&mut self, told: Told) {
+        self.board.remember(told.clone());
+        self.secretary.ask(Errand::Keep(told));
     }
 
     /// The array, unless what is told is of an earlier server of it.
@@ -484,6 +509,7 @@ impl Daemon {
         let (now, run) = (self.now(), self.new_run(key));
         let Some(kept) = self.arrays.get_mut(key) else { return };
         kept.course.answers(control.clone(), now);
+        self.chores.survey_soon(self.board.is_up());
         match threads::follow(key, run, control, child, &self.sender) {
             Ok(follower) => kept.follower = Some(follower),
             Err(error) => self.log.of(&kept.label).warn(&format!("its server can't be followed: {error}")),
@@ -499,7 +525,9 @@ impl Daemon {
             News::Silent(why) => kept.course.is_silent(why),
             News::Event(event) => {
                 self.log.of(&label).tell(event.alarming, &event.message);
-                self.secretary.ask(Errand::Keep { array: label, event });
+                let Event { time, event, device, alarming, message, .. } = event;
+                self.keep(Told { time, array: label, event, device, alarming, message });
+                self.chores.survey_soon(self.board.is_up());
             }
             News::Ended(ending) => {
                 kept.follower = None;
@@ -577,8 +605,10 @@ impl Daemon {
         self.log.note(&format!("the configuration was read again: {} files", new.files.len()));
         let listened = self.configuration.metrics_listen;
         self.configuration = new;
-        if let Err(failure) = self.serve_http(listened) {
-            self.log.warn(failure.sentence());
+        for served in [self.serve_http(listened), self.serve_web()] {
+            if let Err(failure) = served {
+                self.log.warn(failure.sentence());
+            }
         }
         self.generation += 1;
         self.problem = None;

@@ -13,15 +13,15 @@ use std::{
 };
 
 use pinstripe_config::Alerts;
-use pinstripe_control::{maintenance::Event, text::printable};
+use pinstripe_control::text::printable;
 use serde_json::{Value, json};
 
 use super::{alerts::Tell, threads};
-use crate::serve::ServerLog;
+use crate::{
+    history::{HISTORY, HISTORY_BEFORE, Told},
+    serve::ServerLog,
+};
 
-/// The newest events, and those before them.
-pub const HISTORY: &str = "events.jsonl";
-pub const HISTORY_BEFORE: &str = "events.1.jsonl";
 /// The alerts that aren't over.
 pub const ALERTS: &str = "alerts.json";
 /// Bytes of the history's file before the next one begins.
@@ -45,7 +45,7 @@ const TICK: Duration = Duration::from_secs(1);
 /// What it is asked to do.
 pub enum Errand {
     /// Keep an event in the history.
-    Keep { array: String, event: Event },
+    Keep(Told),
     /// Send an alert.
     Send(Tell, Alerts),
     /// Keep the alerts that aren't over.
@@ -74,7 +74,7 @@ impl Secretary {
     }
 
     pub fn ask(&self, errand: Errand) {
-        let to = if matches!(errand, Errand::Keep { .. }) { &self.history } else { &self.mail };
+        let to = if matches!(errand, Errand::Keep(_)) { &self.history } else { &self.mail };
         let _ = to.send(errand);
     }
 
@@ -134,8 +134,8 @@ impl Office {
 
     fn carry_out(&mut self, errand: Errand) {
         match errand {
-            Errand::Keep { array, event } => {
-                let kept = self.keep(&array, &event);
+            Errand::Keep(told) => {
+                let kept = self.keep(&told);
                 self.complain(kept);
             }
             Errand::Book(text) => {
@@ -166,16 +166,13 @@ impl Office {
         }
     }
 
-    fn keep(&self, array: &str, event: &Event) -> io::Result<()> {
+    fn keep(&self, told: &Told) -> io::Result<()> {
         fs::create_dir_all(&self.folder)?;
         let path = self.folder.join(HISTORY);
         if path.metadata().is_ok_and(|metadata| metadata.len() >= HISTORY_BYTES_MAX) {
             fs::rename(&path, self.folder.join(HISTORY_BEFORE))?;
         }
-        let line = json!({
-            "time": event.time, "array": array, "event": event.event, "device": event.device,
-            "alarming": event.alarming, "message": event.message,
-        });
+        let line = serde_json::to_string(told)?;
         let mut options = fs::File::options();
         let mut file = options.append(true).create(true).mode(0o640).open(path)?;
         // In one piece: what reads meanwhile sees whole lines.
@@ -309,7 +306,8 @@ fn run(command: &mut Command, input: &str) -> Result<(), String> {
     }
 }
 
-fn host() -> String {
+/// This machine's name.
+pub fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
@@ -350,9 +348,9 @@ mod tests {
         Tell { subject, open: Open { since: 5, message: message.into() }, cleared }
     }
 
-    fn event(message: &str) -> Event {
-        let (event, message) = ("Fail".to_owned(), message.to_owned());
-        Event { number: 1, time: 2, event, device: None, alarming: true, message }
+    fn told(message: &str) -> Told {
+        let (array, event, message) = ("data".to_owned(), "Fail".to_owned(), message.to_owned());
+        Told { time: 2, array, event, device: None, alarming: true, message }
     }
 
     /// Makes a program of a script.
@@ -394,7 +392,7 @@ mod tests {
         put(&program, &wait);
         secretary.ask(Errand::Send(tell("x", false), Alerts { program: Some(program), ..Alerts::default() }));
         secretary.ask(Errand::Book(b"[]".to_vec()));
-        secretary.ask(Errand::Keep { array: "data".into(), event: event("m") });
+        secretary.ask(Errand::Keep(told("m")));
         secretary.finish(Duration::from_secs(1));
         let kept = fs::read_to_string(folder.path().join(HISTORY)).unwrap();
         assert!(kept.contains("\"Fail\""), "{kept}");
@@ -436,9 +434,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let log = ServerLog::new(true, "daemon").unwrap();
         let office = Office::new(folder.path().into(), log);
-        let event = event(&"m".repeat(1 << 20));
+        let told = told(&"m".repeat(1 << 20));
         for _ in 0..10 {
-            office.keep("data", &event).unwrap();
+            office.keep(&told).unwrap();
         }
         let length = |name: &str| folder.path().join(name).metadata().unwrap().len();
         assert!(

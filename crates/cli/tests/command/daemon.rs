@@ -18,13 +18,13 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// A daemon of a configuration; killed if the test ends without stopping it.
-struct Daemon<'a> {
+pub struct Daemon<'a> {
     configured: &'a Configured,
     child: Child,
 }
 
 impl<'a> Daemon<'a> {
-    fn start(configured: &'a Configured, options: &[&str]) -> Self {
+    pub fn start(configured: &'a Configured, options: &[&str]) -> Self {
         let mut command = configured.world.command(&["daemon"]);
         command.args(options).env("PINSTRIPE_CONFIG", configured.world.path("pinstripe.toml"));
         command.env("PINSTRIPE_STATE_DIR", configured.world.path("state"));
@@ -37,13 +37,13 @@ impl<'a> Daemon<'a> {
         daemon
     }
 
-    fn status(&self) -> Option<Value> {
+    pub fn status(&self) -> Option<Value> {
         let ran = self.configured.run(&["status", "--json"]);
         serde_json::from_str(&ran.out).ok()
     }
 
     /// Waits until its status is so, and gives it.
-    fn wait(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+    pub fn wait(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
         let begun = Instant::now();
         loop {
             let status = self.status();
@@ -57,22 +57,22 @@ impl<'a> Daemon<'a> {
     }
 
     /// Waits until the array is in a state.
-    fn wait_for(&self, array: &str, state: &str) -> Value {
+    pub fn wait_for(&self, array: &str, state: &str) -> Value {
         let status = self.wait(&format!("{array} is {state}"), |status| of(status, array)["state"] == state);
         of(&status, array).clone()
     }
 
-    fn signal(&self, name: &str) {
+    pub fn signal(&self, name: &str) {
         let id = self.child.id().to_string();
         let sent = std::process::Command::new("kill").args([&format!("-{name}"), &id]).status();
         assert!(sent.unwrap().success());
     }
 
-    fn ended(mut self) -> Option<i32> {
+    pub fn ended(mut self) -> Option<i32> {
         self.child.wait().unwrap().code()
     }
 
-    fn log(&self) -> String {
+    pub fn log(&self) -> String {
         fs::read_to_string(self.configured.world.path("daemon.log")).unwrap()
     }
 }

@@ -23,4 +23,5 @@ mod refusals;
 mod supervised;
 mod tls;
 mod top;
+mod web;
 mod world;

@@ -1,0 +1,381 @@
+//! What the page can do to an array: what was asked for, what it will do to which device, and doing it.
+//!
+//! What was confirmed is what is done: a member is named to the server by its device and not by its slot, and
+//! the server must be that of the array's UUID. Nothing here overwrites what a device holds (`--force`).
+
+use std::{path::Path, time::Duration};
+
+use pinstripe_control::{
+    AddParameters, AddResult, Detail, DeviceResult, MemberName, ReplaceParameters,
+    client::{Client, ClientError},
+    detail::Member,
+    maintenance::{CheckParameters, CheckResult},
+    size::ByteSize,
+    text::printable,
+};
+use serde_json::Value;
+
+/// How long a server may take to answer.
+const LIMIT: Duration = Duration::from_secs(30);
+/// A check that is refused is so at once; one that isn't goes on without this connection.
+const CHECK_LIMIT: Duration = Duration::from_secs(2);
+/// Bytes of a device's name.
+const DEVICE_BYTES_MAX: usize = 4096;
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Take a member out.
+    Fail { slot: usize, device: String },
+    /// Copy a member to another device; to a spare without one.
+    Replace { slot: usize, device: String, with: Option<String> },
+    /// Compare parity with the data.
+    Check,
+    /// Put a device in.
+    Add { device: String },
+}
+
+/// Names and values of a query or a form.
+pub type Fields = Vec<(String, String)>;
+
+/// The value of a field that stands there once.
+pub fn field<'a>(fields: &'a Fields, name: &str) -> Option<&'a str> {
+    let mut values = fields.iter().filter(|(own, _)| own == name).map(|(_, value)| value.as_str());
+    let value = values.next()?;
+    values.next().is_none().then_some(value)
+}
+
+impl Action {
+    /// Reads what was asked for; none if that is nothing, or not all of it yet: a device is still to be
+    /// named.
+    pub fn read(fields: &Fields) -> Result<Self, String> {
+        let need = |name: &str| {
+            field(fields, name).ok_or_else(|| format!("the field \"{name}\" must stand there, and once"))
+        };
+        let slot = || need("slot")?.parse().map_err(|_| "a slot is a number".to_owned());
+        match need("action")? {
+            "fail" => Ok(Self::Fail { slot: slot()?, device: device(need("device")?)? }),
+            "replace" => {
+                let with = need("with")?.trim();
+                let with = if with.is_empty() { None } else { Some(device(with)?) };
+                Ok(Self::Replace { slot: slot()?, device: device(need("device")?)?, with })
+            }
+            "check" => Ok(Self::Check),
+            "add" => Ok(Self::Add { device: device(need("device")?.trim())? }),
+            other => Err(format!("there is no action \"{other}\"")),
+        }
+    }
+
+    /// The fields that it is read from.
+    pub fn fields(&self) -> Vec<(&'static str, String)> {
+        match self {
+            Self::Fail { slot, device } => {
+                vec![("action", "fail".into()), ("slot", slot.to_string()), ("device", device.clone())]
+            }
+            Self::Replace { slot, device, with } => vec![
+                ("action", "replace".into()),
+                ("slot", slot.to_string()),
+                ("device", device.clone()),
+                ("with", with.clone().unwrap_or_default()),
+            ],
+            Self::Check => vec![("action", "check".into())],
+            Self::Add { device } => vec![("action", "add".into()), ("device", device.clone())],
+        }
+    }
+
+    /// What a button says.
+    pub fn in_words(&self) -> String {
+        match self {
+            Self::Fail { slot, .. } => format!("Fail the member in slot {slot}"),
+            Self::Replace { slot, .. } => format!("Replace the member in slot {slot}"),
+            Self::Check => "Check the parity".to_owned(),
+            Self::Add { .. } => "Add the device".to_owned(),
+        }
+    }
+
+    /// What it will do, a sentence each; or why it can't be. Pure.
+    pub fn effects(&self, detail: &Detail) -> Result<Vec<String>, String> {
+        match self {
+            Self::Fail { slot, device } => fail_effects(detail, member(detail, *slot, device)?),
+            Self::Replace { slot, device, with } => {
+                replace_effects(detail, member(detail, *slot, device)?, with.as_deref())
+            }
+            Self::Check => check_effects(detail),
+            Self::Add { device } => add_effects(detail, device),
+        }
+    }
+
+    /// Does it; a sentence on what came of it. Blocks.
+    pub fn carry_out(&self, control: &Path, uuid: &str) -> Result<String, String> {
+        let words = |error: ClientError| printable(&error.to_string());
+        let mut client = Client::connect(&control.to_string_lossy()).map_err(words)?;
+        client.set_timeout(Some(LIMIT)).map_err(words)?;
+        let detail: Detail = client.call("detail", Value::Null).map_err(words)?;
+        if detail.uuid != uuid {
+            return Err("another array is served now: nothing was done".to_owned());
+        }
+        // Something may have changed since the confirmation.
+        self.effects(&detail)?;
+        self.call(&mut client).map_err(words)
+    }
+
+    fn call(&self, client: &mut Client) -> Result<String, ClientError> {
+        match self {
+            Self::Fail { slot, device } => {
+                let _: DeviceResult = client.call("fail", MemberName::Device(device.clone()))?;
+                Ok(format!("the member in slot {slot} ({device}) was taken out"))
+            }
+            Self::Replace { slot, device, with } => {
+                let (slot, device, with) = (*slot, Some(device.clone()), with.clone());
+                let parameters = ReplaceParameters { slot: None, device, with, force: false };
+                let result: DeviceResult = client.call("replace", parameters)?;
+                Ok(format!("the member in slot {slot} is being copied to {}", result.device))
+            }
+            Self::Check => {
+                client.set_timeout(Some(CHECK_LIMIT))?;
+                match client.call::<CheckResult>("check", CheckParameters::default()) {
+                    Ok(result) if result.mismatched_sectors == 0 => {
+                        Ok("the parity matches the data".to_owned())
+                    }
+                    Ok(result) => {
+                        Ok(format!("{} sectors of parity don't match the data", result.mismatched_sectors))
+                    }
+                    Err(ClientError::Silent { .. }) => Ok("the check has begun".to_owned()),
+                    Err(error) => Err(error),
+                }
+            }
+            Self::Add { device } => {
+                let parameters = AddParameters { device: device.clone(), force: false };
+                let result: AddResult = client.call("add", parameters)?;
+                Ok(match result.slot {
+                    Some(slot) => format!("{device} is in slot {slot} and is being rebuilt"),
+                    None => format!("{device} is a spare"),
+                })
+            }
+        }
+    }
+}
+
+/// A device as a server takes it.
+fn device(name: &str) -> Result<String, String> {
+    let is_known = ["/", "nvme-tcp://", "pmem:/"].iter().any(|begin| name.starts_with(begin));
+    if !is_known || name.len() > DEVICE_BYTES_MAX || name.contains(char::is_control) {
+        return Err(
+            "a device is an absolute path, such as /dev/disk/by-id/nvme-X, or begins with nvme-tcp:// or \
+            pmem:/"
+                .to_owned(),
+        );
+    }
+    Ok(name.to_owned())
+}
+
+fn member<'a>(detail: &'a Detail, slot: usize, device: &str) -> Result<&'a Member, String> {
+    let member = detail.members.iter().find(|member| member.slot == slot);
+    let member = member.ok_or_else(|| format!("the array has no slot {slot}"))?;
+    if member.device.as_deref() == Some(device) {
+        return Ok(member);
+    }
+    let now = member.device.as_deref().map_or_else(|| "is empty".to_owned(), |now| format!("holds {now}"));
+    Err(format!("slot {slot} {now} now, and not {device}: nothing was done"))
+}
+
+/// Members that the level can do without.
+fn redundancy(detail: &Detail) -> usize {
+    match detail.level.as_str() {
+        "raid4" | "raid5" => 1,
+        "raid6" => 2,
+        _ => 0,
+    }
+}
+
+fn fail_effects(detail: &Detail, member: &Member) -> Result<Vec<String>, String> {
+    let (slot, device) = (member.slot, member.device.as_deref().unwrap_or_default());
+    let lost = detail.members.iter().filter(|other| other.slot != slot && !other.is_whole()).count();
+    let Some(left) = redundancy(detail).checked_sub(lost + 1) else {
+        return Err(format!(
+            "the array {} can't do without the member in slot {slot}: its data would be lost",
+            detail.name
+        ));
+    };
+    let mut all = vec![format!(
+        "The array {} stops using {device}, at once. What it holds is out of date from then on.",
+        detail.name
+    )];
+    all.push(match left {
+        0 => "The array is degraded then, and can't do without any further member.".to_owned(),
+        left => format!("The array is degraded then, and can do without {left} more."),
+    });
+    all.push(match detail.spares.first() {
+        Some(spare) => format!(
+            "The spare {spare} takes slot {slot}, is overwritten, and is rebuilt from the other members."
+        ),
+        None => format!("There is no spare: slot {slot} stays empty until a device is added."),
+    });
+    Ok(all)
+}
+
+fn replace_effects(detail: &Detail, member: &Member, with: Option<&str>) -> Result<Vec<String>, String> {
+    let (slot, device) = (member.slot, member.device.as_deref().unwrap_or_default());
+    if !member.is_whole() {
+        return Err(format!("the member in slot {slot} is {}, and can't be copied yet", member.state));
+    }
+    if let Some(target) = &member.replacement {
+        return Err(format!("the member in slot {slot} is being copied to {target} already"));
+    }
+    let target = match (with, detail.spares.as_slice()) {
+        (Some(with), _) => with.to_owned(),
+        (None, []) => return Err("the array has no spare: name the new device".to_owned()),
+        (None, [spare]) => format!("the spare {spare}"),
+        (None, [_, ..]) => format!("one of the spares {}", detail.spares.join(", ")),
+    };
+    Ok(vec![
+        format!(
+            "The array {} copies what {device} in slot {slot} holds to {target}, which is overwritten.",
+            detail.name
+        ),
+        format!(
+            "{device} stays in use until all is copied; the array is as redundant as before all the time."
+        ),
+        format!("Then {device} is no member any more, and can be taken out."),
+    ])
+}
+
+fn check_effects(detail: &Detail) -> Result<Vec<String>, String> {
+    if redundancy(detail) == 0 {
+        return Err(format!("the array {} has no parity to check", detail.name));
+    }
+    if let Some(sync) = &detail.sync {
+        return Err(format!("{} is under way", sync.action));
+    }
+    Ok(vec![
+        format!(
+            "Every stripe of the array {} ({}) is read, and its parity compared.",
+            detail.name,
+            ByteSize(detail.size_bytes)
+        ),
+        "Nothing is written. Clients come first, and can still be slower meanwhile.".to_owned(),
+        format!("`pinstripe sync {} --stop` ends it early.", detail.name),
+    ])
+}
+
+fn add_effects(detail: &Detail, device: &str) -> Result<Vec<String>, String> {
+    let mut held = detail.members.iter().flat_map(|member| [&member.device, &member.replacement]).flatten();
+    if held.any(|own| own == device) || detail.spares.iter().any(|own| own == device) {
+        return Err(format!("{device} is in the array {} already", detail.name));
+    }
+    let open = detail.members.iter().find(|member| member.state == "missing");
+    Ok(vec![
+        match open {
+            Some(open) => format!(
+                "{device} takes slot {} of the array {}, is overwritten, and is rebuilt from the other members.",
+                open.slot, detail.name
+            ),
+            None => format!(
+                "{device} becomes a spare of the array {}: it is overwritten when a member fails.",
+                detail.name
+            ),
+        },
+        "A device that holds something else is refused: `pinstripe add --force` would take it.".to_owned(),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::web::sample;
+
+    fn fields(pairs: &[(&str, &str)]) -> Fields {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn an_action_is_read_from_the_fields_that_it_gives() {
+        let (slot, device) = (1, "/dev/b&c=d".to_owned());
+        for action in [
+            Action::Fail { slot, device: device.clone() },
+            Action::Replace { slot, device: device.clone(), with: None },
+            Action::Replace { slot, device: device.clone(), with: Some("nvme-tcp://x".into()) },
+            Action::Check,
+            Action::Add { device },
+        ] {
+            let own: Fields =
+                action.fields().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+            assert_eq!(Action::read(&own), Ok(action));
+        }
+    }
+
+    #[test]
+    fn what_is_no_action_is_refused() {
+        for pairs in [
+            &[][..],
+            &[("action", "stop")],
+            &[("action", "fail"), ("slot", "1")],
+            &[("action", "fail"), ("slot", "-1"), ("device", "/a")],
+            &[("action", "fail"), ("slot", "1"), ("slot", "2"), ("device", "/a")],
+            &[("action", "fail"), ("slot", "1"), ("device", "")],
+            &[("action", "add"), ("device", "relative")],
+            &[("action", "add"), ("device", "javascript:alert(1)")],
+            &[("action", "add"), ("device", "/a\nb")],
+            &[("action", "replace"), ("slot", "1"), ("device", "/a")],
+            &[("action", "check"), ("action", "check")],
+        ] {
+            assert!(Action::read(&fields(pairs)).is_err(), "{pairs:?}");
+        }
+    }
+
+    #[test]
+    fn the_loss_of_a_member_is_foretold() {
+        let fail = Action::Fail { slot: 1, device: "/dev/m1".into() };
+        let mut detail = sample::detail("data");
+        let told = fail.effects(&detail).unwrap().join(" ");
+        assert!(
+            told.contains("stops using /dev/m1") && told.contains("The spare /dev/spare takes slot 1"),
+            "{told}"
+        );
+        assert!(told.contains("can't do without any further"), "{told}");
+        detail.spares.clear();
+        assert!(fail.effects(&detail).unwrap()[2].contains("slot 1 stays empty"));
+        detail.level = "raid6".into();
+        assert!(fail.effects(&detail).unwrap()[1].contains("can do without 1 more"));
+        detail.level = "raid5".into();
+        detail.members[2].state = "missing".into();
+        assert!(fail.effects(&detail).unwrap_err().contains("data would be lost"));
+        detail.members[1].device = Some("/dev/other".into());
+        let changed = fail.effects(&detail).unwrap_err();
+        assert!(changed.contains("holds /dev/other now"), "{changed}");
+    }
+
+    #[test]
+    fn a_replacement_needs_a_whole_member_and_a_target() {
+        let replace = |with: Option<&str>| Action::Replace {
+            slot: 1,
+            device: "/dev/m1".into(),
+            with: with.map(str::to_owned),
+        };
+        let mut detail = sample::detail("data");
+        assert!(replace(None).effects(&detail).unwrap()[0].contains("to the spare /dev/spare"));
+        assert!(
+            replace(Some("/dev/n")).effects(&detail).unwrap()[0].contains("to /dev/n, which is overwritten")
+        );
+        detail.spares.clear();
+        assert!(replace(None).effects(&detail).unwrap_err().contains("no spare"));
+        detail.members[1].replacement = Some("/dev/n".into());
+        assert!(replace(Some("/dev/n")).effects(&detail).is_err());
+        detail.members[1].state = "recovering".into();
+        assert!(replace(Some("/dev/n")).effects(&detail).unwrap_err().contains("recovering"));
+    }
+
+    #[test]
+    fn a_check_and_a_new_device_say_what_they_are_for() {
+        let mut detail = sample::detail("data");
+        let add = Action::Add { device: "/dev/n".into() };
+        assert!(add.effects(&detail).unwrap()[0].contains("becomes a spare"));
+        assert!(Action::Add { device: "/dev/m0".into() }.effects(&detail).is_err());
+        assert!(Action::Add { device: "/dev/spare".into() }.effects(&detail).is_err());
+        detail.members[2].state = "missing".into();
+        assert!(add.effects(&detail).unwrap()[0].contains("takes slot 2"));
+        assert!(Action::Check.effects(&detail).unwrap()[0].contains("array data"));
+        detail.level = "raid0".into();
+        assert!(Action::Check.effects(&detail).is_err());
+    }
+}

@@ -1,0 +1,64 @@
+// Keeps the overview as it is: takes each new version of it from the daemon, and changes what differs. Elements
+// stay where they are, and so does the focus. Without this script the page is shown as it was when it was loaded.
+'use strict';
+
+(() => {
+  const main = document.querySelector('main[data-live]');
+  const state = document.getElementById('state');
+  if (!main || !state) return;
+
+  const key = (node) => (node.nodeType === Node.ELEMENT_NODE ? node.getAttribute('data-key') : null);
+
+  // Makes `old` like `now`, which is of the same kind.
+  const morph = (old, now) => {
+    if (old.nodeType !== Node.ELEMENT_NODE) {
+      if (old.data !== now.data) old.data = now.data;
+      return;
+    }
+    for (const { name } of [...old.attributes]) {
+      if (!now.hasAttribute(name)) old.removeAttribute(name);
+    }
+    for (const { name, value } of now.attributes) {
+      if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+    }
+    if (old.isEqualNode(now)) return;
+    const wanted = [...now.childNodes];
+    wanted.forEach((child, index) => {
+      const name = key(child);
+      let here = old.childNodes[index];
+      if (name !== null) {
+        // What has a key is moved, and never made into something else: a link must not change under the focus.
+        const same = [...old.children].find((other) => key(other) === name);
+        if (same && same !== here) old.insertBefore(same, here || null);
+        here = same;
+      } else if (here && (here.nodeName !== child.nodeName || key(here) !== null)) {
+        here = undefined;
+      }
+      if (here) {
+        morph(here, child);
+      } else {
+        old.insertBefore(document.importNode(child, true), old.childNodes[index] || null);
+      }
+    });
+    while (old.childNodes.length > wanted.length) old.lastChild.remove();
+  };
+
+  const say = (text, lost) => {
+    if (state.textContent !== text) state.textContent = text;
+    main.classList.toggle('lost', lost);
+  };
+
+  const connect = () => {
+    const source = new EventSource(main.dataset.live);
+    source.addEventListener('page', (event) => {
+      const now = new DOMParser().parseFromString(event.data, 'text/html').querySelector('main');
+      if (now) morph(main, now);
+      say('Live: what changes is shown at once.', false);
+    });
+    source.addEventListener('error', () => {
+      say('Not live: the daemon does not answer, or the session is over. What is shown may be old.', true);
+      if (source.readyState === EventSource.CLOSED) setTimeout(connect, 5000);
+    });
+  };
+  connect();
+})();

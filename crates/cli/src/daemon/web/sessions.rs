@@ -1,0 +1,262 @@
+//! The token that opens a session, and the sessions.
+//!
+//! A session is known by a random id in a cookie, and ends with the daemon. Each has another random value
+//! that its forms carry, so that a form of another page is none of it. Ids are compared in constant time.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    io::{self, Read, Write},
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use pinstripe_runtime::trust::check_place;
+use rustix::fs::OFlags;
+use subtle::ConstantTimeEq;
+
+/// Sessions at a time; one more ends the one that was not used for the longest time.
+const SESSIONS_MAX: usize = 32;
+/// A session that isn't used for so long ends.
+const IDLE: Duration = Duration::from_hours(12);
+/// Characters of a token: fewer could be guessed.
+const TOKEN_MIN: usize = 32;
+const TOKEN_MAX: u64 = 4096;
+/// Bits for the group and for others.
+const OTHERS: u32 = 0o077;
+
+/// What opens a session.
+pub struct Token(String);
+
+impl Token {
+    /// Reads the token of a file. With `make`, makes one if there is none.
+    pub fn of_file(path: &Path, make: bool) -> Result<Self, String> {
+        let failed = |error: io::Error| format!("the page's token {} can't be read: {error}", path.display());
+        let mut options = fs::File::options();
+        // A fifo would wait for its other end.
+        options.read(true).custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
+        let file = match options.open(path) {
+            Err(error) if make && error.kind() == io::ErrorKind::NotFound => return Self::make(path),
+            opened => opened.map_err(failed)?,
+        };
+        check_place(path).map_err(|error| format!("the page's token can't be trusted: {error}"))?;
+        let metadata = file.metadata().map_err(failed)?;
+        let mode = metadata.mode() & 0o7777;
+        if !metadata.is_file() || mode & OTHERS != 0 {
+            return Err(format!(
+                "the page's token {} must be a file that only the daemon's user can read (its mode is {mode:04o}): chmod 600 it",
+                path.display()
+            ));
+        }
+        let mut text = String::new();
+        file.take(TOKEN_MAX).read_to_string(&mut text).map_err(failed)?;
+        let token = text.trim();
+        if token.len() < TOKEN_MIN || token.contains(char::is_whitespace) {
+            return Err(format!(
+                "the page's token {} must be one word of at least {TOKEN_MIN} characters, such as `openssl rand -hex 32` \
+                 prints",
+                path.display()
+            ));
+        }
+        Ok(Self(token.to_owned()))
+    }
+
+    fn make(path: &Path) -> Result<Self, String> {
+        let failed = |error: io::Error| format!("the page's token {} can't be made: {error}", path.display());
+        let token = random().map_err(failed)?;
+        let mut options = fs::File::options();
+        options.write(true).create_new(true).mode(0o600);
+        let mut file = options.open(path).map_err(failed)?;
+        file.write_all(format!("{token}\n").as_bytes()).map_err(failed)?;
+        Ok(Self(token))
+    }
+
+    /// Whether this is it.
+    pub fn is(&self, given: &str) -> bool {
+        same(&self.0, given.trim())
+    }
+}
+
+/// Compares in a time that doesn't depend on where they differ.
+fn same(one: &str, other: &str) -> bool {
+    one.as_bytes().ct_eq(other.as_bytes()).into()
+}
+
+/// 256 random bits as hexadecimal digits.
+fn random() -> io::Result<String> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+    let mut text = String::with_capacity(64);
+    for byte in bytes {
+        // A string takes whatever is written to it.
+        let _ = write!(text, "{byte:02x}");
+    }
+    Ok(text)
+}
+
+/// A session.
+#[derive(Debug)]
+pub struct Session {
+    id: String,
+    form: String,
+    used: Instant,
+    /// What came of the latest action, until it is shown.
+    pub notice: Option<String>,
+}
+
+impl Session {
+    /// What its forms carry.
+    pub fn form(&self) -> &str {
+        &self.form
+    }
+
+    /// Whether a form is one of it.
+    pub fn has(&self, form: &str) -> bool {
+        same(&self.form, form)
+    }
+}
+
+/// All sessions.
+pub struct Sessions {
+    /// The cookie's name. Another run has another one: through tunnels several daemons have one host.
+    cookie: String,
+    all: Vec<Session>,
+}
+
+impl Sessions {
+    pub fn new() -> io::Result<Self> {
+        let run = random()?;
+        Ok(Self { cookie: format!("pinstripe-{}", &run[..8]), all: Vec::new() })
+    }
+
+    /// Begins a session; the value of `Set-Cookie`.
+    pub fn open(&mut self, now: Instant) -> io::Result<String> {
+        let (id, form) = (random()?, random()?);
+        self.forget(now);
+        if self.all.len() >= SESSIONS_MAX
+            && let Some(oldest) = (0..self.all.len()).min_by_key(|index| self.all[*index].used)
+        {
+            self.all.remove(oldest);
+        }
+        let cookie = format!("{}={id}; Path=/; HttpOnly; SameSite=Strict", self.cookie);
+        self.all.push(Session { id, form, used: now, notice: None });
+        Ok(cookie)
+    }
+
+    /// The session that these cookies name.
+    pub fn of<'a>(&mut self, cookies: impl Iterator<Item = &'a str>, now: Instant) -> Option<&mut Session> {
+        self.forget(now);
+        let index = self.index(cookies)?;
+        let session = &mut self.all[index];
+        session.used = now;
+        Some(session)
+    }
+
+    /// Ends a session; the value of `Set-Cookie`.
+    pub fn close<'a>(&mut self, cookies: impl Iterator<Item = &'a str>) -> String {
+        if let Some(index) = self.index(cookies) {
+            self.all.remove(index);
+        }
+        format!("{}=; Path=/; HttpOnly; SameSite=Strict; Max-Age=0", self.cookie)
+    }
+
+    fn index<'a>(&self, cookies: impl Iterator<Item = &'a str>) -> Option<usize> {
+        let pairs =
+            cookies.flat_map(|cookies| cookies.split(';')).filter_map(|pair| pair.trim().split_once('='));
+        let mut found = None;
+        for id in pairs.filter(|(name, _)| *name == self.cookie).map(|(_, id)| id) {
+            // All of them are looked at.
+            for (index, session) in self.all.iter().enumerate() {
+                if same(&session.id, id) {
+                    found = Some(index);
+                }
+            }
+        }
+        found
+    }
+
+    fn forget(&mut self, now: Instant) {
+        self.all.retain(|session| now.saturating_duration_since(session.used) < IDLE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn id(cookie: &str) -> &str {
+        cookie.split(';').next().unwrap()
+    }
+
+    #[test]
+    fn a_session_is_known_by_its_cookie_until_it_ends() {
+        let (mut sessions, now) = (Sessions::new().unwrap(), Instant::now());
+        let (one, other) = (sessions.open(now).unwrap(), sessions.open(now).unwrap());
+        assert!(one.ends_with("; Path=/; HttpOnly; SameSite=Strict"), "{one}");
+        assert_ne!(id(&one), id(&other));
+        let form = sessions.of([id(&one)].into_iter(), now).unwrap().form().to_owned();
+        let cookies = format!("a=b; {}", id(&other));
+        let second = sessions.of([cookies.as_str()].into_iter(), now).unwrap();
+        assert!(!second.has(&form) && second.has(&second.form) && !second.has(""));
+        let wrong = id(&one).replace('=', "=0");
+        assert!(sessions.of([wrong.as_str()].into_iter(), now).is_none());
+        let name = id(&one).split_once('=').unwrap().0.to_owned() + "=";
+        assert!(sessions.of([name.as_str()].into_iter(), now).is_none());
+        sessions.close([id(&one)].into_iter());
+        assert!(sessions.of([id(&one)].into_iter(), now).is_none());
+        assert!(sessions.of([id(&other)].into_iter(), now + IDLE * 99 / 100).is_some());
+        assert!(sessions.of([id(&other)].into_iter(), now + IDLE).is_some(), "it was used since");
+        assert!(sessions.of([id(&other)].into_iter(), now + 2 * IDLE).is_none());
+    }
+
+    #[test]
+    fn one_session_too_many_ends_the_one_that_was_not_used_for_longest() {
+        let (mut sessions, now) = (Sessions::new().unwrap(), Instant::now());
+        let at = |seconds| now + Duration::from_secs(seconds);
+        let all: Vec<String> = (0..32).map(|number| sessions.open(at(number)).unwrap()).collect();
+        assert!(sessions.of([id(&all[0])].into_iter(), at(40)).is_some());
+        sessions.open(at(41)).unwrap();
+        assert!(sessions.of([id(&all[0])].into_iter(), at(42)).is_some());
+        assert!(sessions.of([id(&all[1])].into_iter(), at(42)).is_none());
+        assert_eq!(sessions.all.len(), SESSIONS_MAX);
+    }
+
+    #[test]
+    fn the_token_is_made_once_and_for_this_user_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("web.token");
+        assert!(Token::of_file(&path, false).is_err());
+        let made = Token::of_file(&path, true).unwrap();
+        assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o600);
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.trim().len() == 64 && made.is(&text) && made.is(text.trim()));
+        assert!(!made.is("") && !made.is(&text[1..]) && !made.is(&text.replace(&text[..1], "x")));
+        assert!(Token::of_file(&path, true).unwrap().is(&text), "it is the same again");
+    }
+
+    #[test]
+    fn a_token_that_others_can_read_or_guess_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        let refused = |text: &str, mode: u32| {
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            Token::of_file(&path, true).err()
+        };
+        let good = "0123456789abcdef0123456789abcdef\n";
+        assert_eq!(refused(good, 0o600), None);
+        assert_eq!(refused(good, 0o400), None);
+        for mode in [0o640, 0o604, 0o620] {
+            assert!(refused(good, mode).unwrap().contains("chmod 600"), "{mode:o}");
+        }
+        for text in ["", "short", "0123456789abcdef0123456789abcde\n", "0123456789abcdef 0123456789abcdef"] {
+            assert!(refused(text, 0o600).unwrap().contains("at least 32"), "{text}");
+        }
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(Token::of_file(&link, false).is_err());
+    }
+}
