@@ -31,6 +31,7 @@ mod accept;
 mod ask_daemon;
 mod assemble;
 mod bench;
+mod block_users;
 mod command_line;
 mod completion;
 mod configuration;

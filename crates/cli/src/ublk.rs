@@ -4,7 +4,6 @@
 //! The driver's commands block, so a server gives them off the shards.
 
 mod named;
-mod users;
 
 use std::{fs, io, io::ErrorKind, path::PathBuf};
 
@@ -15,10 +14,14 @@ use serde_json::json;
 use thiserror::Error;
 use zerocopy::IntoBytes;
 
-use crate::{command_line::UblkDeleteArguments, failure::Failure, output};
+use crate::{block_users, command_line::UblkDeleteArguments, failure::Failure, output};
 
 pub use named::{Named, export, wait_for_udev};
-pub use users::users;
+
+/// What uses a device, each in words.
+pub fn users(number: u32) -> Vec<String> {
+    block_users::users(&format!("ublkb{number}"))
+}
 
 /// Where the kernel shows the devices.
 const CLASS: &str = "/sys/class/ublk-char";

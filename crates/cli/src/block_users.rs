@@ -1,0 +1,122 @@
+//! What uses a block device, by the kernel's own lists: nothing is opened, for that could be a request to the
+//! device.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Where the kernel lists the devices of file systems, and their external journals.
+struct Lists {
+    mounts: String,
+    swaps: String,
+    btrfs: PathBuf,
+    jbd2: PathBuf,
+}
+
+impl Lists {
+    fn now() -> Self {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        Self {
+            mounts: read("/proc/self/mountinfo"),
+            swaps: read("/proc/swaps"),
+            btrfs: "/sys/fs/btrfs".into(),
+            jbd2: "/proc/fs/jbd2".into(),
+        }
+    }
+
+    /// What uses the device of this name and number (major:minor).
+    fn users(&self, name: &str, number: &str) -> Vec<String> {
+        let mut found: Vec<String> =
+            mounted(&self.mounts, number).map(|place| format!("mounted on {place}")).collect();
+        // A mount of btrfs has a number of its own, and may lie on several devices.
+        for file_system in names(&self.btrfs) {
+            if self.btrfs.join(&file_system).join("devices").join(name).exists() {
+                found.push(format!("part of the btrfs file system {file_system}, which is mounted"));
+            }
+        }
+        // The journal of a mounted ext4 has its file system's device, and an inode behind it.
+        if self.jbd2.join(name).exists() {
+            found.push("the journal of a mounted file system".to_owned());
+        }
+        found.extend(self.swaps.lines().any(|line| is_swap(line, name)).then(|| "used as swap".to_owned()));
+        found
+    }
+}
+
+/// Mounts, swap, and devices on top of the block device of this name, or of a partition of it, each in words.
+/// An external log of XFS is not seen: no list has it.
+pub fn users(name: &str) -> Vec<String> {
+    let folder = Path::new("/sys/class/block").join(name);
+    let partitions = names(&folder).into_iter().filter(|part| folder.join(part).join("partition").is_file());
+    let parts: Vec<String> = partitions.chain([name.to_owned()]).collect();
+    let lists = Lists::now();
+    let mut found = Vec::new();
+    for part in parts {
+        let folder = Path::new("/sys/class/block").join(&part);
+        let number = fs::read_to_string(folder.join("dev")).unwrap_or_default();
+        found.extend(lists.users(&part, number.trim()));
+        found.extend(names(&folder.join("holders")).into_iter().map(|holder| format!("used by {holder}")));
+    }
+    found
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
+
+/// Where the device with this number (major:minor) is mounted. The third word of a line is the number, the
+/// fifth the place.
+fn mounted<'a>(mounts: &'a str, number: &'a str) -> impl Iterator<Item = &'a str> {
+    mounts.lines().filter_map(move |line| {
+        let mut words = line.split(' ');
+        let is_ours = words.nth(2) == Some(number) && !number.is_empty();
+        is_ours.then(|| words.nth(1)).flatten()
+    })
+}
+
+fn is_swap(line: &str, name: &str) -> bool {
+    line.split_whitespace().next().is_some_and(|file| file.strip_prefix("/dev/") == Some(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_and_swap_of_a_device_are_found_by_its_number_and_name() {
+        let mounts = "22 1 259:1 / / rw - ext4 /dev/x rw\n31 22 259:10 / /srv/a\\040b rw shared:1 - ext4 /dev/ublkb0 rw\n\
+            41 35 259:10 /sub /y rw - ext4 /dev/ublkb0 rw\n";
+        assert_eq!(mounted(mounts, "259:10").collect::<Vec<_>>(), ["/srv/a\\040b", "/y"]);
+        assert_eq!(mounted(mounts, "259:100").count() + mounted(mounts, "").count(), 0);
+        assert!(is_swap("/dev/ublkb1 partition 1024 0 -2", "ublkb1"));
+        assert!(
+            !is_swap("/dev/ublkb12 partition 1024 0 -2", "ublkb1") && !is_swap("Filename Type", "ublkb1")
+        );
+    }
+
+    #[test]
+    fn file_systems_with_several_devices_and_journals_elsewhere_are_users() {
+        let folder = tempfile::tempdir().unwrap();
+        let (btrfs, jbd2) = (folder.path().join("btrfs"), folder.path().join("jbd2"));
+        fs::create_dir_all(btrfs.join("features")).unwrap();
+        fs::create_dir_all(btrfs.join("1234-uuid/devices/ublkb0p1")).unwrap();
+        fs::create_dir_all(jbd2.join("ublkb1")).unwrap();
+        fs::create_dir_all(jbd2.join("ublkb2-8")).unwrap();
+        let lists = Lists { mounts: String::new(), swaps: String::new(), btrfs, jbd2 };
+        assert_eq!(
+            lists.users("ublkb0p1", "259:3"),
+            ["part of the btrfs file system 1234-uuid, which is mounted"]
+        );
+        assert_eq!(lists.users("ublkb1", "259:4"), ["the journal of a mounted file system"]);
+        assert!(lists.users("ublkb2", "259:5").is_empty() && lists.users("ublkb0", "259:2").is_empty());
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_has_no_users() {
+        assert!(users("ublkb999999").is_empty());
+    }
+}
