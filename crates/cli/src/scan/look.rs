@@ -52,8 +52,8 @@ fn under_way() -> MutexGuard<'static, BTreeSet<PathBuf>> {
 }
 
 /// Looks at all of them at a time, for one that doesn't answer must not keep others from being found.
-/// Candidates come in the order of the paths. What could not be read is told in words.
-pub fn look(paths: &[PathBuf]) -> (Vec<Candidate>, Vec<String>) {
+/// Candidates come in the order of the paths. Which could not be read comes with why, in words.
+pub fn look(paths: &[PathBuf]) -> (Vec<Candidate>, Vec<(PathBuf, String)>) {
     let (answers, answer) = mpsc::channel();
     // Owned: a thread that is stuck outlives this. What it is stuck at isn't given to another one.
     let mut owned: Vec<_> = paths.iter().cloned().enumerate().collect();
@@ -80,14 +80,17 @@ pub fn look(paths: &[PathBuf]) -> (Vec<Candidate>, Vec<String>) {
     while let Ok((index, looked)) = answer.recv_timeout(LIMIT.saturating_sub(begun.elapsed())) {
         found[index] = Some(looked);
     }
-    let (mut candidates, mut remarks) = (Vec::new(), Vec::new());
+    let (mut candidates, mut unread) = (Vec::new(), Vec::new());
     for (path, looked) in paths.iter().zip(found) {
         match looked {
             Some(Ok(candidate)) => candidates.extend(candidate),
             // A device that went meanwhile is one that isn't there.
-            Some(Err(error)) => remarks.push(error.to_string()),
-            None => remarks.push(format!("{} does not answer: it was left out", path.display())),
+            Some(Err(error)) => unread.push((path.clone(), error.to_string())),
+            None => {
+                let why = format!("{} does not answer: it was left out", path.display());
+                unread.push((path.clone(), why));
+            }
         }
     }
-    (candidates, remarks)
+    (candidates, unread)
 }

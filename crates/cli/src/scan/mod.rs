@@ -256,6 +256,6 @@ pub fn scan(names: Option<&[String]>) -> Seen {
     let (candidates, unread) = look(&paths);
     let (arrays, damaged) = group(candidates);
     let count = unread.len() + damaged.len();
-    remarks.extend(unread.into_iter().chain(damaged));
+    remarks.extend(unread.into_iter().map(|(_, why)| why).chain(damaged));
     Seen { arrays, remarks, unread: count }
 }

@@ -18,7 +18,7 @@ use pinstripe_control::{
 use pinstripe_engine::array::{Added, Array, CommandError};
 use pinstripe_runtime::{
     Signal, Stream, shard,
-    uring::{Connection, SocketStream},
+    uring::{Connection, SocketStream, blocking},
 };
 use serde_json::Value;
 
@@ -295,9 +295,25 @@ impl Inner {
         Err(CallError::new(code::IN_USE, &sentence))
     }
 
+    /// Refuses what is in the array, and the array itself as its clients have it: its requests would wait for
+    /// themselves.
+    async fn refuse_part(&self, array: &Array, device: &str) -> Result<(), CallError> {
+        if let Some(part) = names::part_of(array, device).await {
+            return Err(refused(&format!("{device} is {part} already; nothing was done")));
+        }
+        let addresses = self.front_ends.addresses().into_iter().map(|address| PathBuf::from(address.uri));
+        let own: Vec<PathBuf> = addresses.filter(|path| path.is_absolute()).collect();
+        let path = PathBuf::from(device);
+        // Nothing answers the kernel if what is asked about is this array, and this shard waits.
+        if blocking(move || devices::is_over(&path, &own)).await {
+            return Err(refused(&format!("{device} is this array itself, or lies on it; nothing was done")));
+        }
+        Ok(())
+    }
+
     async fn add(&self, array: &Array, parameters: AddParameters) -> Result<AddResult, CallError> {
         let AddParameters { device, force } = parameters;
-        refuse_part(array, &device).await?;
+        self.refuse_part(array, &device).await?;
         let uuid = array.detail().uuid;
         let newcomer = devices::newcomer(PathBuf::from(device), uuid, force, self.kinds).await;
         let source = newcomer.map_err(|failure| refused(failure.sentence()))?;
@@ -327,7 +343,7 @@ impl Inner {
         let with = match with {
             None => None,
             Some(device) => {
-                refuse_part(array, &device).await?;
+                self.refuse_part(array, &device).await?;
                 let newcomer = devices::newcomer(PathBuf::from(device), uuid, force, self.kinds).await;
                 Some(newcomer.map_err(|failure| refused(failure.sentence()))?)
             }
@@ -346,13 +362,6 @@ impl Inner {
 }
 
 /// A device that is in use here would otherwise be waited for.
-async fn refuse_part(array: &Array, device: &str) -> Result<(), CallError> {
-    match names::part_of(array, device).await {
-        Some(part) => Err(refused(&format!("{device} is {part} already; nothing was done"))),
-        None => Ok(()),
-    }
-}
-
 /// Sends all of `text`. False if the connection is gone, or nothing reads at its other end.
 async fn send(stream: &SocketStream, text: &str) -> bool {
     shard::timeout(ANSWER_NANOSECONDS, send_all(stream, text)).await.unwrap_or(false)

@@ -9,7 +9,7 @@ use pinstripe_control::size::ByteSize;
 use pinstripe_engine::assembly::{create::create_with, read_superblock};
 use pinstripe_runtime::{
     DeviceInfo, DeviceSource, Memory, MemorySource, shard,
-    uring::{OpenFile, OpenOptions, path_of},
+    uring::{OpenFile, OpenOptions, Storage, blocking, path_of},
 };
 
 use crate::{
@@ -166,13 +166,21 @@ fn memory(path: &Path, slot: usize) -> Result<Arc<dyn DeviceSource>, Failure> {
 }
 
 async fn open_member(path: PathBuf, options: OpenOptions) -> Result<Member, Failure> {
-    if member::address(&path).is_none() && !path_of(&path).0.exists() {
+    // What is on a file system that hangs, or on this very array, keeps whatever looks at it waiting.
+    let own = path_of(&path).0.to_owned();
+    if member::address(&path).is_none() && !blocking(move || own.exists()).await {
         return Err(Failure::new(format!(
             "{} does not exist: if the device is lost, leave it out, and the others are served degraded",
             path.display()
         )));
     }
     member::open(path, options).await
+}
+
+/// Whether a device shares bytes with one of `others`, files and block devices. Blocks.
+pub fn is_over(device: &Path, others: &[PathBuf]) -> bool {
+    let Ok(storage) = Storage::of(device) else { return false };
+    others.iter().any(|other| Storage::of(other).is_ok_and(|other| other.overlaps(&storage)))
 }
 
 /// What devices may join an array.

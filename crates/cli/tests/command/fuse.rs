@@ -274,3 +274,21 @@ fn a_place_that_hides_something_and_a_user_without_the_right_are_refused() {
     assert_eq!(world.hashes(&members), before);
     assert!(!world.path("disk").exists());
 }
+
+#[test]
+fn an_array_is_not_its_own_member_and_asking_for_that_stops_nothing() {
+    if !may_mount() {
+        return;
+    }
+    let world = World::new();
+    let members = world.raid5(3);
+    let server = world.serve(&["--shards", "1", "--fuse", "disk"], &members);
+    let path = world.path("disk");
+    let shown = path.to_str().unwrap();
+    for command in [&["add", "data", shown][..], &["replace", "data", "0", "--with", shown]] {
+        world.run(command).refused(1, &["is this array itself", "nothing was done"]);
+    }
+    open(&path).write_all_at(&[7; 4096], 0).unwrap();
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
+}

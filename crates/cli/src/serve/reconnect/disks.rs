@@ -36,6 +36,8 @@ const RETURNS_NANOSECONDS: u64 = 3_600_000_000_000;
 const RETURNS_MAX: usize = 3;
 /// Tries in vain after which that is told: those that probe a new disk let go of it soon.
 const TRIES: u32 = 3;
+/// Looks at a new disk that can't be read after which it is left alone: some need a while to answer.
+const LOOKS: u32 = 20;
 
 /// See the module. Lives on shard 0.
 pub struct Disks {
@@ -45,14 +47,16 @@ pub struct Disks {
     fates: Fates,
     /// What was looked at since a member was lost, and how often it was tried. 0: it is none of those.
     looked: BTreeMap<(PathBuf, Generation), u32>,
+    /// How often what could not be read was looked at.
+    unread: BTreeMap<(PathBuf, Generation), u32>,
     /// When members came back, by their identity.
     returns: BTreeMap<Uuid, Vec<u64>>,
 }
 
 impl Disks {
     pub fn new(array: Array, poll: bool, stopping: Rc<Stopping>) -> Self {
-        let (fates, looked, returns) = Default::default();
-        Self { array, poll, stopping, fates, looked, returns }
+        let (fates, looked, unread, returns) = Default::default();
+        Self { array, poll, stopping, fates, looked, unread, returns }
     }
 
     /// Waits for what is lost, until the end is wanted. `gone` gets the devices of what is waited for.
@@ -95,6 +99,7 @@ impl Disks {
         let lost: Vec<Lost> = self.fates.lost().cloned().collect();
         if lost.is_empty() {
             self.looked.clear();
+            self.unread.clear();
             return Vec::new();
         }
         let generations: Vec<Generation> = lost.iter().map(|lost| lost.disk.generation).collect();
@@ -105,23 +110,40 @@ impl Disks {
         })
         .await;
         self.looked.retain(|known, _| new.contains(known));
+        self.unread.retain(|known, _| new.contains(known));
         let new: Vec<_> = new.into_iter().filter(|one| self.looked.get(one) != Some(&0)).collect();
         if new.is_empty() {
             return Vec::new();
         }
         let paths: Vec<PathBuf> = new.iter().map(|(path, _)| path.clone()).collect();
-        let candidates = blocking(move || look(&paths).0).await;
+        let (candidates, unread) = blocking(move || look(&paths)).await;
         let ours = self.array.detail().uuid;
         let mut found = Vec::new();
         for (path, generation) in new {
             let candidate = candidates.iter().find(|candidate| candidate.path == path);
             let superblock = candidate.and_then(|candidate| candidate.superblock.as_ref().ok());
+            if let Some((_, why)) = unread.iter().find(|(own, _)| *own == path) {
+                self.could_not_read((path, generation), why);
+                continue;
+            }
             match superblock.and_then(|superblock| lost.iter().find(|lost| lost.is_in(superblock, &ours))) {
                 Some(lost) => found.push((path, generation, lost.clone())),
                 None => drop(self.looked.insert((path, generation), 0)),
             }
         }
         found
+    }
+
+    /// Has a new disk looked at again, for a while: it may be the one that is awaited.
+    fn could_not_read(&mut self, disk: (PathBuf, Generation), why: &str) {
+        let looks = self.unread.entry(disk.clone()).or_default();
+        *looks += 1;
+        if *looks >= LOOKS {
+            let device = disk.0.display().to_string();
+            self.unread.remove(&disk);
+            self.looked.insert(disk, 0);
+            self.array.tell(EventKind::NotTakenBack { device, reason: why.to_owned() });
+        }
     }
 
     /// Puts a member into the array again, if the device is what it seems to be.
