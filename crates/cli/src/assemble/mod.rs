@@ -25,7 +25,7 @@ use pinstripe_config::Configuration;
 use pinstripe_control::text::printable;
 use serde_json::{Value, json};
 
-pub use start::{Started, how};
+pub use start::{Started, how, lock};
 pub use wanted::{State, Wanted, allows, of_entry, searched, wanted};
 
 use start::start;

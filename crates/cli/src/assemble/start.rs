@@ -182,7 +182,8 @@ impl Turn {
     }
 }
 
-fn lock(folder: &Path, name: &str) -> Result<File, Failure> {
+/// Waits for the lock of this name.
+pub fn lock(folder: &Path, name: &str) -> Result<File, Failure> {
     let path = folder.join(format!("{name}.lock"));
     let failed = |error: std::io::Error| Failure::new(format!("can't lock {}: {error}", path.display()));
     let mut options = OpenOptions::new();

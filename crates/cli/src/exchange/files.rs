@@ -12,7 +12,7 @@ use pinstripe_config::Configuration;
 use pinstripe_md::identity::Uuid;
 
 use super::mdadm_conf;
-use crate::{examine, failure::Failure, scan::FoundArray};
+use crate::{assemble::lock, examine, failure::Failure, scan::FoundArray, serve::default_folder};
 
 /// mdadm's configuration on Debian, and elsewhere.
 const MDADM: [&str; 2] = ["/etc/mdadm/mdadm.conf", "/etc/mdadm.conf"];
@@ -20,6 +20,21 @@ const MDADM: [&str; 2] = ["/etc/mdadm/mdadm.conf", "/etc/mdadm.conf"];
 const MDADM_FOLDER: &str = "mdadm.conf.d";
 /// A file that is read by all and written by root.
 const MODE: u32 = 0o644;
+
+/// How the file of an entry begins.
+const HEAD: &str = "# Written by `pinstripe import`. `pinstripe release` takes it away.\n";
+
+/// This process's turn to exchange arrays. Others wait until it is dropped: what they read before would not
+/// count any more.
+pub struct Turn {
+    _lock: fs::File,
+}
+
+impl Turn {
+    pub fn wait() -> Result<Self, Failure> {
+        Ok(Self { _lock: lock(&default_folder()?, "exchange")? })
+    }
+}
 
 /// A file before and after.
 pub struct Edit {
@@ -32,7 +47,18 @@ pub struct Edit {
 
 impl Edit {
     pub fn carry_out(&self) -> Result<(), Failure> {
-        put(&self.path, self.new.as_deref())
+        self.change(self.old.as_deref(), self.new.as_deref())
+    }
+
+    /// Writes `new`, unless there is something else than `old`, such as what a person has written meanwhile.
+    fn change(&self, old: Option<&str>, new: Option<&str>) -> Result<(), Failure> {
+        if read(&self.path)?.as_deref() != old {
+            return Err(Failure::new(format!(
+                "{} was changed by something else meanwhile, and is left as it is",
+                self.path.display()
+            )));
+        }
+        put(&self.path, new)
     }
 
     /// Whether it is mdadm's configuration that changes.
@@ -41,7 +67,7 @@ impl Edit {
     }
 
     pub fn undo(&self) -> Result<(), Failure> {
-        put(&self.path, self.old.as_deref())
+        self.change(self.new.as_deref(), self.old.as_deref())
     }
 }
 
@@ -162,12 +188,31 @@ pub fn entry_path(given: Option<&Path>, array: Uuid) -> PathBuf {
 
 /// What configures an array that was found.
 pub fn entry(path: PathBuf, array: &FoundArray) -> Result<Edit, Failure> {
-    let head = "# Written by `pinstripe import`. `pinstripe release` takes it away.\n";
     let old = read(&path)?;
-    Ok(Edit { path, old, new: Some(format!("{head}{}", examine::scan::configured(array))) })
+    if old.as_deref().is_some_and(|text| !is_as_written(text)) {
+        return Err(Failure::new(format!(
+            "{} is there, does not configure the array, and holds more than `pinstripe import` writes: see what it says, and take it away",
+            path.display()
+        )));
+    }
+    Ok(Edit { path, old, new: Some(format!("{HEAD}{}", examine::scan::configured(array))) })
 }
 
-/// What takes the entry away, if it is there.
-pub fn without_entry(path: PathBuf) -> Result<Option<Edit>, Failure> {
-    Ok(read(&path)?.map(|old| Edit { path, old: Some(old), new: None }))
+/// What takes the entry away, if it is there. What a person has added is kept beside it, under a name that is
+/// no configuration's.
+pub fn without_entry(path: PathBuf) -> Result<Vec<Edit>, Failure> {
+    let Some(text) = read(&path)? else { return Ok(Vec::new()) };
+    let mut edits = Vec::new();
+    if !is_as_written(&text) {
+        let kept = path.with_extension("toml.released");
+        edits.push(Edit { old: read(&kept)?, path: kept, new: Some(text.clone()) });
+    }
+    edits.push(Edit { path, old: Some(text), new: None });
+    Ok(edits)
+}
+
+/// Whether an entry's file holds nothing but what `import` writes.
+fn is_as_written(text: &str) -> bool {
+    let known = ["#", "[[array]]", "uuid = ", "name = "];
+    text.lines().all(|line| line.is_empty() || known.iter().any(|known| line.starts_with(known)))
 }

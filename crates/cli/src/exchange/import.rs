@@ -13,7 +13,7 @@ use pinstripe_md::{identity::Uuid, superblock::Support};
 use serde_json::{Value, json};
 
 use super::{
-    files::{self, Edit},
+    files::{self, Edit, Turn},
     find, md_device,
 };
 use crate::{
@@ -33,10 +33,11 @@ const STAYS: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(100);
 
 pub fn run(arguments: &ImportArguments) -> Result<(), Failure> {
+    let turn = Turn::wait()?;
     let configuration = configuration::load(arguments.start.configuration.config.as_deref())?;
     let array = find(&configuration, &arguments.array)?;
     let plan = Plan::new(&configuration, array, arguments)?;
-    let outcome = if arguments.start.dry_run { None } else { Some(plan.carry_out(arguments)?) };
+    let outcome = if arguments.start.dry_run { None } else { Some(plan.carry_out(arguments, turn)?) };
     if arguments.start.json {
         output::print_json(&plan.value(outcome.as_ref()))?;
     } else {
@@ -96,23 +97,32 @@ impl Plan {
         };
         // What else lies on its members, such as a mapping, `serve` refuses.
         if let Some(name) = &kernel
-            && let Some(why) = md_device::obstacle(name)?
+            && let Some(why) = md_device::obstacle(name)
         {
             return refused(why);
         }
         let mut edits = files::hands_off(arguments.mdadm_conf.as_deref(), &array)?;
-        if !configuration.arrays.iter().any(|entry| entry.is(array.uuid, &array.name)) {
+        let own = configuration.arrays.iter().find(|entry| entry.is(array.uuid, &array.name));
+        if let Some(entry) = own.filter(|entry| !entry.auto) {
+            return refused(format!(
+                "{} has auto = false, so neither mdadm nor Pinstripe would start it at boot: take that away first",
+                entry.place
+            ));
+        }
+        if own.is_none() {
             let path = files::entry_path(arguments.start.configuration.config.as_deref(), array.uuid);
             edits.push(files::entry(path, &array)?);
         }
         Ok(Self { array, kernel, edits })
     }
 
-    fn carry_out(&self, arguments: &ImportArguments) -> Result<Report, Failure> {
+    fn carry_out(&self, arguments: &ImportArguments, turn: Turn) -> Result<Report, Failure> {
         files::carry_out(&self.edits)?;
         let given = arguments.start.configuration.config.as_deref();
         let taken = self.take_over(given).map_err(|failure| files::undo(&self.edits, failure));
         let (configuration, entry) = taken?;
+        // The start of a server may take long.
+        drop(turn);
         let wanted = of_entry(&entry, &scan(searched(&configuration, &entry)), &Served::all().0);
         let report = if arguments.no_start {
             Report::new(&wanted, Outcome::WouldStart(wanted.serve_words(false)))

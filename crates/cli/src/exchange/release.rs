@@ -8,7 +8,7 @@ use pinstripe_md::superblock::{ResyncOffset, Support};
 use serde_json::{Value, json};
 
 use super::{
-    files::{self, Edit},
+    files::{self, Edit, Turn},
     find,
 };
 use crate::{
@@ -21,6 +21,7 @@ use crate::{
 };
 
 pub fn run(arguments: &ReleaseArguments) -> Result<(), Failure> {
+    let _turn = Turn::wait()?;
     let configuration = configuration::load(arguments.configuration.config.as_deref())?;
     let array = find(&configuration, &arguments.array)?;
     let plan = Plan::new(&configuration, array, arguments)?;
@@ -57,27 +58,25 @@ impl Plan {
         let other = configuration
             .arrays
             .iter()
-            .find(|entry| entry.is(array.uuid, &array.name) && entry.auto && entry.place.file != own);
+            .find(|entry| entry.is(array.uuid, &array.name) && entry.place.file != own);
         if let Some(entry) = other {
             return refused(format!(
-                "{} has it started: take that [[array]] away, or give it auto = false",
+                "{} configures it: take that [[array]] away, as udev keeps mdadm off what is configured, also with auto = false",
                 entry.place
             ));
         }
-        if configuration.scan.all
-            && configuration.arrays.iter().all(|entry| entry.auto || !entry.is(array.uuid, &array.name))
-        {
-            return refused(format!(
-                "[scan] has `assemble = \"all\"`, which would start it again: configure it with auto = false ([[array]], uuid = \"{}\")",
-                array.uuid
-            ));
+        if configuration.scan.all {
+            return refused(
+                "[scan] has `assemble = \"all\"`, which would start it again: write \"configured\" there, and an [[array]] for each array that is to be started"
+                    .to_owned(),
+            );
         }
         let served = Served::all().0.into_iter().find(|served| served.is(array.uuid));
         let served = served.map(|served| served.control);
         if served.is_none() {
             is_for_the_kernel(&array, arguments.force)?;
         }
-        let mut edits: Vec<Edit> = files::without_entry(own)?.into_iter().collect();
+        let mut edits = files::without_entry(own)?;
         edits.extend(files::hands_on(arguments.mdadm_conf.as_deref(), array.uuid)?);
         Ok(Self { array, served, edits })
     }

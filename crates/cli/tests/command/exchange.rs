@@ -100,10 +100,30 @@ fn what_a_person_configured_is_for_a_person_to_take_away() {
     configured.write("pinstripe.toml", &own);
     configured.import(&["data"]).ok();
     assert!(!configured.entry(&uuid).exists(), "it has an entry");
-    configured.release(&["data"]).refused(1, &["pinstripe.toml:5", "auto = false"]);
+    configured.release(&["data"]).refused(1, &["pinstripe.toml:5", "take that [[array]] away"]);
     assert!(configured.run(&["list"]).ok().out.contains("data"), "its server goes on");
     configured.write("pinstripe.toml", &format!("{own}auto = false\n"));
+    configured.release(&["data"]).refused(1, &["auto = false"]);
+    configured.write("pinstripe.toml", SCAN);
     configured.release(&["data"]).ok();
+    configured.write("pinstripe.toml", &format!("{own}auto = false\n"));
+    configured.import(&["data"]).refused(1, &["pinstripe.toml:5", "auto = false"]);
+}
+
+#[test]
+fn what_a_person_has_added_to_an_entry_is_kept() {
+    let (configured, uuid, _) = world();
+    configured.import(&["data"]).ok();
+    let entry = configured.entry(&uuid);
+    let text = fs::read_to_string(&entry).unwrap() + "run-after = 5\n";
+    fs::write(&entry, &text).unwrap();
+    configured.release(&["data"]).ok();
+    assert!(!entry.exists());
+    assert_eq!(fs::read_to_string(entry.with_extension("toml.released")).unwrap(), text);
+    fs::write(&entry, "[defaults]\nread-only = true\n").unwrap();
+    configured.import(&["data"]).refused(1, &["imported-", "holds more"]);
+    fs::remove_file(&entry).unwrap();
+    configured.import(&["data"]).ok();
 }
 
 #[test]
