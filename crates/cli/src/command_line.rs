@@ -642,8 +642,12 @@ pub enum ConsistencyChoice {
 
 #[derive(Debug, Args)]
 pub struct StopArguments {
-    #[command(flatten)]
-    pub array: ArrayArguments,
+    /// The array's name, or the path of its control socket
+    #[arg(value_name = "ARRAY", required_unless_present = "all", value_hint = ValueHint::FilePath)]
+    pub array: Option<String>,
+    /// Stop all arrays that are served on this machine, or none if one of them has clients or doesn't answer
+    #[arg(long, conflicts_with = "array")]
+    pub all: bool,
     /// Stop it although clients are connected. Their requests under way are finished, then their connections
     /// end
     #[arg(long)]

@@ -2,6 +2,7 @@
 //! `membership`.
 
 use std::{
+    path::Path,
     thread,
     time::{Duration, Instant},
 };
@@ -11,6 +12,7 @@ use pinstripe_control::{
     client::{Client, ClientError},
     code,
     limit::{Limit, LimitParameters},
+    text::printable,
 };
 use pinstripe_md::identity::Uuid;
 use serde_json::Value;
@@ -25,6 +27,8 @@ use crate::{
 const NOT_THERE: u8 = 4;
 /// Time within which a server answers what it can answer at once.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+/// Time that each of all servers gets to stop.
+const STOP_LIMIT: Duration = Duration::from_mins(3);
 /// Between two attempts to stop an array that is in use.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -62,18 +66,59 @@ pub fn fetch(client: &mut Client) -> Result<Detail, ClientError> {
 }
 
 pub fn stop(arguments: &StopArguments) -> Result<(), Failure> {
-    let array = &arguments.array.array;
-    let (begun, patience) = (Instant::now(), Duration::from_secs(arguments.wait.into()));
-    let mut client = connect(array)?;
+    let end = Instant::now() + Duration::from_secs(arguments.wait.into());
+    match &arguments.array {
+        Some(array) => stop_one(connect(array)?, array, arguments.force, end),
+        None => stop_all(arguments.force, end),
+    }
+}
+
+/// Stops an array. While clients use it that is tried again until `end`.
+fn stop_one(mut client: Client, array: &str, force: bool, end: Instant) -> Result<(), Failure> {
     loop {
-        match client.call::<()>("stop", StopParameters { force: arguments.force }) {
-            Err(ClientError::Call(error)) if error.code == code::IN_USE && begun.elapsed() < patience => {
+        match client.call::<()>("stop", StopParameters { force }) {
+            Err(ClientError::Call(error)) if error.code == code::IN_USE && Instant::now() < end => {
                 thread::sleep(LOOK);
             }
             done => break done?,
         }
     }
     output::print(&format!("stopped {array}\n"))
+}
+
+/// Stops all arrays. All are looked at before the first one is stopped.
+fn stop_all(force: bool, end: Instant) -> Result<(), Failure> {
+    let servers = loop {
+        let servers = list::servers();
+        match servers.iter().find_map(|(path, answer)| kept_by(path, answer, force)) {
+            None => break servers,
+            Some(_) if Instant::now() < end => thread::sleep(LOOK),
+            Some(why) => return Err(Failure::new(format!("{why}; nothing was stopped"))),
+        }
+    };
+    for (path, _) in servers {
+        let path = path.to_string_lossy();
+        let client = Client::connect(&path)?;
+        client.set_timeout(Some(STOP_LIMIT))?;
+        stop_one(client, &path, force, end)?;
+    }
+    Ok(())
+}
+
+/// Why the array of this server can't be stopped now.
+fn kept_by(path: &Path, answer: &Result<Detail, ClientError>, force: bool) -> Option<String> {
+    match answer {
+        Err(error) => Some(format!("{}: {error}", path.display())),
+        Ok(detail) if force || detail.clients.is_empty() => None,
+        Ok(detail) => {
+            let names: Vec<String> = detail
+                .clients
+                .iter()
+                .map(|client| format!("{} ({})", client.name, client.protocol))
+                .collect();
+            Some(printable(&format!("{} is in use by {}: end that first", detail.name, names.join(", "))))
+        }
+    }
 }
 
 pub fn limit(arguments: &LimitArguments) -> Result<(), Failure> {

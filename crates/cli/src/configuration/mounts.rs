@@ -5,6 +5,8 @@
 //! needs the array, which waits for that. So a mount only wants its array and comes after it. What a person
 //! stops is unmounted by a command of the array's unit.
 
+use std::path::{Path, PathBuf};
+
 use pinstripe_config::{Array, Configuration};
 use pinstripe_md::identity::short_name;
 
@@ -49,7 +51,7 @@ pub fn mounts(fstab: &str, configuration: &Configuration) -> Vec<Mount> {
         // A swap has no place, and the root is there before any generator.
         let place = Some(decoded(place)).filter(|place| place.starts_with('/') && kind != "swap")?;
         let array = array(&decoded(device), configuration)?;
-        Some(Mount { unit: unit_of(&place)?, array })
+        Some(Mount { unit: unit_of(resolved(Path::new(&place)).to_str()?)?, array })
     };
     fstab.lines().filter_map(mount).collect()
 }
@@ -88,6 +90,13 @@ fn decoded(field: &str) -> String {
         }
     }
     String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// A place without links, as far as it is there; systemd's generator names its units so.
+fn resolved(place: &Path) -> PathBuf {
+    let real = place.ancestors().find_map(|known| Some((known, known.canonicalize().ok()?)));
+    real.and_then(|(known, real)| Some(real.join(place.strip_prefix(known).ok()?)))
+        .unwrap_or_else(|| place.to_owned())
 }
 
 /// systemd's name of the unit that mounts at a place. Nothing for the root.
@@ -137,8 +146,8 @@ mod tests {
         is("/dev/pinstripe/data /srv ext4 defaults 0 2", "srv.mount", "data");
         is("\t/dev/pinstripe/data\t/srv/data/\text4", "srv-data.mount", "data");
         is("/dev/pinstripe/data-part12 /srv ext4", "srv.mount", "data");
-        is("/dev/pinstripe/net-part1 /srv ext4", "srv.mount", "host:net-part1");
-        is("/dev/pinstripe/net-part1-part2 /srv ext4", "srv.mount", "host:net-part1");
+        is("/dev/pinstripe/net-part1 /srv ext4", "srv.mount", "net-part1");
+        is("/dev/pinstripe/net-part1-part2 /srv ext4", "srv.mount", "net-part1");
         let uuid = "6d41c174:a77e88e8:3d543c04:9a78354b";
         is("/dev/pinstripe/a\\040b /srv ext4", "srv.mount", uuid);
         is("/dev/pinstripe/a_b /srv ext4", "srv.mount", uuid);
@@ -177,6 +186,17 @@ mod tests {
             assert_eq!(unit_of(place).as_deref(), Some(unit), "{place}");
         }
         assert_eq!(decoded("a\\040b\\011c\\\\04\\"), "a b\tc\\\\04\\");
+    }
+
+    #[test]
+    fn a_mount_by_a_link_has_the_unit_of_the_place_itself() {
+        let folder = tempfile::tempdir().unwrap();
+        let real = folder.path().canonicalize().unwrap().join("real");
+        std::fs::create_dir(&real).unwrap();
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        let unit = unit_of(real.join("new/x").to_str().unwrap()).unwrap();
+        is(&format!("/dev/pinstripe/data {} ext4", link.join("new/x").display()), &unit, "data");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use std::{
 };
 
 use pinstripe_config::{Array, Configuration, Setting, Value, is_server};
+use pinstripe_md::identity::short_name;
 
 use super::{
     load,
@@ -84,16 +85,20 @@ fn written(path: &Path, text: &str) -> std::io::Result<()> {
 }
 
 /// The unit that serves the array of this entry, unless neither its name nor its UUID can be part of a
-/// unit's name.
+/// unit's name. The name is the one without the host: the server's sockets and its device are called by it,
+/// and a stop finds the server by what stands in the unit's name.
 pub fn unit(configuration: &Configuration, entry: &Array) -> Option<String> {
     let is_usable = |text: &str| {
         !text.is_empty()
+            // Commands would take it for an option.
+            && !text.starts_with('-')
             && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, ':' | '-' | '_' | '.'))
     };
-    let is_single = |name: &str| {
-        configuration.arrays.iter().filter(|other| other.name.as_deref() == Some(name)).count() == 1
+    let short = |entry: &Array| entry.name.as_ref().map(|name| short_name(name).to_owned());
+    let is_single = |name: &String| {
+        configuration.arrays.iter().filter(|other| short(other).as_ref() == Some(name)).count() == 1
     };
-    let name = entry.name.clone().filter(|name| is_usable(name) && (is_single(name) || entry.uuid.is_none()));
+    let name = short(entry).filter(|name| is_usable(name) && is_single(name));
     let instance = name.or_else(|| entry.uuid.map(|uuid| uuid.to_string()))?;
     Some(format!("pinstripe@{instance}.service"))
 }
@@ -206,7 +211,7 @@ mod tests {
             [
                 "pinstripe.target.wants/pinstripe@data.service",
                 "pinstripe@data.service.d/50-pinstripe.conf",
-                "pinstripe@host:my-home.service.d/50-pinstripe.conf",
+                "pinstripe@my-home.service.d/50-pinstripe.conf",
                 "pinstripe.target.wants/pinstripe@6d41c174:a77e88e8:3d543c04:9a78354b.service",
                 "pinstripe@6d41c174:a77e88e8:3d543c04:9a78354b.service.d/50-pinstripe.conf",
             ]
@@ -241,6 +246,16 @@ mod tests {
         let units: Vec<_> =
             configuration.arrays.iter().map(|entry| unit(&configuration, entry).unwrap()).collect();
         assert!(units.iter().all(|unit| unit.ends_with(":9a78354b.service")), "{units:?}");
+    }
+
+    #[test]
+    fn arrays_that_differ_only_in_their_host_have_units_of_their_uuids_or_none() {
+        let text = "[[array]]\nname = 'a:data'\nuuid = '6d41c174:a77e88e8:3d543c04:9a78354b'\n\
+            [[array]]\nname = 'b:data'\n[[array]]\nname = '-x'\n";
+        let configuration = configuration(text);
+        let units: Vec<_> = configuration.arrays.iter().map(|entry| unit(&configuration, entry)).collect();
+        let first = "pinstripe@6d41c174:a77e88e8:3d543c04:9a78354b.service".to_owned();
+        assert_eq!(units, [Some(first), None, None]);
     }
 
     #[test]

@@ -203,6 +203,7 @@ fn of_service(command: &str) -> Parts {
             &[
                 ("Stop an array that nothing uses any more:", "pinstripe stop data"),
                 ("Stop it although clients are connected:", "pinstripe stop --force data"),
+                ("Stop all that are served here, or none if one of them is in use:", "pinstripe stop --all"),
             ],
             &[CONTROL, NBD],
             &["", "serve", "detail", "nbd-client(8)"],

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::{
     nbd::Client,
-    world::{Server, World},
+    world::{MIB, Server, World},
 };
 
 struct Line(BufReader<UnixStream>);
@@ -283,4 +283,23 @@ fn control_connections_that_read_no_answers_do_not_shut_an_administrator_out() {
     }
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(Line::connect(&server).call(detail)["id"], 1);
+}
+
+#[test]
+fn all_arrays_are_stopped_together_or_none() {
+    let world = World::new();
+    world.run(&["stop", "--all"]).ok();
+    world.run(&["stop"]).refused(64, &["<ARRAY>"]);
+    world.run(&["stop", "data", "--all"]).refused(64, &["--all"]);
+    let server = world.serve(&["--shards", "1"], &world.raid5(3));
+    let others: Vec<String> = (0..3).map(|slot| world.file(&format!("other{slot}"), MIB * 8)).collect();
+    world.create(&["--level", "5", "--name", "a\"b", "--assume-clean"], &others).ok();
+    let other = world.serve(&["--shards", "1"], &others);
+    let client = Client::connect(&server.nbd());
+    let own = format!("process {}", std::process::id());
+    world.run(&["stop", "--all"]).refused(1, &["data is in use", &own, "nothing was stopped"]);
+    assert_eq!(world.run(&["list", "--json"]).ok().json().as_array().unwrap().len(), 2);
+    drop(client);
+    world.run(&["stop", "--all", "--wait", "20"]).ok();
+    assert_eq!((server.ended(), other.ended()), (0, 0));
 }
