@@ -164,8 +164,10 @@ impl Browser {
 impl Drop for Browser {
     fn drop(&mut self) {
         if !self.session.is_empty() {
-            // The browser ends with its session.
-            let _ = self.call("DELETE", "", &Value::Null);
+            // The browser ends with its session. Killed, the driver would leave it behind.
+            if let Err(error) = self.call("DELETE", "", &json!({})) {
+                eprintln!("Chromium may still run: {error:#}");
+            }
         }
         let _ = self.driver.kill();
         let _ = self.driver.wait();
