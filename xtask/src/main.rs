@@ -29,6 +29,7 @@ mod soak;
 mod steps;
 mod tidy;
 mod vm;
+mod web;
 mod writer;
 
 use std::path::{Path, PathBuf};
@@ -93,6 +94,8 @@ enum Task {
     Cost(cost::Cost),
     /// Make the Debian package under target/debian, and check it.
     Deb(deb::Deb),
+    /// Try the daemon's page in a headless Chromium, and take pictures of it.
+    Web(web::Web),
     /// Test the NEON parity kernels under qemu-user, if Rust's library for AArch64 is installed.
     Neon,
     /// Make the golden images that the original set lacks, with mdadm in the VM.
@@ -149,6 +152,7 @@ fn run(task: Task) -> Result<()> {
         Task::Net(net) => net::run(root, &net),
         Task::Cost(cost) => cost::run(root, &cost),
         Task::Neon => neon::run(root),
+        Task::Web(web) => web::run(root, &web),
         Task::Tidy => tidy::run(root),
         Task::Vm { list: true, .. } => {
             vm::list();

@@ -46,17 +46,17 @@ pub fn card(array: &ArrayView) -> Markup {
                     }
                 }
             }
-            @if let Some(why) = &status.why { p class="problem" { (shown(why)) } }
+            @if let Some(why) = &status.why { p class="problem" data-key="why" { (shown(why)) } }
             @if let Some(detail) = detail {
                 (members(status, detail))
                 @if let Some(sync) = &detail.sync { (progress(sync)) }
-                @else if detail.sync_paused { p { "Maintenance is paused." } }
-                div class="figures" {
+                @else if detail.sync_paused { p data-key="paused" { "Maintenance is paused." } }
+                div class="figures" data-key="figures" {
                     (picture::map(detail))
                     (picture::throughput(rates))
                 }
                 (facts(status, detail))
-                p class="acts" {
+                p class="acts" data-key="acts" {
                     a class="button" href={ "/confirm?" (query(&detail.uuid, "check", None)) } { "Check…" }
                     " "
                     a class="button" href={ "/confirm?" (query(&detail.uuid, "add", None)) } { "Add a device…" }
@@ -78,7 +78,7 @@ pub fn query(uuid: &str, action: &str, member: Option<(usize, &str)>) -> String 
 
 fn members(status: &ArrayStatus, detail: &Detail) -> Markup {
     html! {
-        ul class="disks" {
+        ul class="disks" data-key="disks" {
             @for one in &detail.members {
                 li class={ "disk " (member_class(one)) } data-key={ "slot" (one.slot) } {
                     (member(status, detail, one))
@@ -176,7 +176,7 @@ fn failed(failed: &Failed) -> Markup {
 fn progress(sync: &Sync) -> Markup {
     let percent = sync.done.min(sync.total).saturating_mul(100).checked_div(sync.total).unwrap_or(0);
     html! {
-        div class="sync" {
+        div class="sync" data-key="sync" {
             p { (shown(&sync.in_words())) }
             progress max="100" value=(percent) aria-label={ (shown(&sync.action)) } { (percent) "%" }
         }
@@ -185,7 +185,7 @@ fn progress(sync: &Sync) -> Markup {
 
 fn facts(status: &ArrayStatus, detail: &Detail) -> Markup {
     html! {
-        dl {
+        dl data-key="facts" {
             dt { "Clients" }
             dd {
                 @if detail.clients.is_empty() { "none" }

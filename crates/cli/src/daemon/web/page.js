@@ -23,6 +23,11 @@
     }
     if (old.isEqualNode(now)) return;
     const wanted = [...now.childNodes];
+    // What is gone goes first: then what stays need not be moved, which would take the focus from it.
+    const names = new Set(wanted.map(key));
+    for (const child of [...old.children]) {
+      if (key(child) !== null && !names.has(key(child))) child.remove();
+    }
     wanted.forEach((child, index) => {
       const name = key(child);
       let here = old.childNodes[index];
@@ -52,7 +57,9 @@
     const source = new EventSource(main.dataset.live);
     source.addEventListener('page', (event) => {
       const now = new DOMParser().parseFromString(event.data, 'text/html').querySelector('main');
+      const focus = document.activeElement;
       if (now) morph(main, now);
+      if (focus !== document.activeElement && focus.isConnected) focus.focus({ preventScroll: true });
       say('Live: what changes is shown at once.', false);
     });
     source.addEventListener('error', () => {

@@ -75,7 +75,7 @@ pub fn content(view: &View) -> Markup {
             }
             @for array in &view.arrays { (card(array)) }
             (events(view))
-            p class="small" { "Pinstripe " (shown(&view.pinstripe)) }
+            p class="small" data-key="version" { "Pinstripe " (shown(&view.pinstripe)) }
         }
     }
 }
@@ -97,7 +97,7 @@ fn summary(view: &View) -> String {
 
 fn alerts(view: &View) -> Markup {
     html! {
-        section class="alerts" aria-labelledby="alerts" {
+        section class="alerts" data-key="alerts" aria-labelledby="alerts" {
             h2 id="alerts" { "Alerts" }
             ul {
                 @if let Some(problem) = &view.configuration_error {
@@ -117,7 +117,7 @@ fn alerts(view: &View) -> Markup {
 
 fn events(view: &View) -> Markup {
     html! {
-        section class="events" aria-labelledby="events" {
+        section class="events" data-key="events" aria-labelledby="events" {
             h2 id="events" { "Last events" }
             @if view.events.is_empty() {
                 p { "None yet." }
@@ -158,6 +158,8 @@ pub fn login(wrong: bool) -> Markup {
             @if wrong { p class="problem" role="alert" { "That is not the token." } }
             p { "The daemon's log says in which file the token is. Only the daemon's user can read it." }
             form method="post" action="/login" {
+                // For the browser's store of passwords.
+                input type="text" name="user" value="pinstripe" autocomplete="username" hidden;
                 label for="token" { "Token" }
                 input id="token" name="token" type="password" autocomplete="current-password" required autofocus;
                 button type="submit" { "Open" }
