@@ -21,7 +21,7 @@ same() {
 
 say "what is in use is refused"
 pinstripe import /dev/md/home >/tmp/import 2>&1 && die "imported, and it is mounted"
-grep -q 'mounted on /mnt' /tmp/import || die "refused, for another reason: $(cat /tmp/import)"
+grep -q 'is mounted on /mnt' /tmp/import || die "refused, for another reason: $(cat /tmp/import)"
 cmp /tmp/conf /etc/mdadm/mdadm.conf || die "refused, and mdadm.conf is changed"
 umount /mnt
 out refused yes

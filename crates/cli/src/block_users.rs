@@ -2,9 +2,18 @@
 //! device.
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
 };
+
+/// A use of a block device.
+#[derive(Debug)]
+pub struct Use {
+    /// The device, or a partition of it.
+    pub device: String,
+    /// What the device is, in words.
+    pub what: String,
+}
 
 /// Where the kernel lists the devices of file systems, and their external journals.
 struct Lists {
@@ -15,14 +24,14 @@ struct Lists {
 }
 
 impl Lists {
-    fn now() -> Self {
-        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        Self {
-            mounts: read("/proc/self/mountinfo"),
-            swaps: read("/proc/swaps"),
+    fn now() -> io::Result<Self> {
+        Ok(Self {
+            mounts: fs::read_to_string("/proc/self/mountinfo")?,
+            // A kernel without swap has no such list.
+            swaps: fs::read_to_string("/proc/swaps").unwrap_or_default(),
             btrfs: "/sys/fs/btrfs".into(),
             jbd2: "/proc/fs/jbd2".into(),
-        }
+        })
     }
 
     /// What uses the device of this name and number (major:minor).
@@ -44,21 +53,25 @@ impl Lists {
     }
 }
 
-/// Mounts, swap, and devices on top of the block device of this name, or of a partition of it, each in words.
-/// An external log of XFS is not seen: no list has it.
-pub fn users(name: &str) -> Vec<String> {
+/// Mounts, swap, and devices on top of the block device of this name, or of a partition of it. An external
+/// log of XFS is not seen: no list has it.
+///
+/// # Errors
+/// If the kernel's lists can't be read: what uses the device isn't known then.
+pub fn users(name: &str) -> io::Result<Vec<Use>> {
     let folder = Path::new("/sys/class/block").join(name);
     let partitions = names(&folder).into_iter().filter(|part| folder.join(part).join("partition").is_file());
-    let parts: Vec<String> = partitions.chain([name.to_owned()]).collect();
-    let lists = Lists::now();
+    let devices: Vec<String> = partitions.chain([name.to_owned()]).collect();
+    let lists = Lists::now()?;
     let mut found = Vec::new();
-    for part in parts {
-        let folder = Path::new("/sys/class/block").join(&part);
-        let number = fs::read_to_string(folder.join("dev")).unwrap_or_default();
-        found.extend(lists.users(&part, number.trim()));
-        found.extend(names(&folder.join("holders")).into_iter().map(|holder| format!("used by {holder}")));
+    for device in devices {
+        let folder = Path::new("/sys/class/block").join(&device);
+        let number = fs::read_to_string(folder.join("dev"))?;
+        let holders = names(&folder.join("holders")).into_iter().map(|holder| format!("used by {holder}"));
+        let all = lists.users(&device, number.trim()).into_iter().chain(holders);
+        found.extend(all.map(|what| Use { device: device.clone(), what }));
     }
-    found
+    Ok(found)
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -116,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_not_there_has_no_users() {
-        assert!(users("ublkb999999").is_empty());
+    fn the_uses_of_a_device_that_is_not_there_are_not_known() {
+        assert!(users("ublkb999999").is_err());
     }
 }

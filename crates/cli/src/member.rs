@@ -50,6 +50,12 @@ pub enum Member {
     Remote(Arc<NvmeSource>),
 }
 
+/// Whether a device shares bytes with one of `others`, files and block devices. Blocks.
+pub fn is_over(device: &Path, others: &[PathBuf]) -> bool {
+    let Ok(storage) = Storage::of(device) else { return false };
+    others.iter().any(|other| Storage::of(other).is_ok_and(|other| other.overlaps(&storage)))
+}
+
 /// Takes to heart what the command line says of servers, before anything is opened.
 pub fn know(arguments: &RemoteArguments) -> Result<(), Failure> {
     // A process reads one command line.

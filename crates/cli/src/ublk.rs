@@ -5,7 +5,11 @@
 
 mod named;
 
-use std::{fs, io, io::ErrorKind, path::PathBuf};
+use std::{
+    fs, io,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+};
 
 use pinstripe_control::size::ByteSize;
 use pinstripe_export::ublk::wire::{DeviceInfo, PARAMETER_BYTES, Parameters, feature, state};
@@ -18,9 +22,14 @@ use crate::{block_users, command_line::UblkDeleteArguments, failure::Failure, ou
 
 pub use named::{Named, export, wait_for_udev};
 
-/// What uses a device, each in words.
+/// What uses a device, each in words. A device that isn't there has no users.
 pub fn users(number: u32) -> Vec<String> {
-    block_users::users(&format!("ublkb{number}"))
+    let name = format!("ublkb{number}");
+    match block_users::users(&name) {
+        Ok(users) => users.into_iter().map(|found| found.what).collect(),
+        Err(_) if !Path::new("/sys/class/block").join(name).exists() => Vec::new(),
+        Err(error) => vec![format!("in a use that can't be seen: {error}")],
+    }
 }
 
 /// Where the kernel shows the devices.
@@ -313,5 +322,10 @@ mod tests {
         }
         let Err(error) = Driver::open() else { panic!("there is no driver") };
         assert!(error.to_string().contains("modprobe ublk_drv"), "{error}");
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_has_no_users() {
+        assert!(users(999_999).is_empty());
     }
 }

@@ -1,5 +1,6 @@
 //! Foreign NBD clients on the host: libnbd's programs and QEMU's.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -67,37 +68,24 @@ fn certificates_script() -> Result<&'static str> {
 fn copy_in_tls(lab: &Lab, server: &Server, folder: &str) -> Result<()> {
     let size = server.client()?.size;
     let uri = format!("nbds://localhost:{}/?tls-certificates={folder}", server.port);
-    let credentials = format!("tls-creds-x509,id=tls,endpoint=client,dir={folder}");
-    let image = format!("driver=nbd,host=localhost,port={},tls-creds=tls", server.port);
     let answer: Value =
         serde_json::from_slice(&said(Command::new("nbdinfo").arg("--json").arg(&uri))?.stdout)?;
     ensure!(answer["TLS"] == true && answer["structured"] == true, "{answer}");
-    for (generation, writer) in [(1, "nbdcopy"), (2, "qemu-img")] {
-        let source = lab.sparse_file(&format!("source-{generation}.img"), size)?;
-        let runs = [Run::new(0..size / BLOCK as u64 / 2, generation), Run::new(9000..9001, 3)];
-        pattern::write(&mut pattern::open(&source, true)?, &runs)?;
-        if writer == "nbdcopy" {
-            said(Command::new("nbdcopy").arg("--flush").arg(&source).arg(&uri))?;
-            let compared = said(
-                Command::new("qemu-img")
-                    .args(["compare", "--object", &credentials, "--image-opts"])
-                    .arg(format!("driver=raw,file.driver=file,file.filename={}", source.display()))
-                    .arg(&image),
-            );
-            compared.context("qemu-img reads something else")?;
+    let credentials = format!("tls-creds-x509,id=tls,endpoint=client,dir={folder}");
+    let image = format!("driver=nbd,host=localhost,port={},tls-creds=tls", server.port);
+    let qemu = |verb: &str, source: &Path| {
+        let mut command = Command::new("qemu-img");
+        command.args([verb, "--object", &credentials]);
+        if verb == "compare" {
+            let source = format!("driver=raw,file.driver=file,file.filename={}", source.display());
+            command.arg("--image-opts").arg(source);
         } else {
-            said(
-                Command::new("qemu-img")
-                    .args(["convert", "-n", "--object", &credentials, "--target-image-opts", "-f", "raw"])
-                    .arg(&source)
-                    .arg(&image),
-            )?;
+            command.args(["-n", "--target-image-opts", "-f", "raw"]).arg(source);
         }
-        let copy = lab.sparse_file("copy.img", size)?;
-        said(Command::new("nbdcopy").arg(&uri).arg(&copy))?;
-        pattern::verify(&mut pattern::open(&copy, false)?, size / BLOCK as u64, &runs)
-            .with_context(|| format!("what nbdcopy read after {writer}"))?;
-    }
+        command.arg(&image);
+        command
+    };
+    copy(lab, size, &Way { there: &uri, back: &uri, qemu: &qemu })?;
     let mut kept = server.client()?;
     let runs = [Run::new(0..size / BLOCK as u64 / 2, 2), Run::new(9000..9001, 3)];
     pattern::verify(&mut kept, size / BLOCK as u64, &runs).context("without TLS, by the unix socket")
@@ -129,25 +117,42 @@ fn ask_nbdinfo(server: &Server) -> Result<()> {
 /// nbdcopy writes over several connections, qemu-img compares; qemu-img writes, nbdcopy reads over TCP.
 fn copy_there_and_back(lab: &Lab, server: &Server) -> Result<()> {
     let size = server.client()?.size;
-    let uri = server.uri();
+    let there = server.uri();
+    let qemu = |verb: &str, source: &Path| {
+        let mut command = Command::new("qemu-img");
+        let options: &[&str] =
+            if verb == "compare" { &["-f", "raw", "-F", "raw"] } else { &["-n", "-f", "raw", "-O", "raw"] };
+        command.arg(verb).args(options).arg(source).arg(&there);
+        command
+    };
+    let back = format!("nbd://127.0.0.1:{}", server.port);
+    copy(lab, size, &Way { there: &there, back: &back, qemu: &qemu })
+}
+
+/// How an export is reached.
+struct Way<'a> {
+    /// By nbdcopy, to write.
+    there: &'a str,
+    /// By nbdcopy, to read.
+    back: &'a str,
+    /// By qemu-img, which compares it with a file or converts a file to it.
+    qemu: &'a dyn Fn(&str, &Path) -> Command,
+}
+
+fn copy(lab: &Lab, size: u64, way: &Way) -> Result<()> {
     for (generation, writer) in [(1, "nbdcopy"), (2, "qemu-img")] {
         let source = lab.sparse_file(&format!("source-{generation}.img"), size)?;
         let runs = [Run::new(0..size / BLOCK as u64 / 2, generation), Run::new(9000..9001, 3)];
         pattern::write(&mut pattern::open(&source, true)?, &runs)?;
         if writer == "nbdcopy" {
-            said(Command::new("nbdcopy").arg("--flush").arg(&source).arg(&uri))?;
+            said(Command::new("nbdcopy").arg("--flush").arg(&source).arg(way.there))?;
         } else {
-            said(
-                Command::new("qemu-img")
-                    .args(["convert", "-n", "-f", "raw", "-O", "raw"])
-                    .arg(&source)
-                    .arg(&uri),
-            )?;
+            said(&mut (way.qemu)("convert", &source))?;
         }
-        said(Command::new("qemu-img").args(["compare", "-f", "raw", "-F", "raw"]).arg(&source).arg(&uri))
+        said(&mut (way.qemu)("compare", &source))
             .with_context(|| format!("{writer} wrote something else"))?;
         let copy = lab.sparse_file("copy.img", size)?;
-        said(Command::new("nbdcopy").arg(format!("nbd://127.0.0.1:{}", server.port)).arg(&copy))?;
+        said(Command::new("nbdcopy").arg(way.back).arg(&copy))?;
         pattern::verify(&mut pattern::open(&copy, false)?, size / BLOCK as u64, &runs)
             .with_context(|| format!("what nbdcopy read after {writer}"))?;
     }

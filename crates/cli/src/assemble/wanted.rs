@@ -7,11 +7,11 @@ use std::{
 
 use pinstripe_config::{Array, Configuration, Settings, duties::Duties, expand, is_server};
 use pinstripe_md::identity::{Uuid, short_name};
-use pinstripe_runtime::uring::Storage;
 
 use crate::{
     command_line::Which,
     failure::Failure,
+    member::is_over,
     scan::{FoundArray, Seen, Served, scan, slots},
 };
 
@@ -295,7 +295,5 @@ pub fn searched<'a>(configuration: &'a Configuration, entry: &'a Array) -> Optio
 /// Whether the configuration has members of this entry searched for on a device.
 pub fn allows(configuration: &Configuration, entry: &Array, device: &Path) -> bool {
     let Some(names) = searched(configuration, entry) else { return true };
-    let Ok(storage) = Storage::of(device) else { return false };
-    let overlaps = |path: &PathBuf| Storage::of(path).is_ok_and(|other| other.overlaps(&storage));
-    expand(names).paths.iter().any(overlaps)
+    is_over(device, &expand(names).paths)
 }

@@ -26,11 +26,11 @@ pub struct TlsOptions {
 pub enum TlsChoice {
     /// Nothing is served without it
     Require,
-    /// Clients decide, and so does everyone between them and the server
+    /// Clients decide, and so does whatever lies between them and the server
     Allow,
 }
 
-/// Whose TLS it may be.
+/// Which clients may come by TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TlsClients {
     /// Those with a certificate that ca-cert.pem has signed

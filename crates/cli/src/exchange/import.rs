@@ -97,7 +97,7 @@ impl Plan {
         };
         // What else lies on its members, such as a mapping, `serve` refuses.
         if let Some(name) = &kernel
-            && let Some(why) = md_device::obstacle(name)
+            && let Some(why) = md_device::obstacle(name)?
         {
             return refused(why);
         }

@@ -1,7 +1,7 @@
 //! An array that the kernel's md has: what it does, and what uses it.
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -19,15 +19,17 @@ fn folder(name: &str) -> PathBuf {
 }
 
 /// Why it can't be stopped now; none if it can, as far as is seen.
-pub fn obstacle(name: &str) -> Option<String> {
+pub fn obstacle(name: &str) -> io::Result<Option<String>> {
     let said = |what: &str| {
         fs::read_to_string(folder(name).join("md").join(what)).map(|text| text.trim().to_owned())
     };
     // The kernel has these only where they mean something.
     let reshape = said("reshape_position").unwrap_or_else(|_| "none".to_owned());
     if reshape != "none" || said("sync_action").is_ok_and(|action| action == "reshape") {
-        return Some(format!("/dev/{name} is being reshaped: let the kernel finish that"));
+        return Ok(Some(format!("/dev/{name} is being reshaped: let the kernel finish that")));
     }
-    let users = block_users::users(name);
-    (!users.is_empty()).then(|| format!("/dev/{name} is in use: {}: end that first", users.join(", ")))
+    let users = block_users::users(name)?.into_iter();
+    let users: Vec<String> = users.map(|found| format!("/dev/{} is {}", found.device, found.what)).collect();
+    let in_use = || format!("/dev/{name} is in use: {}: end that first", users.join(", "));
+    Ok((!users.is_empty()).then(in_use))
 }

@@ -33,7 +33,7 @@ use super::{
     report,
     stopping::Stopping,
 };
-use crate::create::random_uuid;
+use crate::{create::random_uuid, member};
 
 /// Connections at a time. Where there is no room for another one, the oldest without a call under way goes.
 const CONNECTIONS_MAX: usize = 64;
@@ -295,8 +295,8 @@ impl Inner {
         Err(CallError::new(code::IN_USE, &sentence))
     }
 
-    /// Refuses what is in the array, and the array itself as its clients have it: its requests would wait for
-    /// themselves.
+    /// Refuses what is in the array, which would otherwise be waited for, and the array itself as its clients
+    /// have it, whose requests would wait for themselves.
     async fn refuse_part(&self, array: &Array, device: &str) -> Result<(), CallError> {
         if let Some(part) = names::part_of(array, device).await {
             return Err(refused(&format!("{device} is {part} already; nothing was done")));
@@ -305,7 +305,7 @@ impl Inner {
         let own: Vec<PathBuf> = addresses.filter(|path| path.is_absolute()).collect();
         let path = PathBuf::from(device);
         // Nothing answers the kernel if what is asked about is this array, and this shard waits.
-        if blocking(move || devices::is_over(&path, &own)).await {
+        if blocking(move || member::is_over(&path, &own)).await {
             return Err(refused(&format!("{device} is this array itself, or lies on it; nothing was done")));
         }
         Ok(())
@@ -361,7 +361,6 @@ impl Inner {
     }
 }
 
-/// A device that is in use here would otherwise be waited for.
 /// Sends all of `text`. False if the connection is gone, or nothing reads at its other end.
 async fn send(stream: &SocketStream, text: &str) -> bool {
     shard::timeout(ANSWER_NANOSECONDS, send_all(stream, text)).await.unwrap_or(false)

@@ -9,7 +9,7 @@ use pinstripe_control::size::ByteSize;
 use pinstripe_engine::assembly::{create::create_with, read_superblock};
 use pinstripe_runtime::{
     DeviceInfo, DeviceSource, Memory, MemorySource, shard,
-    uring::{OpenFile, OpenOptions, Storage, blocking, path_of},
+    uring::{OpenFile, OpenOptions, blocking, path_of},
 };
 
 use crate::{
@@ -175,12 +175,6 @@ async fn open_member(path: PathBuf, options: OpenOptions) -> Result<Member, Fail
         )));
     }
     member::open(path, options).await
-}
-
-/// Whether a device shares bytes with one of `others`, files and block devices. Blocks.
-pub fn is_over(device: &Path, others: &[PathBuf]) -> bool {
-    let Ok(storage) = Storage::of(device) else { return false };
-    others.iter().any(|other| Storage::of(other).is_ok_and(|other| other.overlaps(&storage)))
 }
 
 /// What devices may join an array.

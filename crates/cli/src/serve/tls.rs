@@ -24,7 +24,7 @@ use crate::{
 
 /// Between two looks at the files.
 const LOOK_NANOSECONDS: u64 = 5_000_000_000;
-/// Between two lines about clients that can't be secured: anyone may make them come.
+/// Between two lines about clients that can't be secured: any program may cause them.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// What connections are secured with.

@@ -126,8 +126,8 @@ impl Handshake {
         }
     }
 
-    /// Goes on in TLS, which has begun. What the client negotiated without it is forgotten: someone between
-    /// the two may have said it.
+    /// Goes on in TLS, which has begun. What the client negotiated without it is forgotten: something
+    /// between the two may have said it.
     pub fn secured(self) -> Self {
         Self {
             state: HandshakeState::Header,

@@ -76,7 +76,7 @@ pub enum Violation {
     /// EXPORT_NAME without TLS, which the server requires; that option knows no error reply.
     #[error("the client asked by EXPORT_NAME for an export without TLS, which is required")]
     TlsRequired,
-    /// The client went on after STARTTLS before it was answered, or someone between the two did.
+    /// The client went on after STARTTLS before it was answered, or something between the two did.
     #[error("{0} bytes came behind STARTTLS, before TLS had begun")]
     BehindStartTls(usize),
     /// A request doesn't begin with the request magic.

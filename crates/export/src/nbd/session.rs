@@ -159,7 +159,7 @@ async fn handshake<T: Stream + ?Sized>(
 
 /// Begins TLS, to which the client was told that the server agrees.
 async fn start_tls<T: Stream + ?Sized>(inbound: &Inbound<T>, security: &Security) -> Result<(), SessionEnd> {
-    // What came before TLS could have been said by anyone, so it must not count as said in it.
+    // What came before TLS could have been said by anything on the way, so it must not count as said in it.
     let behind = inbound.bytes().len();
     if behind > 0 {
         return Err(SessionEnd::Violation(Violation::BehindStartTls(behind)));

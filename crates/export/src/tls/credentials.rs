@@ -202,7 +202,7 @@ fn acceptor(folder: &Path, clients: &Clients) -> Result<Acceptor, CredentialsErr
     Ok(Acceptor(Arc::new(config)))
 }
 
-/// Whose certificates are believed.
+/// What verifies certificates of clients.
 fn authority(
     folder: &Path,
     provider: Arc<CryptoProvider>,
@@ -219,24 +219,23 @@ fn authority(
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, CredentialsError> {
-    check(path)?;
-    let failed = |error| CredentialsError::Pem { path: path.to_owned(), what: "certificate", error };
-    let all: Vec<_> =
-        CertificateDer::pem_file_iter(path).map_err(failed)?.collect::<Result<_, _>>().map_err(failed)?;
-    if all.is_empty() { Err(failed(pem::Error::NoItemsFound)) } else { Ok(all) }
+    items(path, "certificate")
 }
 
+/// None if there is no file. One without a list in it would revoke nothing, and its administrator believes
+/// that it does.
 fn revoked(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, CredentialsError> {
     match fs::metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        _ => check(path)?,
-    };
-    let failed = |error| CredentialsError::Pem { path: path.to_owned(), what: "revocation list", error };
-    // A file without a list in it would revoke nothing, and its administrator believes that it does.
-    let all: Vec<_> = CertificateRevocationListDer::pem_file_iter(path)
-        .map_err(failed)?
-        .collect::<Result<_, _>>()
-        .map_err(failed)?;
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        _ => items(path, "revocation list"),
+    }
+}
+
+/// What a file holds of a kind, at least one.
+fn items<T: PemObject>(path: &Path, what: &'static str) -> Result<Vec<T>, CredentialsError> {
+    check(path)?;
+    let failed = |error| CredentialsError::Pem { path: path.to_owned(), what, error };
+    let all: Vec<T> = T::pem_file_iter(path).map_err(failed)?.collect::<Result<_, _>>().map_err(failed)?;
     if all.is_empty() { Err(failed(pem::Error::NoItemsFound)) } else { Ok(all) }
 }
 

@@ -3,8 +3,9 @@
 //! Two tasks use a [`Session`], as they use the stream itself: one receives, one sends. What rustls wants to
 //! say of its own (the handshake, alerts, new keys) waits among the records of the sending one, in order.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::io::{ErrorKind, Read, Write};
+use std::sync::Arc;
 
 use pinstripe_block::outgoing::send_whole;
 use pinstripe_runtime::{Buffer, Slice, Stream, shard};
@@ -23,8 +24,6 @@ pub struct Session {
     received: RefCell<Received>,
     /// Why nothing more can be understood.
     failure: RefCell<Option<rustls::Error>>,
-    /// The last word was said.
-    closed: Cell<bool>,
 }
 
 /// Records that rustls hasn't taken yet.
@@ -38,7 +37,7 @@ struct Received {
 impl Session {
     /// Begins; the client is to speak first.
     pub fn new(acceptor: &Acceptor) -> Result<Self, rustls::Error> {
-        let mut connection = ServerConnection::new(std::sync::Arc::clone(&acceptor.0))?;
+        let mut connection = ServerConnection::new(Arc::clone(&acceptor.0))?;
         // More than is ever handed over at once.
         connection.set_buffer_limit(Some(RECORDS_BYTES));
         let received = Received { buffer: Some(shard::buffer(RECORDS_BYTES)), start: 0, end: 0 };
@@ -46,7 +45,6 @@ impl Session {
             connection: RefCell::new(connection),
             received: RefCell::new(received),
             failure: RefCell::default(),
-            closed: Cell::new(false),
         })
     }
 
@@ -158,10 +156,8 @@ impl Session {
 
     /// Says that nothing more will come.
     pub async fn close<T: Stream + ?Sized>(&self, stream: &T) {
-        if !self.closed.replace(true) {
-            self.connection.borrow_mut().send_close_notify();
-            self.send(stream, &[]).await;
-        }
+        self.connection.borrow_mut().send_close_notify();
+        self.send(stream, &[]).await;
     }
 
     fn records(&self) -> Option<Slice> {
