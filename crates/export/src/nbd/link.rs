@@ -47,8 +47,6 @@ pub(super) struct Link<T: ?Sized> {
     outgoing: RefCell<Outgoing>,
     requests: Cell<usize>,
     share: Share,
-    /// The sender has taken a reply and hasn't sent it yet.
-    sending: Cell<bool>,
     receiving: Cell<bool>,
     /// The receiver has ended, and the client hadn't said that it leaves.
     abandoned: Cell<bool>,
@@ -68,7 +66,6 @@ impl<T: Stream + ?Sized> Link<T> {
             outgoing: RefCell::default(),
             requests: Cell::new(0),
             share: Share::new(budget),
-            sending: Cell::new(false),
             receiving: Cell::new(true),
             abandoned: Cell::new(false),
             stopping: Cell::new(false),
@@ -79,11 +76,11 @@ impl<T: Stream + ?Sized> Link<T> {
         }
     }
 
-    /// Begins TLS as soon as all replies are sent, and shakes hands; what comes and goes from then on is in
-    /// it. Called once, when no request is in flight.
+    /// Begins TLS as soon as the sender has taken all replies, and shakes hands. All that comes then is
+    /// in it, and so is what the sender takes later. Called once, when no request is in flight.
     pub async fn secure(&self, acceptor: &Acceptor) -> Result<(), String> {
-        let sent = || !self.sending.get() && self.outgoing.borrow().is_empty();
-        self.receiver.wait_for(|| (sent() || self.broken.get()).then_some(())).await;
+        let taken = || self.outgoing.borrow().is_empty() || self.broken.get();
+        self.receiver.wait_for(|| taken().then_some(())).await;
         let session = Session::new(acceptor).map_err(|error| error.to_string())?;
         let session = self.tls.get_or_init(|| session);
         session.shake_hands(&*self.stream, || self.sender.wake()).await
@@ -106,6 +103,7 @@ impl<T: Stream + ?Sized> Link<T> {
         (outcome.result.ok().filter(|count| *count <= room).unwrap_or(0), outcome.buffer)
     }
 
+    /// Sends a reply in TLS if that had begun when the sender took it.
     async fn transmit(&self, slice: Slice) -> bool {
         match self.tls.get() {
             Some(session) => session.send(&*self.stream, &slice).await,
@@ -205,14 +203,10 @@ impl<T: Stream + ?Sized> Link<T> {
     pub async fn run(&self) {
         loop {
             let (sent, held) = match self.sender.wait_for(|| self.next()).await {
-                Next::Reply(slice, held) => {
-                    self.sending.set(true);
-                    (self.transmit(slice).await, held)
-                }
+                Next::Reply(slice, held) => (self.transmit(slice).await, held),
                 Next::Records(session) => (session.send(&*self.stream, &[]).await, 0),
                 Next::Over => break,
             };
-            self.sending.set(false);
             self.share.give_back(held);
             if !sent {
                 self.give_up();

@@ -239,6 +239,11 @@ impl Secured {
         assert!(pipe.send_all(&option(STARTTLS, &[])).await);
         let answer = pipe.receive_exactly(20).await?;
         assert_eq!(option_replies(&answer)[0].kind, ACK);
+        Self::shake_hands(pipe, config).await
+    }
+
+    /// The same, when STARTTLS was answered.
+    async fn shake_hands(pipe: &Rc<Pipe>, config: &Arc<ClientConfig>) -> Option<Self> {
         let name = ServerName::try_from("server.example").unwrap();
         let connection = ClientConnection::new(Arc::clone(config), name).unwrap();
         let secured = Self {
@@ -441,31 +446,45 @@ fn files_that_others_can_change_or_that_hold_nothing_are_refused() {
     refused(Clients::Any, "can be written by other users");
 }
 
+/// How the session of a client ends that comes into TLS after something on the way has put an option behind
+/// its STARTTLS: together with it, or `late`, when that was answered.
+fn injected(seed: u64, late: bool, security: Security, config: Arc<ClientConfig>) -> SessionEnd {
+    let result = Rc::new(RefCell::new(None));
+    let (random, told) = (Random::new(seed), Rc::clone(&result));
+    let inner = Rc::clone(&random);
+    run(&random, move || async move {
+        let array = Array::new(&inner, 1 << 20, 0);
+        let (pipe, session) = connect(&inner, &array, security, 100_000);
+        greet(&pipe).await;
+        let (first, second) = (option(STARTTLS, &[]), option(7, &info_data("array", &[])));
+        assert!(pipe.send_all(&if late { first } else { [first, second.clone()].concat() }).await);
+        assert_eq!(option_replies(&pipe.receive_exactly(20).await.unwrap())[0].kind, ACK);
+        if late {
+            assert!(pipe.send_all(&second).await);
+        }
+        let secured = Secured::shake_hands(&pipe, &config).await;
+        assert!(secured.is_none(), "TLS came about behind an option that was put there");
+        pipe.shutdown();
+        told.replace(Some(session.join().await));
+        assert_eq!(array.seen.borrow().requests, 0);
+    });
+    result.take().unwrap()
+}
+
 #[test]
 fn what_comes_with_starttls_is_not_taken_for_said_in_it() {
     let authority = Authority::new();
     let folder = authority.folder();
-    let offered = Security::Offered(Credentials::load(folder.path(), Clients::Any).unwrap().acceptor());
-    let random = Random::new(3);
-    let inner = Rc::clone(&random);
-    run(&random, move || async move {
-        let array = Array::new(&inner, 1 << 20, 0);
-        let (pipe, session) = connect(&inner, &array, offered, 100_000);
-        greet(&pipe).await;
-        let injected = [option(STARTTLS, &[]), option(7, &info_data("array", &[]))].concat();
-        assert!(pipe.send_all(&injected).await);
-        // Whether it comes with the option or a moment after: it is no option.
-        let mut said = Vec::new();
-        while let Some(byte) = pipe.receive_exactly(1).await {
-            said.extend(byte);
-        }
-        assert!(said.len() < 40, "{said:?}");
-        let end = session.join().await;
-        let is_refused = matches!(end, SessionEnd::Violation(Violation::BehindStartTls(_)))
-            || matches!(end, SessionEnd::Insecure(_));
+    let acceptor = Credentials::load(folder.path(), Clients::Any).unwrap().acceptor();
+    for (seed, late) in (0..20).flat_map(|seed| [(seed, false), (seed, true)]) {
+        let end = injected(seed, late, Security::Offered(acceptor.clone()), authority.client(None));
+        let is_refused = match end {
+            SessionEnd::Violation(Violation::BehindStartTls(_)) => !late,
+            SessionEnd::Insecure(_) => late,
+            _ => false,
+        };
         assert!(is_refused, "{end:?}");
-        assert_eq!(array.seen.borrow().requests, 0);
-    });
+    }
 }
 
 #[test]
