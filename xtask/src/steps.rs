@@ -1,7 +1,7 @@
 //! `cargo xtask test`: every check, in order, within one budget of time.
 //!
 //! Each step is a process of its own. Its whole output goes to `target/xtask/STEP.log`; on the terminal stand
-//! its name, its duration and its runners' own closing lines, and the end of the log if it failed. Later
+//! its name, its duration, its runners' own closing lines, and what they said of tests that failed. Later
 //! steps still run. What takes longer than CI has runs there as a fixed sample; `--all` runs it whole, and
 //! prints a table for the record.
 
@@ -17,7 +17,7 @@ use clap::Args;
 
 /// For all steps together, on two cores.
 const BUDGET: Duration = Duration::from_hours(1);
-/// Lines of a failed step's log that are shown.
+/// Lines that are shown of a failed step's log if it doesn't say what failed, and at most of each failure.
 const TAIL_LINES: usize = 60;
 
 /// Which steps run, and how much of each.
@@ -225,18 +225,39 @@ fn run_step(root: &Path, command: &str, path: &OsStr, log: &Path, left: Duration
     }
 }
 
-fn print_log(log: &Path, whole_tail: bool) {
+fn print_log(log: &Path, failed: bool) {
     let text = read(log);
     let lines: Vec<&str> = text.lines().collect();
-    if whole_tail {
+    let failures = if failed { failures(&lines) } else { Vec::new() };
+    if failed && failures.is_empty() {
         for line in &lines[lines.len().saturating_sub(TAIL_LINES)..] {
             println!("    {line}");
         }
-    } else {
-        for line in lines.iter().filter(|line| is_closing_line(line)) {
-            println!("    {line}");
+        return;
+    }
+    for line in failures.iter().chain(lines.iter().filter(|line| is_closing_line(line))) {
+        println!("    {line}");
+    }
+}
+
+/// What a log says of that which failed: cargo test's sections of tests, errors of compilers, scenarios of
+/// ours. The end of the log alone is the end of the runner that happened to be last.
+fn failures<'a>(lines: &[&'a str]) -> Vec<&'a str> {
+    let mut shown = Vec::new();
+    let mut left = 0;
+    for line in lines {
+        let of_ours = line.contains(" FAILED ") && !line.starts_with("test result:");
+        if *line == "failures:" || line.starts_with("error") || of_ours {
+            left = TAIL_LINES;
+        } else if is_closing_line(line) || line.starts_with("test ") || line.contains(" ok ") {
+            left = 0;
+        }
+        if left > 0 {
+            shown.push(*line);
+            left -= 1;
         }
     }
+    shown
 }
 
 /// The lines in which a runner sums up: cargo test's (those of empty suites left out), and our own.
@@ -264,6 +285,19 @@ mod tests {
         ));
         assert!(is_closing_line("7 passed, 0 failed"));
         assert!(!is_closing_line("test pattern::tests::a_block ... ok"));
+    }
+
+    #[test]
+    fn what_failed_is_shown_wherever_the_log_has_it() {
+        let log = "test one ... ok\ntest two ... FAILED\n\nfailures:\n\n---- two stdout ----\nwrong byte\n\n\
+            test result: FAILED. 1 passed; 1 failed\nRunning more\ntest three ... ok\ntest result: ok. 1 passed; 0 failed\n\
+            error: 1 target failed:\n    `-p two`\n";
+        let shown = failures(&log.lines().collect::<Vec<_>>()).join("|");
+        assert_eq!(shown, "failures:||---- two stdout ----|wrong byte||error: 1 target failed:|    `-p two`");
+        let log = "ext4    ok   1.0 s\nhang    FAILED   2.0 s: no disk\nthe guest said:\nublk    ok   3.0 s\n1 passed, 1 failed";
+        let shown = failures(&log.lines().collect::<Vec<_>>()).join("|");
+        assert_eq!(shown, "hang    FAILED   2.0 s: no disk|the guest said:");
+        assert!(failures(&["building", "killed"]).is_empty());
     }
 
     #[test]

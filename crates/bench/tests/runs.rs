@@ -64,9 +64,8 @@ fn a_sequential_stream_over_memory_is_hardly_read_before() {
 
 #[test]
 fn files_are_overwritten_only_by_force() {
-    let folder = std::env::temp_dir().join(format!("pinstripe-bench-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let paths: Vec<_> = (0..4).map(|i| folder.join(format!("member{i}"))).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let paths: Vec<_> = (0..4).map(|i| folder.path().join(format!("member{i}"))).collect();
     for path in &paths {
         std::fs::File::create(path).unwrap().set_len(6 << 20).unwrap();
     }
@@ -78,7 +77,6 @@ fn files_are_overwritten_only_by_force() {
     assert!(report.verified.units > 0 && report.verified.stripes > 0);
     let count = run(&BenchArgs { force: true, members: Some(5), ..wish });
     assert!(matches!(count, Err(BenchError::MemberCount { members: 5, devices: 4 })));
-    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]
@@ -152,10 +150,9 @@ fn a_filled_array_is_checked_from_end_to_end() {
 
 #[test]
 fn devices_that_held_something_are_no_bug_of_ours() {
-    let folder = std::env::temp_dir().join(format!("pinstripe-bench-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
+    let folder = tempfile::tempdir().unwrap();
     for (level, assume_clean) in [(Level::Raid5, false), (Level::Raid5, true), (Level::Raid0, true)] {
-        let paths: Vec<_> = (0..3).map(|slot| folder.join(format!("member{slot}"))).collect();
+        let paths: Vec<_> = (0..3).map(|slot| folder.path().join(format!("member{slot}"))).collect();
         for (slot, path) in (0u8..).zip(&paths) {
             let bytes: Vec<u8> =
                 (0u32..4 << 20).map(|at| at.wrapping_mul(at).to_be_bytes()[1] ^ slot).collect();
@@ -173,5 +170,4 @@ fn devices_that_held_something_are_no_bug_of_ours() {
             Err(error) => panic!("{level}, --assume-clean {assume_clean}: {error}"),
         }
     }
-    std::fs::remove_dir_all(&folder).unwrap();
 }
