@@ -47,7 +47,7 @@ use std::{
 };
 
 pub use blocking::{blocking, computing, with_sent_files};
-pub use listener::{ListenError, Listener};
+pub use listener::{Leaver, ListenError, Listener};
 pub use open::{Holder, OpenError, OpenFile, OpenOptions, path_of, persistent_path};
 pub use passthrough::readable_path;
 pub use sent_file::{EventFile, SentFile};

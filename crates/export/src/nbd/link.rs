@@ -12,6 +12,9 @@
 //! left, or was cut off) or the server is stopping, no request is in flight, and all replies are sent. If
 //! sending fails it closes at once; what is in flight then completes into nothing. Long requests without data
 //! look at [`Link::over`] now and then.
+//!
+//! **Leaving.** A connection that another process will serve ends in the same way, between two requests, but
+//! its stream stays open. TLS has state that can't be left, so such a connection stops.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::future::poll_fn;
@@ -23,6 +26,7 @@ use std::task::Poll;
 use pinstripe_runtime::{Buffer, Slice, Stream, shard};
 
 use pinstripe_block::budget::{Budget, Share};
+use pinstripe_block::first_of::{First, first_of};
 use pinstripe_block::mutants::{Mutant, active};
 use pinstripe_block::outgoing::{LOOSE_BYTES_MAX, Outgoing, send_whole};
 use pinstripe_block::wake::Wake;
@@ -51,11 +55,17 @@ pub(super) struct Link<T: ?Sized> {
     /// The receiver has ended, and the client hadn't said that it leaves.
     abandoned: Cell<bool>,
     stopping: Cell<bool>,
+    /// The connection is to be left to another process.
+    leaving: Cell<bool>,
+    /// The receiver has ended so that another process can go on.
+    left: Cell<bool>,
     broken: Cell<bool>,
     closed: Cell<bool>,
     /// The sender waits here for replies or the end, the receiver for room or the end.
     sender: Wake,
     receiver: Wake,
+    /// The receiver waits here, while nothing comes, for the order to leave.
+    to_leave: Wake,
 }
 
 impl<T: Stream + ?Sized> Link<T> {
@@ -69,10 +79,13 @@ impl<T: Stream + ?Sized> Link<T> {
             receiving: Cell::new(true),
             abandoned: Cell::new(false),
             stopping: Cell::new(false),
+            leaving: Cell::new(false),
+            left: Cell::new(false),
             broken: Cell::new(false),
             closed: Cell::new(false),
             sender: Wake::default(),
             receiver: Wake::default(),
+            to_leave: Wake::default(),
         }
     }
 
@@ -103,6 +116,24 @@ impl<T: Stream + ?Sized> Link<T> {
         (outcome.result.ok().filter(|count| *count <= room).unwrap_or(0), outcome.buffer)
     }
 
+    /// Receives between two requests: as [`Link::receive`], but not for longer than the connection stays.
+    pub async fn receive_request(&self, buffer: Buffer) -> (usize, Option<Buffer>) {
+        if self.is_secure() {
+            return self.receive(buffer).await;
+        }
+        let room = buffer.len();
+        let mut receiving = self.stream.receive(buffer);
+        let leaving = self.to_leave.wait_for(|| self.leaving.get().then_some(()));
+        let outcome = match first_of(&mut receiving, leaving).await {
+            First::One(outcome) => outcome,
+            First::Other(()) => {
+                self.stream.interrupt(&receiving);
+                receiving.await
+            }
+        };
+        (outcome.result.ok().filter(|count| *count <= room).unwrap_or(0), outcome.buffer)
+    }
+
     /// Sends a reply in TLS if that had begun when the sender took it.
     async fn transmit(&self, slice: Slice) -> bool {
         match self.tls.get() {
@@ -114,6 +145,16 @@ impl<T: Stream + ?Sized> Link<T> {
     /// Whether the server is stopping.
     pub fn stopping(&self) -> bool {
         self.stopping.get()
+    }
+
+    /// Whether the connection, which has ended, is left, with all replies sent.
+    pub fn is_left(&self) -> bool {
+        self.left.get()
+    }
+
+    /// Whether the connection is to be left to another process.
+    pub fn leaving(&self) -> bool {
+        self.leaving.get()
     }
 
     /// Whether replies still reach the client, as far as we know.
@@ -216,7 +257,11 @@ impl<T: Stream + ?Sized> Link<T> {
         if let Some(session) = self.tls.get().filter(|_| !self.broken.get()) {
             session.close(&*self.stream).await;
         }
-        self.stream.shutdown();
+        // All replies are sent: if it is left, another process goes on here.
+        self.left.set(self.left.get() && !self.broken.get());
+        if !self.left.get() {
+            self.stream.shutdown();
+        }
         // A reply that was handed over at the last moment is dropped.
         self.give_up();
         self.closed.set(true);
@@ -245,12 +290,12 @@ impl<T: Stream + ?Sized> Link<T> {
         self.share.give_back(dropped);
     }
 
-    /// The receiver has ended, because the client said that it leaves, or else it is `abandoned`. Waits until
-    /// no request of the connection is in flight and it is closed. A client that doesn't take its last
-    /// replies is given up after a while.
-    pub async fn end(&self, abandoned: bool) {
+    /// The receiver has ended. Waits until no request of the connection is in flight and it is closed, or left.
+    /// A client that doesn't take its last replies is given up after a while.
+    pub async fn end(&self, why: Why) {
         self.receiving.set(false);
-        self.abandoned.set(abandoned);
+        self.abandoned.set(why == Why::Abandoned);
+        self.left.set(why == Why::Left);
         self.sender.wake();
         self.receiver.wait_for(|| (self.requests.get() == 0).then_some(())).await;
         if shard::timeout(LINGER_NANOSECONDS, self.closed()).await.is_none() {
@@ -262,6 +307,17 @@ impl<T: Stream + ?Sized> Link<T> {
     fn closed(&self) -> impl Future<Output = ()> {
         self.receiver.wait_for(|| self.closed.get().then_some(()))
     }
+}
+
+/// Why a receiver has ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Why {
+    /// The client said that it leaves.
+    Disconnected,
+    /// Another process goes on.
+    Left,
+    /// Anything else.
+    Abandoned,
 }
 
 /// What the sender does next.
@@ -276,6 +332,8 @@ enum Next<'a> {
 
 /// A connection, as the server sees it when it stops.
 pub(super) trait Stoppable {
+    /// Comes to its end between two requests, without ending the connection. One that can't is stopped.
+    fn leave(&self);
     /// Refuses further requests, and closes when those in flight are answered.
     fn stop(&self);
     /// Closes now.
@@ -283,6 +341,14 @@ pub(super) trait Stoppable {
 }
 
 impl<T: Stream + ?Sized> Stoppable for Link<T> {
+    fn leave(&self) {
+        if self.is_secure() {
+            return self.stop();
+        }
+        self.leaving.set(true);
+        self.to_leave.wake();
+    }
+
     fn stop(&self) {
         self.stopping.set(true);
         self.sender.wake();

@@ -38,7 +38,7 @@ pub use fuzz::fuzz_nbd;
 pub use handshake::{Handshake, HandshakeEnd, HandshakeStep, Negotiated, OPTION_BYTES_MAX, Tls};
 pub use info::{ExportInfo, ExportInfoError};
 pub use reply::{Replies, Reply};
-pub use server::{Export, Security, Server, ServerError, SessionEnd};
+pub use server::{Export, Left, Security, Server, ServerError, SessionEnd};
 pub use transmission::{Operation, Request, Transmission, TransmissionEvent, TransmissionStep};
 
 use thiserror::Error;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use pinstripe_runtime::{Stream, shard};
 use thiserror::Error;
 
-use super::link::{Link, Stoppable};
-use super::{ExportInfo, ExportInfoError, Tls, Violation, session};
+use super::link::{Link, Stoppable, Why};
+use super::{ExportInfo, ExportInfoError, Negotiated, Tls, Violation, session};
 use crate::tls::Acceptor;
 use pinstripe_block::budget::Budget;
 use pinstripe_block::roster::Roster;
@@ -86,6 +86,17 @@ pub enum SessionEnd {
     HandshakeTimeout,
     /// The server has too many connections, or is stopping.
     Refused,
+    /// It is left to another process, between two requests and with its stream open.
+    Left(Left),
+}
+
+/// A connection that another process goes on with: see [`Server::leave`] and [`Server::resume`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Left {
+    /// What the client was promised.
+    pub negotiated: Negotiated,
+    /// The beginning of what is to be received next.
+    pub received: Vec<u8>,
 }
 
 /// The NBD server of one shard. Clones are handles to the same one.
@@ -174,6 +185,26 @@ impl<S: BlockService> Server<S> {
         security: Security,
         told: impl FnOnce(bool),
     ) -> SessionEnd {
+        let beginning = session::Beginning::Greeting(&security);
+        self.converse(stream, beginning, told).await
+    }
+
+    /// Goes on with a connection that another process has left, whose exports must be the same ones.
+    pub async fn resume<T: Stream + ?Sized + 'static>(
+        &self,
+        stream: Rc<T>,
+        left: &Left,
+        told: impl FnOnce(),
+    ) -> SessionEnd {
+        self.converse(stream, session::Beginning::Left(left), |_| told()).await
+    }
+
+    async fn converse<T: Stream + ?Sized + 'static>(
+        &self,
+        stream: Rc<T>,
+        beginning: session::Beginning<'_>,
+        told: impl FnOnce(bool),
+    ) -> SessionEnd {
         let server = &*self.0;
         let peer = stream.peer();
         let link = Rc::new(Link::new(stream, Arc::clone(&server.budget)));
@@ -192,8 +223,16 @@ impl<S: BlockService> Server<S> {
             server.connections.settle(number);
             told(link.is_secure());
         };
-        let end = session::run(&link, &security, &server.infos, &server.services, settled).await;
-        link.end(end != SessionEnd::Disconnected).await;
+        let end = session::run(&link, beginning, &server.infos, &server.services, settled).await;
+        link.end(match end {
+            SessionEnd::Disconnected => Why::Disconnected,
+            SessionEnd::Left(_) => Why::Left,
+            _ => Why::Abandoned,
+        })
+        .await;
+        // What could not be answered can't be left either.
+        let end =
+            if matches!(end, SessionEnd::Left(_)) && !link.is_left() { SessionEnd::Closed } else { end };
 
         server.connections.remove(number);
         server.stopped.wake();
@@ -207,8 +246,19 @@ impl<S: BlockService> Server<S> {
     ///
     /// When it returns, no request is in flight. Call it once.
     pub async fn stop(&self, grace_nanoseconds: u64) {
+        self.end(grace_nanoseconds, |connection| connection.stop()).await;
+    }
+
+    /// Stops, but leaves the connections to another process: each ends with [`SessionEnd::Left`] after the
+    /// requests that have come whole, and its stream stays open. One that can't be left in time, or is in
+    /// TLS, is ended as by [`Server::stop`].
+    pub async fn leave(&self, grace_nanoseconds: u64) {
+        self.end(grace_nanoseconds, |connection| connection.leave()).await;
+    }
+
+    async fn end(&self, grace_nanoseconds: u64, order: impl Fn(&dyn Stoppable)) {
         self.0.stopping.set(true);
-        self.each_connection(|connection| connection.stop());
+        self.each_connection(order);
         if shard::timeout(grace_nanoseconds, self.stopped()).await.is_none() {
             self.each_connection(|connection| connection.cut());
             self.stopped().await;

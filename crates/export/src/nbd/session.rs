@@ -16,7 +16,7 @@ use pinstripe_runtime::{Buffer, Slice, Stream, block_bytes, shard};
 use crate::pieces::piece_end;
 
 use super::link::{Link, REPLY_BYTES};
-use super::server::{Security, SessionEnd};
+use super::server::{Left, Security, SessionEnd};
 use super::wire::ErrorCode;
 use super::{
     ExportInfo, Handshake, HandshakeEnd, Negotiated, Operation, Replies, Reply, Request, Transmission,
@@ -70,11 +70,31 @@ impl<T: Stream + ?Sized> Inbound<T> {
         self.start += count;
     }
 
+    /// Begins with bytes that were received before.
+    fn with(link: Rc<Link<T>>, received: &[u8]) -> Self {
+        let mut inbound = Self::new(link);
+        let kept = received.len().min(STAGING_BYTES);
+        if let Some(staging) = &mut inbound.staging {
+            staging[..kept].copy_from_slice(&received[..kept]);
+        }
+        Self { end: kept, ..inbound }
+    }
+
     /// Receives more, when all was consumed. False at the connection's end.
     async fn more(&mut self) -> bool {
+        self.refill(async |link, part| link.receive(part).await).await
+    }
+
+    /// The same between two requests. False at the end too of a connection that shall be left.
+    async fn more_requests(&mut self) -> bool {
+        self.refill(async |link, part| link.receive_request(part).await).await
+    }
+
+    async fn refill(&mut self, receive: impl AsyncFn(&Link<T>, Buffer) -> (usize, Option<Buffer>)) -> bool {
         let Some(mut staging) = self.staging.take() else { return false };
         let part = staging.split_to(self.window.min(STAGING_BYTES));
-        let (received, part) = self.receive(part).await;
+        let (received, part) = receive(&self.link, part).await;
+        let received = if self.link.alive() { received } else { 0 };
         let Some(mut part) = part else { return false };
         part.unsplit(staging);
         self.staging = Some(part);
@@ -89,21 +109,34 @@ impl<T: Stream + ?Sized> Inbound<T> {
     }
 }
 
-/// Runs a connection from greeting to end; `link`'s sender must be running. Once it has chosen an export it
-/// has `settled`.
+/// How a connection begins.
+pub(super) enum Beginning<'a> {
+    /// With the greeting, and with this security.
+    Greeting(&'a Security),
+    /// Where another process has left it.
+    Left(&'a Left),
+}
+
+/// Runs a connection to its end; `link`'s sender must be running. Once it has chosen an export it has
+/// `settled`.
 pub(super) async fn run<T: Stream + ?Sized + 'static, S: BlockService>(
     link: &Rc<Link<T>>,
-    security: &Security,
+    beginning: Beginning<'_>,
     exports: &[ExportInfo],
     services: &[S],
     settled: impl FnOnce(),
 ) -> SessionEnd {
-    let mut inbound = Inbound::new(Rc::clone(link));
-    let handshake = shard::timeout(HANDSHAKE_NANOSECONDS, handshake(&mut inbound, security, exports)).await;
-    let negotiated = match handshake {
-        Some(Ok(negotiated)) => negotiated,
-        Some(Err(end)) => return end,
-        None => return SessionEnd::HandshakeTimeout,
+    let (inbound, negotiated) = match beginning {
+        Beginning::Left(left) => (Inbound::with(Rc::clone(link), &left.received), left.negotiated),
+        Beginning::Greeting(security) => {
+            let mut inbound = Inbound::new(Rc::clone(link));
+            let handshake = handshake(&mut inbound, security, exports);
+            match shard::timeout(HANDSHAKE_NANOSECONDS, handshake).await {
+                Some(Ok(negotiated)) => (inbound, negotiated),
+                Some(Err(end)) => return end,
+                None => return SessionEnd::HandshakeTimeout,
+            }
+        }
     };
     let (Some(export), Some(service)) = (exports.get(negotiated.export), services.get(negotiated.export))
     else {
@@ -164,6 +197,9 @@ async fn start_tls<T: Stream + ?Sized>(inbound: &Inbound<T>, security: &Security
     if behind > 0 {
         return Err(SessionEnd::Violation(Violation::BehindStartTls(behind)));
     }
+    if inbound.link.leaving() {
+        return Err(SessionEnd::Closed);
+    }
     let acceptor = security.acceptor().ok_or(SessionEnd::Closed)?;
     inbound.link.secure(acceptor).await.map_err(SessionEnd::Insecure)
 }
@@ -178,8 +214,11 @@ struct Receiver<T: ?Sized, S> {
 impl<T: Stream + ?Sized + 'static, S: BlockService> Receiver<T, S> {
     async fn run(&mut self) -> SessionEnd {
         loop {
-            if self.inbound.bytes().is_empty() && !self.inbound.more().await {
-                return SessionEnd::Closed;
+            if let Some(left) = self.left() {
+                return SessionEnd::Left(left);
+            }
+            if self.inbound.bytes().is_empty() && !self.inbound.more_requests().await {
+                return self.left().map_or(SessionEnd::Closed, SessionEnd::Left);
             }
             if self.requests.link.stopping() {
                 self.core.stop();
@@ -203,6 +242,14 @@ impl<T: Stream + ?Sized + 'static, S: BlockService> Receiver<T, S> {
                 return SessionEnd::Closed;
             }
         }
+    }
+
+    /// What another process has to know of a connection that is to be left, if it can be here.
+    fn left(&self) -> Option<Left> {
+        let link = &self.inbound.link;
+        let begun = self.core.begun_header().filter(|_| link.leaving() && link.alive())?;
+        let received = [begun, self.inbound.bytes()].concat();
+        Some(Left { negotiated: self.core.negotiated(), received })
     }
 
     /// Starts a request. False at the connection's end.

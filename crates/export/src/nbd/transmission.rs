@@ -158,6 +158,17 @@ impl Transmission {
         self.stopping = true;
     }
 
+    /// Between two requests: the bytes of the next one's header that have come. `None` in the midst of a
+    /// request's payload, and after the end.
+    pub fn begun_header(&self) -> Option<&[u8]> {
+        (self.state == TransmissionState::Header).then(|| &self.header[..self.filled])
+    }
+
+    /// What was agreed on.
+    pub fn negotiated(&self) -> Negotiated {
+        self.negotiated
+    }
+
     /// Bytes of the current write's payload that haven't come yet; 0 if a header is due.
     pub fn payload_left(&self) -> u32 {
         if let TransmissionState::Payload { left } = self.state { left } else { 0 }

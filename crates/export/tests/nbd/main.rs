@@ -4,6 +4,7 @@
 mod client;
 mod fragments;
 mod handshake;
+mod leaving;
 mod session;
 mod tls;
 mod transmission;

@@ -222,6 +222,13 @@ impl Stream for Pipe {
         submission
     }
 
+    fn interrupt(&self, _: &Submission) {
+        let reading = self.input.borrow_mut().reading.take();
+        if let Some(completion) = reading {
+            completion.finish(Err(DeviceError::of(GONE)));
+        }
+    }
+
     fn shutdown(&self) {
         self.output.borrow_mut().writer_gone = true;
         let mut input = self.input.borrow_mut();

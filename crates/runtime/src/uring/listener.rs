@@ -1,7 +1,7 @@
 //! Sockets that wait for connections.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     future::poll_fn,
     io,
     net::SocketAddr,
@@ -63,6 +63,23 @@ pub struct Listener {
     /// With the file's device and inode.
     path: Option<(PathBuf, (u64, u64))>,
     address: Option<SocketAddr>,
+    is_left: Rc<Cell<bool>>,
+}
+
+/// By which a listening socket, which a task may have, is left to another process.
+pub struct Leaver {
+    descriptor: Rc<Descriptor>,
+    is_left: Rc<Cell<bool>>,
+}
+
+impl Leaver {
+    /// The socket for another process, for [`Listener::inherited`] there. It goes on listening, and its file
+    /// stays, when the listener here goes.
+    pub fn leave(&self) -> io::Result<OwnedFd> {
+        let socket = self.descriptor.file().fd.try_clone()?;
+        self.is_left.set(true);
+        Ok(socket)
+    }
 }
 
 impl Listener {
@@ -94,7 +111,24 @@ impl Listener {
             descriptor: Descriptor::new(File::new(socket)),
             path,
             address,
+            is_left: Rc::default(),
         }
+    }
+
+    /// A socket that another process has left; with the path of a unix socket's file.
+    pub fn inherited(socket: OwnedFd, path: Option<&Path>) -> Result<Self, ListenError> {
+        let Some(path) = path else {
+            let failed = |e| failed(&"an inherited socket", e);
+            let address = rustix::net::getsockname(&socket).map_err(failed)?.try_into().map_err(failed)?;
+            return Ok(Self::new(socket, None, Some(address)));
+        };
+        let identity = identity(path).map_err(|e| failed(&path.display(), e))?;
+        Ok(Self::new(socket, Some((path.to_owned(), identity)), None))
+    }
+
+    /// By which it can be left, whatever becomes of this.
+    pub fn leaver(&self) -> Leaver {
+        Leaver { descriptor: Rc::clone(&self.descriptor), is_left: Rc::clone(&self.is_left) }
     }
 
     /// The TCP address, with the port that the kernel chose.
@@ -125,6 +159,9 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
+        if self.is_left.get() {
+            return;
+        }
         // Connections that wait in the backlog are refused now, whatever still holds the descriptor.
         let _ = rustix::net::shutdown(self.descriptor.file().fd.as_fd(), rustix::net::Shutdown::Both);
         if let Some((path, ours)) = &self.path

@@ -1,6 +1,7 @@
 //! Connections over the shard's ring.
 
 use std::{
+    cell::Cell,
     future::Future,
     io,
     net::{IpAddr, SocketAddr},
@@ -74,7 +75,14 @@ impl Connection {
             Some(Peer::Address(address)) => Some(address.ip().to_canonical()),
             _ => None,
         };
-        Ok(Rc::new(SocketStream { descriptor: Descriptor::new(File::new(self.fd)), peer }))
+        let descriptor = Descriptor::new(File::new(self.fd));
+        Ok(Rc::new(SocketStream { descriptor, peer, is_left: Cell::new(false) }))
+    }
+}
+
+impl From<Connection> for OwnedFd {
+    fn from(connection: Connection) -> Self {
+        connection.fd
     }
 }
 
@@ -93,10 +101,21 @@ fn process_of(socket: &OwnedFd) -> Option<i32> {
     (result == 0 && credentials.pid > 0).then_some(credentials.pid)
 }
 
-/// A connection on one shard. It shuts down when it is dropped.
+/// A connection on one shard. It shuts down when it is dropped, unless it was left.
 pub struct SocketStream {
     descriptor: Rc<Descriptor>,
     peer: Option<IpAddr>,
+    is_left: Cell<bool>,
+}
+
+impl SocketStream {
+    /// The connection for another shard or process, which this one no longer ends. No request of it may be
+    /// under way.
+    pub fn leave(&self) -> io::Result<Connection> {
+        let fd = self.descriptor.file().fd.try_clone()?;
+        self.is_left.set(true);
+        Ok(Connection { fd })
+    }
 }
 
 impl Stream for SocketStream {
@@ -108,6 +127,12 @@ impl Stream for SocketStream {
     fn send(&self, data: Slice) -> Submission {
         let operation = Operation::new(Kind::Send, &self.descriptor).memory(data.as_ptr(), data.len());
         self.descriptor.driver().start(Payload::Slice(data), operation)
+    }
+
+    fn interrupt(&self, receive: &Submission) {
+        if let Some(slot) = receive.slot() {
+            self.descriptor.driver().cancel(slot);
+        }
     }
 
     fn shutdown(&self) {
@@ -123,7 +148,9 @@ impl Stream for SocketStream {
 impl Drop for SocketStream {
     fn drop(&mut self) {
         // Ends requests with dropped submissions; they would hold the socket open.
-        self.shutdown();
+        if !self.is_left.get() {
+            self.shutdown();
+        }
     }
 }
 

@@ -1,0 +1,216 @@
+//! Connections that one server leaves and another one goes on with.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use pinstripe_export::nbd::{Left, Server, SessionEnd};
+use pinstripe_runtime::{Signal, Stream, shard};
+use proptest::prelude::*;
+
+use crate::client::{choose, greet, reply, request};
+use crate::session::Client;
+use crate::world::{Array, Pipe, Random, pipe, run};
+
+const READ: u16 = 0;
+const WRITE: u16 = 1;
+const MILLISECOND: u64 = 1_000_000;
+const SECOND: u64 = 1_000_000_000;
+
+/// The server of an array, which changes.
+struct Post {
+    array: Array,
+    server: RefCell<Server<Array>>,
+    changes: Cell<u64>,
+    changed: Signal,
+}
+
+impl Post {
+    fn new(array: &Array) -> Rc<Self> {
+        let server = array.server().into();
+        Rc::new(Self { array: array.clone(), server, changes: Cell::new(0), changed: Signal::default() })
+    }
+
+    /// The server leaves its connections, of which another one finds nothing under way.
+    async fn change(&self) {
+        let old = self.server.borrow().clone();
+        old.leave(1000 * SECOND).await;
+        assert_eq!((old.connections(), self.array.seen.borrow().running), (0, 0));
+        self.server.replace(self.array.server());
+        self.changes.set(self.changes.get() + 1);
+        self.changed.notify();
+    }
+
+    /// Serves a connection by whatever server is there.
+    async fn serve(&self, stream: Rc<Pipe>) -> SessionEnd {
+        let mut left: Option<Left> = None;
+        loop {
+            let (server, changes) = (self.server.borrow().clone(), self.changes.get());
+            let end = match left {
+                None => server.serve(Rc::clone(&stream)).await,
+                Some(left) => server.resume(Rc::clone(&stream), &left, || ()).await,
+            };
+            let SessionEnd::Left(next) = end else { return end };
+            left = Some(next);
+            self.changed.wait_until(|| self.changes.get() > changes).await;
+        }
+    }
+}
+
+fn conversation_with_changes(seed: u64) -> u64 {
+    let random = Random::new(seed);
+    let inner = Rc::clone(&random);
+    let changes = Rc::new(Cell::new(0));
+    let counted = Rc::clone(&changes);
+    run(&random, move || async move {
+        let random = inner;
+        let (clients, part) = (1 + random.below(3), 1 << 20);
+        let array = Array::new(&random, clients * part, [0, 1000, 100_000][random.below(3)]);
+        let post = Post::new(&array);
+        let model = Rc::new(RefCell::new(vec![0; clients * part]));
+        let left = Rc::new(Cell::new(clients));
+        let mut joins = Vec::new();
+        for number in 0..clients {
+            let (client, there) = pipe(&random, [100, 5000, 200_000][random.below(3)]);
+            let server = Rc::clone(&post);
+            let session = shard::spawn_joined(async move { server.serve(there).await });
+            let structured = random.chance(2);
+            let (talker, left) = (Client::new(&random, Rc::clone(&client), &model), Rc::clone(&left));
+            let talk = shard::spawn_joined(async move {
+                greet(&client).await;
+                talker.talk(number * part, part, 40, structured).await;
+                left.set(left.get() - 1);
+            });
+            joins.push((talk, session));
+        }
+        while left.get() > 0 {
+            for _ in 0..random.below(20) {
+                shard::yield_now().await;
+            }
+            shard::sleep([1, 1000, 20_000][random.below(3)]).await;
+            post.change().await;
+            assert!(post.changes.get() < 20_000, "clients don't come to their end");
+        }
+        for (talk, session) in joins {
+            talk.join().await;
+            assert_eq!(session.join().await, SessionEnd::Disconnected);
+        }
+        assert!(array.seen.borrow().data == *model.borrow(), "the array differs from the model");
+        counted.set(post.changes.get());
+    });
+    changes.get()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn clients_see_nothing_of_a_change_of_servers(seed in any::<u64>()) {
+        conversation_with_changes(seed);
+    }
+}
+
+#[test]
+fn servers_change_in_the_midst_of_conversations() {
+    let changes: u64 = (0..40).map(conversation_with_changes).sum();
+    assert!(changes > 100, "{changes}");
+}
+
+/// A world with a client that has chosen, and its session.
+fn with_client<F: Future<Output = ()> + 'static>(
+    seed: u64,
+    body: impl FnOnce(Rc<Pipe>, shard::JoinHandle<SessionEnd>, Array, Server<Array>) -> F + 'static,
+) {
+    let random = Random::new(seed);
+    let inner = Rc::clone(&random);
+    run(&random, move || async move {
+        let array = Array::new(&inner, 4 << 20, 0);
+        let server = array.server();
+        let (client, there) = pipe(&inner, 256 << 10);
+        let one = server.clone();
+        let session = shard::spawn_joined(async move { one.serve(there).await });
+        choose(&client, true).await;
+        body(client, session, array, server).await;
+    });
+}
+
+#[test]
+fn an_idle_connection_is_left_at_once_and_with_what_has_come_of_a_header() {
+    for begun in [0, 1, 27] {
+        with_client(begun as u64, move |client, session, _, server| async move {
+            let header = request(0, READ, 7, 0, 512);
+            if begun > 0 {
+                assert!(client.send_all(&header[..begun]).await);
+                shard::sleep(SECOND).await;
+            }
+            let before = shard::now();
+            server.leave(1000 * SECOND).await;
+            assert_eq!(shard::now(), before, "nothing had to be waited for");
+            let SessionEnd::Left(left) = session.join().await else { panic!("it was ended") };
+            assert_eq!(left.received, header[..begun]);
+            assert!(left.negotiated.structured);
+        });
+    }
+}
+
+#[test]
+fn a_write_that_has_begun_to_come_is_finished_and_one_that_does_not_come_is_cut_off() {
+    for comes in [true, false] {
+        with_client(3, move |client, session, array, server| async move {
+            let bytes = [request(0, WRITE, 1, 0, 256 << 10), vec![7; 256 << 10]].concat();
+            let half = bytes.len() / 2;
+            assert!(client.send_all(&bytes[..half]).await);
+            shard::sleep(SECOND).await;
+            let leaving = shard::spawn_joined(async move { server.leave(2 * SECOND).await });
+            shard::sleep(SECOND).await;
+            let before = shard::now();
+            if comes {
+                assert!(client.send_all(&bytes[half..]).await);
+                assert_eq!(reply(&client, |_| 0).await.map(|reply| reply.error), Some(0));
+            }
+            leaving.join().await;
+            let end = session.join().await;
+            assert_eq!(matches!(end, SessionEnd::Left(_)), comes, "{end:?}");
+            assert_eq!(array.seen.borrow().data[..256 << 10].iter().all(|&byte| byte == 7), comes);
+            assert!(shard::now() - before <= SECOND + MILLISECOND);
+        });
+    }
+}
+
+#[test]
+fn a_client_that_does_not_take_its_replies_is_cut_off_and_not_left() {
+    with_client(4, |client, session, _, server| async move {
+        for cookie in 0..4 {
+            assert!(client.send_all(&request(0, READ, cookie, 0, 1 << 20)).await);
+        }
+        shard::sleep(SECOND).await;
+        server.leave(2 * SECOND).await;
+        assert_eq!(session.join().await, SessionEnd::Closed);
+        assert_eq!(client.receive_exactly(8 << 20).await, None);
+    });
+}
+
+#[test]
+fn a_connection_that_has_not_chosen_yet_may_still_do_so() {
+    let random = Random::new(5);
+    let inner = Rc::clone(&random);
+    run(&random, move || async move {
+        let array = Array::new(&inner, 1 << 20, 0);
+        let server = array.server();
+        let (client, there) = pipe(&inner, 4096);
+        let one = server.clone();
+        let session = shard::spawn_joined(async move { one.serve(there).await });
+        shard::spawn(async move { server.leave(5 * SECOND).await });
+        shard::sleep(SECOND).await;
+        choose(&client, false).await;
+        let SessionEnd::Left(left) = session.join().await else { panic!("it was ended") };
+        assert!(!left.negotiated.structured && left.received.is_empty());
+        let (late, there) = pipe(&inner, 4096);
+        let next = array.server();
+        shard::spawn(async move {
+            next.resume(there, &left, || ()).await;
+        });
+        assert!(late.send_all(&request(0, READ, 9, 512, 512)).await);
+        assert_eq!(reply(&late, |_| 512).await.map(|reply| reply.data), Some(vec![0; 512]));
+        late.shutdown();
+    });
+}
