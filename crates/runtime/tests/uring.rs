@@ -1056,6 +1056,73 @@ fn a_dropped_stream_hangs_up_though_a_receive_is_under_way() {
 }
 
 #[test]
+fn a_connection_is_left_while_a_receive_waits_and_no_byte_is_lost() {
+    run(1, |_| async {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let stream = Connection::new(near).attach().unwrap();
+        for byte in 1..50_u8 {
+            let receive = stream.receive(shard::buffer(64));
+            // The byte comes first, or the interruption does.
+            let comes_first = byte % 2 == 0;
+            if comes_first {
+                far.write_all(&[byte]).unwrap();
+            }
+            stream.interrupt(&receive);
+            let first = shard::timeout(2_000_000_000, receive).await.expect("it was interrupted");
+            assert!(comes_first || first.result.is_err());
+            let outcome = if first.result.is_ok() {
+                first
+            } else {
+                if !comes_first {
+                    far.write_all(&[byte]).unwrap();
+                }
+                stream.receive(shard::buffer(64)).await
+            };
+            assert_eq!((outcome.result, outcome.buffer.unwrap()[0]), (Ok(1), byte));
+        }
+        let next = stream.leave().unwrap();
+        drop(stream);
+        let next = next.attach().unwrap();
+        far.write_all(b"still there").unwrap();
+        let outcome = next.receive(shard::buffer(64)).await;
+        assert_eq!(&outcome.buffer.unwrap()[..outcome.result.unwrap()], b"still there");
+        drop(next);
+        assert_eq!(far.read(&mut [0; 16]).unwrap(), 0, "the last one ends it");
+    });
+}
+
+#[test]
+fn a_listening_socket_that_is_left_goes_on_in_another_listener() {
+    let folder = Folder::disk();
+    let path = folder.0.join("socket");
+    run(1, move |_| async move {
+        let listener = Listener::unix(&path).unwrap();
+        let leaver = listener.leaver();
+        // A task has it, and waits.
+        let task = shard::spawn_joined(async move {
+            let _ = shard::timeout(2_000_000, listener.accept()).await;
+        });
+        let left = leaver.leave().unwrap();
+        task.join().await;
+        let client = uring::connect_unix(&path).await.unwrap();
+        let next = Listener::inherited(left, Some(&path)).unwrap();
+        drop(next.accept().await.unwrap());
+        drop(client);
+        drop(next);
+        assert!(!path.exists(), "the last one removes it");
+
+        let listener = Listener::tcp("127.0.0.1:0".parse().unwrap()).unwrap();
+        let left = listener.leaver().leave().unwrap();
+        let address = listener.tcp_address();
+        drop(listener);
+        let next = Listener::inherited(left, None).unwrap();
+        assert_eq!(next.tcp_address(), address);
+        let _client = uring::connect_tcp(address.unwrap()).await.unwrap();
+        next.accept().await.unwrap();
+    });
+}
+
+#[test]
 fn a_dropped_accept_loses_no_connection() {
     let folder = Folder::disk();
     let path = folder.0.join("socket");
