@@ -36,6 +36,7 @@ mod command_line;
 mod completion;
 mod configuration;
 mod create;
+mod credentials;
 mod daemon;
 mod demo;
 mod discover;

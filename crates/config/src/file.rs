@@ -1,6 +1,12 @@
 //! One file: TOML, and each key of it checked. All errors are gathered, so that one look shows them all.
 
-use std::{fs, net::SocketAddr, ops::Range, os::unix::fs::MetadataExt, path::Path};
+use std::{
+    fs,
+    net::SocketAddr,
+    ops::Range,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
 
 use pinstripe_control::{place::stem, text::printable};
 use pinstripe_md::identity::{Uuid, short_name};
@@ -11,7 +17,7 @@ use toml::{
 };
 
 use crate::{
-    Alerts, Array, Place, Problem, Scan, Setting, Settings, Value, Web,
+    Alerts, Array, Place, Problem, Scan, Setting, Settings, Tls, Value,
     duties::Duties,
     keys::{ALERTS, ARRAY, AUTO, DUTIES, Kind, METRICS, OPTIONS, SCAN, WEB, Where},
     members, web_address,
@@ -29,9 +35,9 @@ pub enum Section {
     /// `[scan]`.
     Scan(Scan),
     /// `[metrics]`.
-    Metrics(Option<SocketAddr>),
+    Metrics(Option<SocketAddr>, RawTls),
     /// `[web]`.
-    Web(Web),
+    Web(RawWeb),
     /// `[alerts]`.
     Alerts(Alerts),
     /// `[[array]]`.
@@ -46,6 +52,46 @@ pub struct Defaults {
     pub settings: Settings,
     pub auto: Option<bool>,
     pub duties: Duties,
+}
+
+/// `[web]`, of one of several files.
+#[derive(Default)]
+pub struct RawWeb {
+    /// With the place of the address.
+    pub listen: Option<(SocketAddr, Place)>,
+    pub token_file: Option<PathBuf>,
+    pub tls: RawTls,
+}
+
+/// Keys of TLS, which may stand in several files.
+#[derive(Default)]
+pub struct RawTls {
+    certificates: Option<PathBuf>,
+    /// Whether clients need certificates, and where that stands.
+    certified: Option<(bool, Place)>,
+}
+
+impl RawTls {
+    /// Takes what this lacks.
+    pub fn join(&mut self, other: Self) {
+        self.certificates = self.certificates.take().or(other.certificates);
+        self.certified = self.certified.take().or(other.certified);
+    }
+
+    /// All of it together.
+    pub fn whole(self, problems: &mut Vec<Problem>) -> Option<Tls> {
+        match (self.certificates, self.certified) {
+            (Some(certificates), certified) => {
+                Some(Tls { certificates, certified: certified.is_some_and(|(certified, _)| certified) })
+            }
+            (None, Some((_, place))) => {
+                let what = "\"tls-clients\" counts only with \"tls-certificates\" in the same section";
+                problems.push(Problem { place, what: what.to_owned() });
+                None
+            }
+            (None, None) => None,
+        }
+    }
 }
 
 /// An array before the defaults are known.
@@ -95,7 +141,10 @@ pub fn sections(path: &Path, text: &str, problems: &mut Vec<Problem>) -> Vec<Sec
         }
         match (key.get_ref().as_ref(), value.get_ref()) {
             ("defaults", DeValue::Table(table)) => sections.push(Section::Defaults(file.defaults(table))),
-            ("metrics", DeValue::Table(table)) => sections.push(Section::Metrics(file.metrics(table))),
+            ("metrics", DeValue::Table(table)) => {
+                let (listen, tls) = file.metrics(table);
+                sections.push(Section::Metrics(listen, tls));
+            }
             ("web", DeValue::Table(table)) => sections.push(Section::Web(file.web(table))),
             ("alerts", DeValue::Table(table)) => sections.push(Section::Alerts(file.alerts(table))),
             ("scan", DeValue::Table(table)) => sections.push(Section::Scan(file.scan(table))),
@@ -214,26 +263,30 @@ impl File<'_> {
         scan
     }
 
-    fn metrics(&mut self, table: &DeTable<'_>) -> Option<SocketAddr> {
-        let mut listen = None;
+    fn metrics(&mut self, table: &DeTable<'_>) -> (Option<SocketAddr>, RawTls) {
+        let (mut listen, mut tls) = (None, RawTls::default());
         for (key, value) in table {
             let name = key.get_ref().as_ref();
-            if !METRICS.iter().any(|known| known.name == name) {
+            let Some(known) = METRICS.iter().find(|known| known.name == name) else {
                 self.unknown(key.span(), name, "[metrics]", METRICS.iter().map(|key| key.name));
                 continue;
+            };
+            let Some(Value::Text(text)) = self.value(name, known.kind, value) else { continue };
+            if name != "listen" {
+                self.tls(name, text, &value.span(), &mut tls);
+                continue;
             }
-            let Some(Value::Text(text)) = self.value(name, Kind::Text, value) else { continue };
             listen = text.parse().ok();
             if listen.is_none() {
                 let what = "\"listen\" is ADDRESS:PORT, such as \"127.0.0.1:9660\" or \"[::1]:9660\"";
                 self.problem(value.span(), what.to_owned());
             }
         }
-        listen
+        (listen, tls)
     }
 
-    fn web(&mut self, table: &DeTable<'_>) -> Web {
-        let mut web = Web::default();
+    fn web(&mut self, table: &DeTable<'_>) -> RawWeb {
+        let mut web = RawWeb::default();
         for (key, value) in table {
             let name = key.get_ref().as_ref();
             let Some(known) = WEB.iter().find(|known| known.name == name) else {
@@ -241,16 +294,24 @@ impl File<'_> {
                 continue;
             };
             let Some(Value::Text(text)) = self.value(name, known.kind, value) else { continue };
-            if name == "token-file" {
-                web.token_file = Some(text.into());
-                continue;
-            }
-            match web_address(&text) {
-                Ok(address) => web.listen = Some(address),
-                Err(what) => self.problem(value.span(), format!("\"listen\": {what}")),
+            match name {
+                "token-file" => web.token_file = Some(text.into()),
+                "listen" => match web_address(&text) {
+                    Ok(address) => web.listen = Some((address, self.place(&value.span()))),
+                    Err(what) => self.problem(value.span(), format!("\"listen\": {what}")),
+                },
+                _ => self.tls(name, text, &value.span(), &mut web.tls),
             }
         }
         web
+    }
+
+    fn tls(&mut self, name: &str, text: String, span: &Range<usize>, tls: &mut RawTls) {
+        match (name, text.as_str()) {
+            ("tls-certificates", _) => tls.certificates = Some(text.into()),
+            (_, "any" | "certified") => tls.certified = Some((text == "certified", self.place(span))),
+            _ => self.problem(span.clone(), "\"tls-clients\" is \"any\" or \"certified\"".to_owned()),
+        }
     }
 
     fn alerts(&mut self, table: &DeTable<'_>) -> Alerts {

@@ -176,21 +176,42 @@ pub const DUTIES: [Key; 4] = [
     },
 ];
 
-/// The keys of `[metrics]`.
-pub const METRICS: [Key; 1] = [Key {
-    name: "listen",
+/// With which files the daemon's HTTP is secured: a key of `[metrics]` and `[web]`.
+const TLS_CERTIFICATES: Key = Key {
+    name: "tls-certificates",
+    kind: Kind::Path,
+    doc: "Serve it over TLS (https), with the files server-cert.pem and server-key.pem of this folder, see \
+        [https](admin.md#https). New files are used without a restart [default: plain HTTP].",
+};
+
+/// Also a key of both.
+const TLS_CLIENTS: Key = Key {
+    name: "tls-clients",
     kind: Kind::Text,
-    doc: "ADDRESS:PORT on which the daemon serves `/metrics` (for Prometheus), `/healthz` and `/readyz` over \
-        HTTP, to everything that can connect [default: not at all].",
-}];
+    doc: "Which clients TLS lets in: `any`, or `certified`, those with a certificate that ca-cert.pem of the \
+        folder has signed and ca-crl.pem, if it is there, doesn't revoke [default: any].",
+};
+
+/// The keys of `[metrics]`.
+pub const METRICS: [Key; 3] = [
+    Key {
+        name: "listen",
+        kind: Kind::Text,
+        doc: "ADDRESS:PORT on which the daemon serves `/metrics` (for Prometheus), `/healthz` and `/readyz` over \
+            HTTP, to everything that can connect [default: not at all].",
+    },
+    TLS_CERTIFICATES,
+    TLS_CLIENTS,
+];
 
 /// The keys of `[web]`.
-pub const WEB: [Key; 2] = [
+pub const WEB: [Key; 4] = [
     Key {
         name: "listen",
         kind: Kind::Text,
         doc: "ADDRESS:PORT on which the daemon serves its page to a browser, see [the page](operate.md#the-page). \
-            Only a loopback address is taken. `daemon --web` comes before it [default: not at all].",
+            Without `tls-certificates` only a loopback address is taken. `daemon --web` comes before it \
+            [default: not at all].",
     },
     Key {
         name: "token-file",
@@ -198,6 +219,8 @@ pub const WEB: [Key; 2] = [
         doc: "The file with the page's token: one line of at least 32 characters, readable by the daemon's user \
             only [default: web.token beside the control sockets, which the daemon makes].",
     },
+    TLS_CERTIFICATES,
+    TLS_CLIENTS,
 ];
 
 /// The keys of `[alerts]`.

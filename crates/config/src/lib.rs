@@ -29,7 +29,7 @@ use pinstripe_md::identity::{Uuid, short_name};
 pub use members::{Expanded, expand, is_server};
 
 use duties::Duties;
-use file::Section;
+use file::{RawTls, RawWeb, Section};
 
 /// Where the configuration is, unless it is said.
 pub const MAIN: &str = "/etc/pinstripe/pinstripe.toml";
@@ -182,29 +182,51 @@ pub struct Scan {
     pub all: bool,
 }
 
+/// How clients of the daemon's HTTP are secured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tls {
+    /// The folder with the certificates.
+    pub certificates: PathBuf,
+    /// Whether clients need one, too.
+    pub certified: bool,
+}
+
+/// `[metrics]`: what programs read of the daemon.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Metrics {
+    /// Where the daemon listens for HTTP.
+    pub listen: Option<SocketAddr>,
+    /// None for plain HTTP.
+    pub tls: Option<Tls>,
+}
+
 /// `[web]`: the daemon's page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Web {
-    /// Where the daemon serves it: a loopback address, see [`web_address`].
+    /// Where the daemon serves it, see [`check_web`].
     pub listen: Option<SocketAddr>,
     /// The file with its token.
     pub token_file: Option<PathBuf>,
+    /// None for plain HTTP.
+    pub tls: Option<Tls>,
 }
 
-/// An address on which the page may be served: a loopback one.
+/// An address on which the page is to be served.
 pub fn web_address(text: &str) -> Result<SocketAddr, String> {
-    let Ok(address) = text.parse::<SocketAddr>() else {
-        return Err("ADDRESS:PORT is needed, such as 127.0.0.1:9661 or [::1]:9661".to_owned());
-    };
-    if !address.ip().is_loopback() {
-        return Err(format!(
-            "the page is served on loopback addresses only, and {} is none: there is no TLS for it yet, so \
-            that its token would cross the network in the clear. Use 127.0.0.1 or [::1], and `ssh -L` from \
-            elsewhere",
-            address.ip()
-        ));
+    text.parse().map_err(|_| "ADDRESS:PORT is needed, such as 127.0.0.1:9661 or [::1]:9661".to_owned())
+}
+
+/// Whether the page may be served there: with TLS anywhere, else on loopback addresses.
+pub fn check_web(address: SocketAddr, tls: bool) -> Result<(), String> {
+    if tls || address.ip().is_loopback() {
+        return Ok(());
     }
-    Ok(address)
+    Err(format!(
+        "without TLS the page is served on loopback addresses only, and {} is none: its token would cross the \
+        network in the clear. Give \"tls-certificates\" in [web], or use 127.0.0.1 or [::1], and `ssh -L` from \
+        elsewhere",
+        address.ip()
+    ))
 }
 
 /// `[alerts]`: where the daemon sends alerts.
@@ -221,8 +243,8 @@ pub struct Alerts {
 /// All that the files say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Configuration {
-    /// Where the daemon listens for HTTP.
-    pub metrics_listen: Option<SocketAddr>,
+    /// What programs read of the daemon.
+    pub metrics: Metrics,
     /// The daemon's page.
     pub web: Web,
     /// Where alerts are sent.
@@ -319,6 +341,7 @@ impl Reader {
         let mut configuration = Configuration { files, ..Configuration::default() };
         let (mut auto, mut duties) = (None, Duties::default());
         let mut places = BTreeMap::new();
+        let (mut web_tls, mut metrics_tls, mut page) = (RawTls::default(), RawTls::default(), None);
         let mut arrays = Vec::new();
         for section in sections {
             match section {
@@ -342,17 +365,26 @@ impl Reader {
                     all.mail = all.mail.take().or(mail);
                     all.webhook = all.webhook.take().or(webhook);
                 }
-                Section::Web(Web { listen, token_file }) => {
+                Section::Web(RawWeb { listen, token_file, tls }) => {
                     let web = &mut configuration.web;
-                    web.listen = web.listen.or(listen);
+                    web.listen = web.listen.or(listen.as_ref().map(|(address, _)| *address));
                     web.token_file = web.token_file.take().or(token_file);
+                    page = page.or(listen);
+                    web_tls.join(tls);
                 }
-                Section::Metrics(listen) => {
-                    configuration.metrics_listen = configuration.metrics_listen.or(listen);
+                Section::Metrics(listen, tls) => {
+                    configuration.metrics.listen = configuration.metrics.listen.or(listen);
+                    metrics_tls.join(tls);
                 }
                 Section::Array(array) => arrays.push(array),
             }
         }
+        configuration.web.tls = web_tls.whole(&mut problems);
+        configuration.metrics.tls = metrics_tls.whole(&mut problems);
+        problems.extend(page.and_then(|(address, place)| {
+            let what = check_web(address, configuration.web.tls.is_some()).err()?;
+            Some(Problem { place, what: format!("\"listen\": {what}") })
+        }));
         for file::RawArray { mut array, auto: own } in arrays {
             array.auto = own.or(auto).unwrap_or(true);
             array.duties = array.duties.or(&duties);

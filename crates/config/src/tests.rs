@@ -279,14 +279,35 @@ fn a_glob_gives_what_it_matches_sorted_and_once() {
 }
 
 #[test]
-fn the_page_is_served_on_loopback_addresses_only() {
+fn without_tls_the_page_is_served_on_loopback_addresses_only() {
     for address in ["127.0.0.1:9661", "[::1]:9661", "127.1.2.3:0"] {
-        assert_eq!(crate::web_address(address).unwrap().to_string(), address);
+        crate::check_web(crate::web_address(address).unwrap(), false).unwrap();
     }
     for address in
         ["0.0.0.0:9661", "[::]:9661", "192.0.2.1:9661", "[fe80::1]:9661", "[::ffff:127.0.0.1]:9661"]
     {
-        assert!(crate::web_address(address).unwrap_err().contains("no TLS"), "{address}");
-        errors(&format!("[web]\nlisten = '{address}'\n"), &["2: \"listen\": the page is served on loopback"]);
+        let parsed = crate::web_address(address).unwrap();
+        assert!(crate::check_web(parsed, false).unwrap_err().contains("without TLS"), "{address}");
+        crate::check_web(parsed, true).unwrap();
+        errors(
+            &format!("[web]\nlisten = '{address}'\n"),
+            &["2: \"listen\": without TLS the page is served on"],
+        );
     }
+}
+
+#[test]
+fn tls_of_the_daemon_may_be_configured_in_several_files() {
+    let page = "[web]\nlisten = '192.0.2.1:9661'\n";
+    let tls =
+        "[web]\ntls-certificates = '/t'\ntls-clients = 'certified'\n[metrics]\ntls-certificates = '/m'\n";
+    let files = Files::new(&[("main.toml", page), ("conf.d/a.toml", tls)]);
+    let configuration = files.load().unwrap();
+    let tls = |folder: &str, certified| Some(crate::Tls { certificates: folder.into(), certified });
+    assert_eq!(configuration.web.tls, tls("/t", true));
+    assert_eq!(configuration.metrics.tls, tls("/m", false));
+    errors("[web]\ntls-clients = 'any'\n", &["2: \"tls-clients\" counts only with"]);
+    let some = "[metrics]\ntls-certificates = '/t'\ntls-clients = 'some'\n";
+    errors(some, &["3: \"tls-clients\" is \"any\""]);
+    errors("[web]\ntls-certificates = 't'\n", &["2: \"tls-certificates\""]);
 }

@@ -20,10 +20,8 @@ use super::{
     start::{Turn, program},
     wanted,
 };
-use crate::{command_line::Which, configuration::units::SECRETS, failure::Failure, supervisor};
+use crate::{command_line::Which, configuration::units::SECRETS, credentials, failure::Failure, supervisor};
 
-/// Where a service manager puts secrets that it hands over (systemd's `LoadCredential=`).
-const CREDENTIALS: &str = "CREDENTIALS_DIRECTORY";
 /// Time that a server gets to say which process it is.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
@@ -101,8 +99,7 @@ fn become_server(wanted: &Wanted, run: bool) -> Failure {
         Ok(program) => program,
         Err(failure) => return failure,
     };
-    let folder = std::env::var_os(CREDENTIALS).map(PathBuf::from);
-    let words = with_credentials(wanted.serve_words(run), folder.as_deref());
+    let words = with_credentials(wanted.serve_words(run), credentials::folder().as_deref());
     supervisor::tell_waiting("starting");
     let error = Command::new(program).args(words).current_dir("/").exec();
     Failure::new(format!("{} was not started: can't become its server: {error}", wanted.label))
@@ -110,10 +107,10 @@ fn become_server(wanted: &Wanted, run: bool) -> Failure {
 
 /// The words of `serve`, with secrets from the credentials that are there.
 fn with_credentials(mut words: Vec<String>, folder: Option<&Path>) -> Vec<String> {
-    for name in SECRETS {
-        let Some(path) = folder.map(|folder| folder.join(name)).filter(|path| path.exists()) else {
-            continue;
-        };
+    let Some(folder) = folder else { return words };
+    let of_file = |name: &&'static str| Some((*name, folder.join(name))).filter(|(_, path)| path.exists());
+    let certificates = credentials::has_certificates(folder).then(|| ("tls-certificates", folder.to_owned()));
+    for (name, path) in SECRETS.iter().filter_map(of_file).chain(certificates) {
         let option = format!("--{name}=");
         words.retain(|word| !word.starts_with(&option));
         // Before the members, which follow `--`.
@@ -155,5 +152,13 @@ mod tests {
         let with = with_credentials(words, Some(folder.path()));
         let own = format!("--dhchap-secrets={}", folder.path().join("dhchap-secrets").display());
         assert_eq!(with, ["serve", &own, "--dhchap-hosts=/etc/y", "--", "/dev/sda"]);
+        // Those of TLS are a folder together, if the key is there.
+        std::fs::remove_file(folder.path().join("dhchap-secrets")).unwrap();
+        let words = ["serve", "--tls-certificates=/etc/z", "--", "/dev/sda"].map(str::to_owned);
+        std::fs::write(folder.path().join("ca-cert.pem"), "").unwrap();
+        assert_eq!(with_credentials(words.to_vec(), Some(folder.path())), words);
+        std::fs::write(folder.path().join("server-key.pem"), "").unwrap();
+        let own = format!("--tls-certificates={}", folder.path().display());
+        assert_eq!(with_credentials(words.to_vec(), Some(folder.path())), ["serve", &own, "--", "/dev/sda"]);
     }
 }

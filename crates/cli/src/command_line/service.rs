@@ -63,11 +63,15 @@ pub struct DaemonArguments {
     /// as a container must
     #[arg(long)]
     pub stop_arrays: bool,
-    /// Serve the page, which shows all arrays to a browser, on this address: a loopback one with a port, such
-    /// as 127.0.0.1:9661. Its token is in web.token beside the control sockets, unless [web] of the
-    /// configuration names another file
+    /// Serve the page, which shows all arrays to a browser, on this address with a port, such as
+    /// 127.0.0.1:9661. Without TLS it must be a loopback one. Its token is in web.token beside the control
+    /// sockets, unless [web] of the configuration names another file
     #[arg(long, value_name = "ADDRESS", value_parser = pinstripe_config::web_address)]
     pub web: Option<std::net::SocketAddr>,
+    /// Serve the page over TLS (https), with the files server-cert.pem and server-key.pem of this folder. New
+    /// files are used without a restart. Comes before tls-certificates in [web] of the configuration
+    #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
+    pub web_tls: Option<PathBuf>,
     /// Print what happens as JSON lines on standard output
     #[arg(long)]
     pub json: bool,

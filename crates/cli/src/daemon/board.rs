@@ -6,7 +6,6 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
-    thread,
     time::Duration,
 };
 
@@ -14,8 +13,9 @@ use pinstripe_control::Detail;
 use tokio::sync::watch;
 
 use super::{
-    Daemon, Message, listen,
+    Daemon, Message, listen, scheme,
     secretary::host,
+    tls::{self, Tls},
     web::{
         self, Token,
         throughput::Throughput,
@@ -33,22 +33,22 @@ const EVENTS_MAX: usize = 50;
 const HISTORY_TAIL: u64 = 64 << 10;
 /// At least so long between two views.
 const PAUSE: Duration = Duration::from_millis(250);
-/// How often it is tried to listen where the page was until now: that one ends on a thread of its own.
-const TRIES: usize = 50;
-const TRY_PAUSE: Duration = Duration::from_millis(20);
-
 /// Where the page is to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Place {
     address: SocketAddr,
     /// The file with the token, and whether it is made if it isn't there.
     token: (PathBuf, bool),
+    /// None for plain HTTP.
+    tls: Option<pinstripe_config::Tls>,
 }
 
 /// See the module.
 pub struct Board {
     /// The address that the command line gives.
     given: Option<SocketAddr>,
+    /// The certificates that it gives.
+    given_tls: Option<pinstripe_config::Tls>,
     /// The token's file, unless the configuration names another one.
     token: PathBuf,
     server: Option<(Place, listen::Server)>,
@@ -64,11 +64,13 @@ pub struct Board {
 }
 
 impl Board {
-    /// `folder`: of sockets. `state`: of what outlives the daemon.
-    pub fn new(given: Option<SocketAddr>, folder: &Path, state: &Path) -> Self {
+    /// `given`, `certificates`: of the command line. `folder`: of sockets. `state`: of what outlives the
+    /// daemon.
+    pub fn new(given: Option<SocketAddr>, certificates: Option<&Path>, folder: &Path, state: &Path) -> Self {
         let (views, _) = watch::channel(Arc::default());
         let mut board = Self {
             given,
+            given_tls: certificates.map(tls::of_folder),
             token: folder.join("web.token"),
             server: None,
             views,
@@ -139,6 +141,7 @@ impl Daemon {
                 Some(path) => (path.clone(), false),
                 None => (self.board.token.clone(), true),
             },
+            tls: self.board.given_tls.clone().or_else(|| configured.tls.clone()),
         });
         if self.board.server.as_ref().map(|(place, _)| place) == wanted.as_ref() {
             return Ok(());
@@ -147,36 +150,26 @@ impl Daemon {
             self.board.server = None;
             return Ok(());
         };
+        pinstripe_config::check_web(place.address, place.tls.is_some()).map_err(Failure::usage)?;
         let (path, make) = &place.token;
-        Token::of_file(path, *make).map_err(Failure::new)?;
+        // Before the other page ends: what can't be used changes nothing.
+        let token = Token::of_file(path, *make).map_err(Failure::new)?;
+        let tls = place.tls.as_ref().map(|tls| Tls::load(tls, "page", &self.log)).transpose()?;
+        let scheme = scheme(tls.is_some());
         self.board.server = None;
         self.board.views.send_replace(Arc::new(self.view()));
-        let server = self.listen(&place)?;
-        self.log.note(&format!("page on http://{}/, with the token in {}", server.address, path.display()));
+        let sender = self.sender.clone();
+        let report = move |array, sentence| {
+            let _ = sender.send(Message::Acted { array, sentence });
+        };
+        let views = self.board.views.subscribe();
+        let server = web::serve(place.address, tls, token, views, Box::new(report));
+        let failed = |error| Failure::new(format!("can't serve the page on {}: {error}", place.address));
+        let server = server.map_err(failed)?;
+        let words = format!("page on {scheme}://{}/, with the token in {}", server.address, path.display());
+        self.log.note(&words);
         self.board.server = Some((place, server));
         Ok(())
-    }
-
-    fn listen(&self, place: &Place) -> Result<listen::Server, Failure> {
-        let (path, make) = &place.token;
-        let mut tries = 0;
-        loop {
-            let token = Token::of_file(path, *make).map_err(Failure::new)?;
-            let sender = self.sender.clone();
-            let report = move |array, sentence| {
-                let _ = sender.send(Message::Acted { array, sentence });
-            };
-            match web::serve(place.address, token, self.board.views.subscribe(), Box::new(report)) {
-                Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && tries < TRIES => {
-                    tries += 1;
-                    thread::sleep(TRY_PAUSE);
-                }
-                Err(error) => {
-                    return Err(Failure::new(format!("can't serve the page on {}: {error}", place.address)));
-                }
-                Ok(server) => return Ok(server),
-            }
-        }
     }
 
     /// Puts up how things are, if that has changed. Waits for nothing.

@@ -17,8 +17,10 @@ use hyper::{
 use tokio::{sync::oneshot, time::timeout};
 
 use super::{
-    Message, listen,
+    Message,
+    listen::{self, Place},
     metrics::{self, Snapshot},
+    tls::Tls,
 };
 
 /// Connections at a time; further ones wait.
@@ -30,8 +32,9 @@ const STATE_LIMIT: Duration = Duration::from_secs(10);
 pub type Answer = oneshot::Sender<Snapshot>;
 
 /// Listens.
-pub fn serve(address: SocketAddr, daemon: Sender<Message>) -> io::Result<listen::Server> {
-    listen::serve("http", address, CONNECTIONS_MAX, move || {
+pub fn serve(address: SocketAddr, tls: Option<Tls>, daemon: Sender<Message>) -> io::Result<listen::Server> {
+    let place = Place { address, connections: CONNECTIONS_MAX, tls };
+    listen::serve("http", place, move || {
         let daemon = Arc::new(daemon);
         move |request| {
             let daemon = Arc::clone(&daemon);

@@ -1,7 +1,8 @@
 //! An HTTP server of the daemon: one thread with its own runtime.
 //!
 //! A client that is slow, or one of very many, costs a bounded time and memory: connections are counted,
-//! carry one request each, and are closed when their time is over.
+//! carry one request each, and are closed when their time is over. With TLS the handshake has a limit of its
+//! own.
 
 use std::{
     convert::Infallible,
@@ -23,16 +24,23 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
+use pinstripe_export::tls::Acceptor;
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     sync::{Semaphore, oneshot},
     time::timeout,
 };
+
+use super::tls::Tls;
 
 /// How long a connection may take in all.
 const LIMIT: Duration = Duration::from_secs(30);
 /// How long a client may take to send its request.
 const HEADER_LIMIT: Duration = Duration::from_secs(10);
 const HEADER_BYTES_MAX: usize = 16 << 10;
+/// How often it is tried to listen where another server was until now: that one ends on a thread of its own.
+const TRIES: usize = 50;
+const TRY_PAUSE: Duration = Duration::from_millis(20);
 /// Pause where a connection could not be taken: then that fails again at once.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -46,28 +54,38 @@ pub struct Server {
 #[derive(Clone, Copy)]
 pub struct Lasts(pub Duration);
 
-/// Listens, on a thread of this name. `connections`: at a time; further ones wait. `begin` runs on the
-/// thread's runtime and gives what answers.
-pub fn serve<Begin, Answer, Answered, B>(
-    name: &str,
-    address: SocketAddr,
-    connections: usize,
-    begin: Begin,
-) -> io::Result<Server>
+/// In a request's extensions: the connection is secured by this.
+#[derive(Clone)]
+pub struct Secured(pub Acceptor);
+
+/// Where to listen, and how many connections there may be at a time; further ones wait.
+pub struct Place {
+    pub address: SocketAddr,
+    pub connections: usize,
+    /// None for plain HTTP.
+    pub tls: Option<Tls>,
+}
+
+/// Listens, on a thread of this name. `begin` runs on the thread's runtime and gives what answers.
+pub fn serve<Begin, Answer, Answered, B>(name: &str, place: Place, begin: Begin) -> io::Result<Server>
 where
     Begin: FnOnce() -> Answer + Send + 'static,
     Answer: Fn(Request<Incoming>) -> Answered + Clone + Send + Sync + 'static,
     Answered: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data = Bytes, Error = Infallible> + Send + 'static,
 {
-    let listener = TcpListener::bind(address)?;
+    let Place { address, connections, tls } = place;
+    let listener = bind(address)?;
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     let (end, ended) = oneshot::channel::<()>();
     thread::Builder::new().name(name.to_owned()).spawn(move || {
         runtime.block_on(async {
-            let accepting = tokio::spawn(accept(listener, connections, begin()));
+            if let Some(tls) = tls.clone() {
+                tokio::spawn(tls.watch());
+            }
+            let accepting = tokio::spawn(accept(listener, connections, tls, begin()));
             // An error is the end, too.
             let _ = ended.await;
             accepting.abort();
@@ -78,9 +96,23 @@ where
     Ok(Server { address, _end: end })
 }
 
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let mut tries = 0;
+    loop {
+        match TcpListener::bind(address) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && tries < TRIES => {
+                tries += 1;
+                thread::sleep(TRY_PAUSE);
+            }
+            bound => return bound,
+        }
+    }
+}
+
 async fn accept<Answer, Answered, B>(
     listener: TcpListener,
     connections: usize,
+    tls: Option<Tls>,
     answer: Answer,
 ) -> io::Result<Infallible>
 where
@@ -97,23 +129,34 @@ where
             tokio::time::sleep(PAUSE).await;
             continue;
         };
-        let answer = answer.clone();
+        let (answer, tls) = (answer.clone(), tls.clone());
         tokio::spawn(async move {
-            converse(stream, answer).await;
+            match tls {
+                None => converse(stream, None, answer).await,
+                Some(tls) => {
+                    if let Some((stream, acceptor)) = tls.secure(stream).await {
+                        converse(stream, Some(Secured(acceptor)), answer).await;
+                    }
+                }
+            }
             drop(permit);
         });
     }
 }
 
-async fn converse<Answer, Answered, B>(stream: tokio::net::TcpStream, answer: Answer)
+async fn converse<S, Answer, Answered, B>(stream: S, secured: Option<Secured>, answer: Answer)
 where
+    S: AsyncRead + AsyncWrite + Unpin,
     Answer: Fn(Request<Incoming>) -> Answered,
     Answered: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data = Bytes, Error = Infallible> + Send + 'static,
 {
     // Milliseconds that the connection gets beyond the limit.
     let more = AtomicU64::new(0);
-    let service = service_fn(|request| {
+    let service = service_fn(|mut request| {
+        if let Some(secured) = &secured {
+            Request::extensions_mut(&mut request).insert(secured.clone());
+        }
         let (answered, more) = (answer(request), &more);
         async move {
             let response = answered.await;

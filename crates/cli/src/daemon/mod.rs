@@ -14,6 +14,7 @@
 //!   web        the page: all arrays in a browser
 //!   board      what is put up for the page
 //!   listen     what `http` and `web` stand on
+//!   tls        how their connections are secured
 //!   secretary  keeps the history of events, and sends alerts
 //!   reload     what a new configuration changes
 //!   orphans    ended processes that nothing else waits for, where this is process 1
@@ -38,19 +39,19 @@ mod reload;
 mod secretary;
 mod socket;
 mod threads;
+mod tls;
 mod web;
 
 use std::{
     collections::BTreeMap,
     fs::File,
-    net::SocketAddr,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     time::{Duration, Instant, UNIX_EPOCH},
 };
 
-use pinstripe_config::{Configuration, duties::Duties};
+use pinstripe_config::{Configuration, Metrics, duties::Duties};
 use pinstripe_control::{
     CallError, Detail, Version, code,
     daemon::{ArrayStatus, Command, DiskHealth, Looks, Reloaded, Status},
@@ -71,6 +72,7 @@ use self::{
     phase::{Action, Course, Ending, Phase},
     secretary::{Errand, Secretary},
     threads::{Follower, News},
+    tls::Tls,
 };
 use crate::{
     assemble::{Outcome, State, Wanted},
@@ -153,7 +155,7 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
         http: None,
         look: Look::default(),
         chores: Chores::new(&state),
-        board: Board::new(arguments.web, &folder, &state),
+        board: Board::new(arguments.web, arguments.web_tls.as_deref(), &folder, &state),
         secretary: Secretary::new(&state, &log)?,
         next_run: 0,
         stopping: false,
@@ -293,17 +295,23 @@ impl Daemon {
         Ok(())
     }
 
-    /// Listens where the configuration says, if that isn't where it did `before`, or didn't.
-    fn serve_http(&mut self, before: Option<SocketAddr>) -> Result<(), Failure> {
-        let wanted = self.configuration.metrics_listen;
-        if before == wanted && self.http.is_some() == wanted.is_some() {
+    /// Listens where the configuration says, if that isn't how it did `before`, or didn't.
+    fn serve_http(&mut self, before: Option<&Metrics>) -> Result<(), Failure> {
+        let wanted = &self.configuration.metrics;
+        if before == Some(wanted) && self.http.is_some() == wanted.listen.is_some() {
             return Ok(());
         }
+        let Some(address) = wanted.listen else {
+            self.http = None;
+            return Ok(());
+        };
+        // Before the other one ends: certificates that can't be used change nothing.
+        let tls = wanted.tls.as_ref().map(|tls| Tls::load(tls, "metrics", &self.log)).transpose()?;
+        let scheme = scheme(tls.is_some());
         self.http = None;
-        let Some(address) = wanted else { return Ok(()) };
         let failed = |error| Failure::new(format!("can't listen for HTTP on {address}: {error}"));
-        let server = http::serve(address, self.sender.clone()).map_err(failed)?;
-        self.log.note(&format!("metrics on http://{}/metrics", server.address));
+        let server = http::serve(address, tls, self.sender.clone()).map_err(failed)?;
+        self.log.note(&format!("metrics on {scheme}://{}/metrics", server.address));
         self.http = Some(server);
         Ok(())
     }
@@ -603,9 +611,8 @@ impl Daemon {
         }
         let reloaded = Reloaded { files: new.files.clone(), changes };
         self.log.note(&format!("the configuration was read again: {} files", new.files.len()));
-        let listened = self.configuration.metrics_listen;
-        self.configuration = new;
-        for served in [self.serve_http(listened), self.serve_web()] {
+        let before = std::mem::replace(&mut self.configuration, new).metrics;
+        for served in [self.serve_http(Some(&before)), self.serve_web()] {
             if let Err(failure) = served {
                 self.log.warn(failure.sentence());
             }
@@ -629,6 +636,11 @@ impl Daemon {
             arrays: self.arrays.values().map(|kept| kept.status(self.now())).collect(),
         }
     }
+}
+
+/// Of a URL.
+fn scheme(is_secured: bool) -> &'static str {
+    if is_secured { "https" } else { "http" }
 }
 
 /// What is to become of an array that something else starts.

@@ -39,6 +39,7 @@ mod vhost_user;
 
 pub use control_socket::default_folder;
 pub use journal::ServerLog;
+pub use tls::Complaints;
 
 use std::{path::PathBuf, rc::Rc, sync::Arc};
 

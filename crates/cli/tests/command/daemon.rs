@@ -25,8 +25,14 @@ pub struct Daemon<'a> {
 
 impl<'a> Daemon<'a> {
     pub fn start(configured: &'a Configured, options: &[&str]) -> Self {
+        Self::start_with(configured, options, &[])
+    }
+
+    /// With these variables in its environment.
+    pub fn start_with(configured: &'a Configured, options: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut command = configured.world.command(&["daemon"]);
         command.args(options).env("PINSTRIPE_CONFIG", configured.world.path("pinstripe.toml"));
+        command.env_remove("CREDENTIALS_DIRECTORY").envs(variables.iter().copied());
         command.env("PINSTRIPE_STATE_DIR", configured.world.path("state"));
         let path = format!("{}:{}", configured.world.path("bin").display(), std::env::var("PATH").unwrap());
         command.env("PATH", path);

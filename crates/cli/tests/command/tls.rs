@@ -12,25 +12,32 @@ use std::{
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::{
-    ClientConfig, ClientConnection, RootCertStore, StreamOwned,
+    ClientConfig, ClientConnection, ConfigBuilder, RootCertStore, StreamOwned,
+    client::WantsClientCert,
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
 };
 
 use crate::world::{Server, World};
 
-struct Authority(CertifiedIssuer<'static, KeyPair>);
+pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
     /// Puts a server's files into a folder of the world.
-    fn put(&self, world: &World, folder: &str) {
+    pub fn put(&self, world: &World, folder: &str) {
+        self.put_with(world, folder, &CertificateParams::new(vec!["localhost".to_owned()]).unwrap());
+    }
+
+    /// The same, with another certificate.
+    pub fn put_with(&self, world: &World, folder: &str, params: &CertificateParams) {
         fs::create_dir_all(world.path(folder)).unwrap();
-        let (certificate, key) = self.sign("localhost");
+        let key = KeyPair::generate().unwrap();
+        let (certificate, key) = (params.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem());
         let files =
             [("ca-cert.pem", self.0.pem()), ("server-cert.pem", certificate), ("server-key.pem", key)];
         for (name, text) in files {
@@ -40,23 +47,31 @@ impl Authority {
         }
     }
 
-    fn sign(&self, name: &str) -> (String, String) {
+    pub fn sign(&self, name: &str) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
         (params.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem())
     }
 
     /// A client with a certificate for `name`.
-    fn client(&self, name: &str) -> ClientConfig {
-        let mut roots = RootCertStore::empty();
-        roots.add(self.0.der().clone()).unwrap();
+    pub fn client(&self, name: &str) -> ClientConfig {
         let (certificate, key) = self.sign(name);
         let certificate = CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap();
         let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+        self.believing().with_client_auth_cert(vec![certificate], key).unwrap()
+    }
+
+    /// A client without one.
+    pub fn stranger(&self) -> ClientConfig {
+        self.believing().with_no_client_auth()
+    }
+
+    fn believing(&self) -> ConfigBuilder<ClientConfig, WantsClientCert> {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.0.der().clone()).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let builder = builder.unwrap().with_root_certificates(roots);
-        builder.with_client_auth_cert(vec![certificate], key).unwrap()
+        builder.unwrap().with_root_certificates(roots)
     }
 }
 

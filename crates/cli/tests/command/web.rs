@@ -393,10 +393,11 @@ fn readers_see_what_changes_and_slow_ones_hold_up_nothing() {
 }
 
 #[test]
-fn only_loopback_addresses_are_taken() {
+fn only_loopback_addresses_are_taken_without_tls() {
     let configured = Configured::new(DATA);
     for address in ["192.0.2.1:9661", "0.0.0.0:9661", "[::]:9661"] {
         let words = ["loopback", "TLS", "ssh -L"];
+        configured.write("pinstripe.toml", DATA);
         configured.run(&["daemon", "--web", address]).refused(64, &words);
         configured.write("pinstripe.toml", &format!("[web]\nlisten = '{address}'\n{DATA}"));
         configured.run(&["config", "check"]).refused(1, &words);

@@ -114,7 +114,28 @@ pub enum CredentialsError {
 
 /// What new connections are secured with.
 #[derive(Debug, Clone)]
-pub struct Acceptor(pub(super) Arc<ServerConfig>);
+pub struct Acceptor {
+    pub(super) config: Arc<ServerConfig>,
+    /// The server's own.
+    certificate: CertificateDer<'static>,
+}
+
+impl Acceptor {
+    /// For connections of HTTP/1.1: a client that asks for another protocol only is refused, so that what is
+    /// meant for another server with the same certificate isn't taken for HTTP (ALPACA).
+    pub fn for_http(&self) -> Arc<ServerConfig> {
+        let mut config = (*self.config).clone();
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Arc::new(config)
+    }
+
+    /// Whether the server's certificate is for this DNS name or IP address.
+    pub fn is_for(&self, name: &str) -> bool {
+        let parsed = ParsedCertificate::try_from(&self.certificate);
+        let name = ServerName::try_from(name);
+        parsed.is_ok_and(|parsed| name.is_ok_and(|name| verify_server_name(&parsed, &name).is_ok()))
+    }
+}
 
 /// A folder of PEM files, named as QEMU and libvirt name them, and what was last read from them.
 #[derive(Debug)]
@@ -196,10 +217,14 @@ fn acceptor(folder: &Path, clients: &Clients) -> Result<Acceptor, CredentialsErr
             builder.with_client_cert_verifier(verifier)
         }
     };
+    // One of no certificate is refused before.
+    let Some(certificate) = chain.first().cloned() else {
+        return Err(identity(rustls::Error::NoCertificatesPresented));
+    };
     let mut config = builder.with_single_cert(chain, private).map_err(identity)?;
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});
-    Ok(Acceptor(Arc::new(config)))
+    Ok(Acceptor { config: Arc::new(config), certificate })
 }
 
 /// What verifies certificates of clients.

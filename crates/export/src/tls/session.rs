@@ -37,7 +37,7 @@ struct Received {
 impl Session {
     /// Begins; the client is to speak first.
     pub fn new(acceptor: &Acceptor) -> Result<Self, rustls::Error> {
-        let mut connection = ServerConnection::new(Arc::clone(&acceptor.0))?;
+        let mut connection = ServerConnection::new(Arc::clone(&acceptor.config))?;
         // More than is ever handed over at once.
         connection.set_buffer_limit(Some(RECORDS_BYTES));
         let received = Received { buffer: Some(shard::buffer(RECORDS_BYTES)), start: 0, end: 0 };

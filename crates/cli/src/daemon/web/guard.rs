@@ -3,7 +3,8 @@
 //!
 //! A page of another site can have a browser send requests here, and by DNS rebinding even read the answers:
 //! then the name in `Host` is that site's. So only names that can't be anything but this machine are
-//! answered. The port is not compared, so that the page can be had through `ssh -L` with another port. Pure.
+//! answered, and with TLS those that the certificate is for. The port is not compared, so that the page can
+//! be had through `ssh -L` with another port. Pure.
 
 use std::net::IpAddr;
 
@@ -26,8 +27,8 @@ impl Refused {
     pub fn in_words(self) -> &'static str {
         match self {
             Self::Host => {
-                "refused: this page has the names localhost, pinstripe.localhost, 127.0.0.1 and [::1], and was asked for by \
-                 another one\n"
+                "refused: this page has the names localhost, pinstripe.localhost, 127.0.0.1 and [::1], over https also those of \
+                 its certificate, and was asked for by another one\n"
             }
             Self::Origin => {
                 "refused: the request does not come from this page. Open the page itself, and use its forms\n"
@@ -36,17 +37,28 @@ impl Refused {
     }
 }
 
+/// Whether the server's certificate is for a name.
+pub type Names<'a> = &'a (dyn Fn(&str) -> bool + Sync);
+
 /// Looks at a request before anything else does. `is_page`: it may be opened by a link from anywhere.
-pub fn check(method: &Method, uri: &Uri, headers: &HeaderMap, is_page: bool) -> Result<(), Refused> {
+/// `names`: the request came over TLS.
+pub fn check(
+    method: &Method,
+    uri: &Uri,
+    headers: &HeaderMap,
+    is_page: bool,
+    names: Option<Names<'_>>,
+) -> Result<(), Refused> {
     let host = only(headers, &header::HOST).ok_or(Refused::Host)?;
     let is_same = uri.authority().is_none_or(|authority| authority.as_str() == host);
-    if !is_same || !is_here(host) {
+    if !is_same || !is_here(host, names) {
         return Err(Refused::Host);
     }
     let site = headers.get("sec-fetch-site").map(|value| value.to_str().unwrap_or("?"));
     if *method == Method::POST {
+        let scheme = if names.is_some() { "https://" } else { "http://" };
         // Every browser says where a form comes from.
-        let origin = only(headers, &header::ORIGIN).and_then(|origin| origin.strip_prefix("http://"));
+        let origin = only(headers, &header::ORIGIN).and_then(|origin| origin.strip_prefix(scheme));
         let is_own = origin == Some(host) && site.is_none_or(|site| site == "same-origin");
         return if is_own { Ok(()) } else { Err(Refused::Origin) };
     }
@@ -63,7 +75,7 @@ fn only<'a>(headers: &'a HeaderMap, name: &header::HeaderName) -> Option<&'a str
 }
 
 /// Whether a `Host` is a name of this machine, with any port.
-fn is_here(host: &str) -> bool {
+fn is_here(host: &str, names: Option<Names<'_>>) -> bool {
     let (name, port) = match host.rsplit_once(':') {
         Some((name, port)) if !port.ends_with(']') => (name, Some(port)),
         _ => (host, None),
@@ -76,8 +88,13 @@ fn is_here(host: &str) -> bool {
         Some(six) => six.parse().ok().filter(IpAddr::is_ipv6),
         None => name.parse().ok().filter(IpAddr::is_ipv4),
     };
+    let certified = |names: Names<'_>| match address {
+        Some(address) => names(&address.to_string()),
+        None => names(name),
+    };
     address.is_some_and(|address| address.is_loopback())
         || NAMES.iter().any(|known| known.eq_ignore_ascii_case(name))
+        || names.is_some_and(certified)
 }
 
 #[cfg(test)]
@@ -94,7 +111,7 @@ mod tests {
         for (name, value) in headers {
             map.append(*name, value.parse().unwrap());
         }
-        check(&method.parse().unwrap(), &uri.parse().unwrap(), &map, is_page)
+        check(&method.parse().unwrap(), &uri.parse().unwrap(), &map, is_page, None)
     }
 
     #[test]
@@ -159,6 +176,26 @@ mod tests {
         }
         assert_eq!(asked("POST", "/act", &[host], true), Err(Refused::Origin));
         assert_eq!(asked("POST", "/act", &[host, own, own], true), Err(Refused::Origin));
+    }
+
+    #[test]
+    fn over_tls_the_names_of_the_certificate_are_answered_and_origins_are_https() {
+        let names = |name: &str| matches!(name, "store.example" | "192.0.2.7" | "2001:db8::7");
+        let asked = |method: &str, host: &str, origin: &str| {
+            let mut map = HeaderMap::new();
+            map.append("host", host.parse().unwrap());
+            map.append("origin", origin.parse().unwrap());
+            check(&method.parse().unwrap(), &Uri::from_static("/"), &map, true, Some(&names))
+        };
+        for host in
+            ["store.example:9661", "store.example", "192.0.2.7:1", "[2001:db8::7]:9661", "localhost:1"]
+        {
+            assert_eq!(asked("POST", host, &format!("https://{host}")), Ok(()), "{host}");
+            assert_eq!(asked("POST", host, &format!("http://{host}")), Err(Refused::Origin), "{host}");
+        }
+        for host in ["evil.example", "192.0.2.8", "store.example:x", "[store.example]", "2001:db8::7"] {
+            assert_eq!(asked("GET", host, ""), Err(Refused::Host), "{host}");
+        }
     }
 
     #[test]

@@ -57,7 +57,10 @@ use self::{
     sessions::Sessions,
     view::View,
 };
-use super::listen::{self, Lasts};
+use super::{
+    listen::{self, Lasts, Place, Secured},
+    tls::Tls,
+};
 
 pub use sessions::Token;
 
@@ -101,12 +104,14 @@ pub type Report = Box<dyn Fn(String, String) + Send + Sync>;
 /// Listens.
 pub fn serve(
     address: SocketAddr,
+    tls: Option<Tls>,
     token: Token,
     views: watch::Receiver<Arc<View>>,
     report: Report,
 ) -> io::Result<listen::Server> {
-    let sessions = Mutex::new(Sessions::new()?);
-    listen::serve("web", address, CONNECTIONS_MAX, move || {
+    let sessions = Mutex::new(Sessions::new(tls.is_some())?);
+    let place = Place { address, connections: CONNECTIONS_MAX, tls };
+    listen::serve("web", place, move || {
         let now = page::content(&views.borrow()).into_string();
         let (content, contents) = watch::channel(Content::from(now));
         tokio::spawn(live::render(views.clone(), content));
@@ -147,7 +152,11 @@ impl Site {
 
     async fn route(self: Arc<Self>, request: Request<Incoming>) -> Answer {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-        if let Err(refused) = guard::check(&method, request.uri(), request.headers(), path == "/") {
+        let secured = request.extensions().get::<Secured>().cloned();
+        let is_for = |name: &str| secured.as_ref().is_some_and(|Secured(acceptor)| acceptor.is_for(name));
+        let names: Option<guard::Names<'_>> = if secured.is_some() { Some(&is_for) } else { None };
+        let checked = guard::check(&method, request.uri(), request.headers(), path == "/", names);
+        if let Err(refused) = checked {
             return text(StatusCode::FORBIDDEN, refused.in_words());
         }
         let is_read = matches!(method, Method::GET | Method::HEAD);

@@ -121,13 +121,23 @@ impl Session {
 pub struct Sessions {
     /// The cookie's name. Another run has another one: through tunnels several daemons have one host.
     cookie: String,
+    /// What browsers are told of it.
+    attributes: &'static str,
     all: Vec<Session>,
 }
 
+/// Of a cookie: for no script, and for no request that another site has caused.
+const ATTRIBUTES: &str = "; Path=/; HttpOnly; SameSite=Strict";
+/// By TLS alone, too. Browsers then believe the name's `__Host-`, which nothing but https of this host can
+/// set.
+const SECURE: &str = "; Path=/; HttpOnly; SameSite=Strict; Secure";
+
 impl Sessions {
-    pub fn new() -> io::Result<Self> {
+    /// `secured`: the page is served over TLS.
+    pub fn new(secured: bool) -> io::Result<Self> {
         let run = random()?;
-        Ok(Self { cookie: format!("pinstripe-{}", &run[..8]), all: Vec::new() })
+        let (prefix, attributes) = if secured { ("__Host-", SECURE) } else { ("", ATTRIBUTES) };
+        Ok(Self { cookie: format!("{prefix}pinstripe-{}", &run[..8]), attributes, all: Vec::new() })
     }
 
     /// Begins a session; the value of `Set-Cookie`.
@@ -139,7 +149,7 @@ impl Sessions {
         {
             self.all.remove(oldest);
         }
-        let cookie = format!("{}={id}; Path=/; HttpOnly; SameSite=Strict", self.cookie);
+        let cookie = format!("{}={id}{}", self.cookie, self.attributes);
         self.all.push(Session { id, form, used: now, notice: None });
         Ok(cookie)
     }
@@ -158,7 +168,7 @@ impl Sessions {
         if let Some(index) = self.index(cookies) {
             self.all.remove(index);
         }
-        format!("{}=; Path=/; HttpOnly; SameSite=Strict; Max-Age=0", self.cookie)
+        format!("{}={}; Max-Age=0", self.cookie, self.attributes)
     }
 
     fn index<'a>(&self, cookies: impl Iterator<Item = &'a str>) -> Option<usize> {
@@ -193,7 +203,7 @@ mod tests {
 
     #[test]
     fn a_session_is_known_by_its_cookie_until_it_ends() {
-        let (mut sessions, now) = (Sessions::new().unwrap(), Instant::now());
+        let (mut sessions, now) = (Sessions::new(false).unwrap(), Instant::now());
         let (one, other) = (sessions.open(now).unwrap(), sessions.open(now).unwrap());
         assert!(one.ends_with("; Path=/; HttpOnly; SameSite=Strict"), "{one}");
         assert_ne!(id(&one), id(&other));
@@ -213,8 +223,19 @@ mod tests {
     }
 
     #[test]
+    fn with_tls_the_cookie_is_for_https_of_this_host_alone() {
+        let (mut sessions, now) = (Sessions::new(true).unwrap(), Instant::now());
+        let cookie = sessions.open(now).unwrap();
+        assert!(cookie.starts_with("__Host-pinstripe-"), "{cookie}");
+        assert!(cookie.ends_with("; Path=/; HttpOnly; SameSite=Strict; Secure"), "{cookie}");
+        assert!(sessions.of([id(&cookie)].into_iter(), now).is_some());
+        let closed = sessions.close([id(&cookie)].into_iter());
+        assert!(closed.starts_with("__Host-") && closed.contains("; Secure; Max-Age=0"), "{closed}");
+    }
+
+    #[test]
     fn one_session_too_many_ends_the_one_that_was_not_used_for_longest() {
-        let (mut sessions, now) = (Sessions::new().unwrap(), Instant::now());
+        let (mut sessions, now) = (Sessions::new(false).unwrap(), Instant::now());
         let at = |seconds| now + Duration::from_secs(seconds);
         let all: Vec<String> = (0..32).map(|number| sessions.open(at(number)).unwrap()).collect();
         assert!(sessions.of([id(&all[0])].into_iter(), at(40)).is_some());
