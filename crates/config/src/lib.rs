@@ -223,6 +223,8 @@ pub struct Alerts {
 pub struct Configuration {
     /// Where the daemon listens for HTTP.
     pub metrics_listen: Option<SocketAddr>,
+    /// Options of the daemon.
+    pub daemon: Settings,
     /// The daemon's page.
     pub web: Web,
     /// Where alerts are sent.
@@ -347,6 +349,7 @@ impl Reader {
                     web.listen = web.listen.or(listen);
                     web.token_file = web.token_file.take().or(token_file);
                 }
+                Section::Daemon(settings) => configuration.daemon.extend(settings),
                 Section::Metrics(listen) => {
                     configuration.metrics_listen = configuration.metrics_listen.or(listen);
                 }

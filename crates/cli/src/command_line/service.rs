@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueHint};
 use pinstripe_md::identity::Uuid;
 
+use super::LogOptions;
+
 /// Where the configuration is.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ConfigurationArguments {
@@ -68,7 +70,10 @@ pub struct DaemonArguments {
     /// configuration names another file
     #[arg(long, value_name = "ADDRESS", value_parser = pinstripe_config::web_address)]
     pub web: Option<std::net::SocketAddr>,
-    /// Print what happens as JSON lines on standard output
+    #[command(flatten)]
+    pub log: LogOptions,
+    /// Print what happens as JSON lines on standard output. The log is then written only if --log-format is
+    /// given
     #[arg(long)]
     pub json: bool,
 }

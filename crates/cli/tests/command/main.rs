@@ -13,6 +13,7 @@ mod exchange;
 mod fuse;
 mod life;
 mod limit;
+mod log;
 mod maintenance;
 mod membership;
 mod nbd;
