@@ -3,14 +3,16 @@
 use std::{
     fs,
     io::{Read, Write},
+    net::TcpStream,
     os::{
         fd::OwnedFd,
-        unix::{
-            fs::MetadataExt,
-            net::{UnixDatagram, UnixStream},
-        },
+        unix::{fs::MetadataExt, net::UnixDatagram},
     },
     process::{Child, Command, Stdio},
+    sync::{
+        Arc, Mutex,
+        mpsc::{Sender, channel},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -27,8 +29,40 @@ use crate::{
 
 const LIMIT: Duration = Duration::from_secs(30);
 
+/// A server. It is killed if the test ends without stopping it, and if it hangs, so that no command waits for
+/// it without end.
+struct Watched {
+    child: Arc<Mutex<Child>>,
+    _over: Sender<()>,
+}
+
+impl Watched {
+    fn start(command: &mut Command) -> Self {
+        let child = Arc::new(Mutex::new(command.spawn().unwrap()));
+        let (over, wait) = channel();
+        let watched = Arc::clone(&child);
+        thread::spawn(move || {
+            let _: Result<(), _> = wait.recv_timeout(LIMIT);
+            let mut child = watched.lock().unwrap();
+            let _ = child.kill();
+            let _ = child.wait();
+        });
+        Self { child, _over: over }
+    }
+
+    /// Its exit status, none if it must be killed.
+    fn ended(self) -> Option<i32> {
+        loop {
+            if let Some(status) = self.child.lock().unwrap().try_wait().unwrap() {
+                return status.code();
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
 /// Starts a server whose standard error is this, and waits until it answers.
-fn serve(world: &World, options: &[&str], members: &[String], errors: OwnedFd) -> Child {
+fn serve(world: &World, options: &[&str], members: &[String], errors: OwnedFd) -> Watched {
     serve_by(world.command(&["serve", "--shards", "1"]), world, options, members, errors)
 }
 
@@ -38,39 +72,27 @@ fn serve_by(
     options: &[&str],
     members: &[String],
     errors: OwnedFd,
-) -> Child {
+) -> Watched {
     command.args(options).args(members).stdout(Stdio::null()).stderr(errors);
-    let child = command.spawn().unwrap();
+    let server = Watched::start(&mut command);
     let begun = Instant::now();
     while world.run(&["detail", "data"]).status != 0 {
         assert!(begun.elapsed() < LIMIT, "it does not answer");
         thread::sleep(Duration::from_millis(20));
     }
-    child
-}
-
-/// Its exit status, if it ends in time.
-fn ended(child: &mut Child) -> Option<i32> {
-    let begun = Instant::now();
-    while begun.elapsed() < LIMIT {
-        if let Some(status) = child.try_wait().unwrap() {
-            return status.code();
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-    let _ = child.kill();
-    let _ = child.wait();
-    None
+    server
 }
 
 fn objects(said: &str) -> Vec<Value> {
     said.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"))).collect()
 }
 
-/// Clients that break the protocol, each in a connection of its own.
+/// Clients that break the protocol, each in a connection of its own, from a port of its own.
 fn break_protocol(server: &Server, count: usize) {
+    let uri = server.ready["nbd"][0].as_str().unwrap();
+    let address = uri.strip_prefix("nbd://").unwrap().split('/').next().unwrap();
     for _ in 0..count {
-        let mut stream = UnixStream::connect(server.nbd()).unwrap();
+        let mut stream = TcpStream::connect(address).unwrap();
         let _ = stream.write_all(&[0xff; 64]);
         // Until it is cut off.
         let _ = stream.read_to_end(&mut Vec::new());
@@ -112,7 +134,7 @@ fn what_is_less_severe_than_asked_for_is_not_logged() {
 fn clients_that_break_the_protocol_again_and_again_do_not_fill_the_log() {
     let world = World::new();
     let members = world.raid5(3);
-    let server = world.serve(&["--log-format", "text"], &members);
+    let server = world.serve(&["--log-format", "text", "--nbd", "tcp:127.0.0.1:0"], &members);
     break_protocol(&server, 500);
     let (status, said) = server.end();
     let lines = |words: &str| said.lines().filter(|line| line.contains(words)).count();
@@ -129,8 +151,8 @@ fn a_reader_of_standard_error_that_stops_stops_nothing_else() {
     let (_reader, writer) = pipe().unwrap();
     let size = fcntl_setpipe_size(&writer, 4096).unwrap();
     rustix::io::write(&writer, &vec![b'x'; size]).unwrap();
-    let mut child = serve(&world, &[], &members, writer);
-    goes_on_and_ends(&world, &mut child);
+    let server = serve(&world, &[], &members, writer);
+    goes_on_and_ends(&world, server);
 }
 
 #[test]
@@ -141,8 +163,8 @@ fn a_journal_that_hangs_stops_nothing_else() {
     let mut command = world.command(&["serve", "--shards", "1"]);
     command.env("PINSTRIPE_JOURNAL_SOCKET", world.path("journal"));
     let errors = fs::File::create(world.path("errors")).unwrap();
-    let mut child = serve_by(command, &world, &["--log-format", "journald"], &members, errors.into());
-    goes_on_and_ends(&world, &mut child);
+    let server = serve_by(command, &world, &["--log-format", "journald"], &members, errors.into());
+    goes_on_and_ends(&world, server);
     // It was full, unless it holds all that there was.
     let room: usize =
         fs::read_to_string("/proc/sys/net/unix/max_dgram_qlen").unwrap().trim().parse().unwrap();
@@ -151,7 +173,7 @@ fn a_journal_that_hangs_stops_nothing_else() {
 }
 
 /// A member is lost, an order is given again and again, data is written and read, and the server is stopped.
-fn goes_on_and_ends(world: &World, child: &mut Child) {
+fn goes_on_and_ends(world: &World, server: Watched) {
     let mut client = Client::connect(&world.path("pinstripe").join("data.nbd"));
     world.run(&["fail", "data", "1"]).ok();
     for _ in 0..30 {
@@ -164,7 +186,7 @@ fn goes_on_and_ends(world: &World, child: &mut Child) {
     drop(client);
     let begun = Instant::now();
     world.run(&["stop", "data"]).ok();
-    assert_eq!(ended(child), Some(0));
+    assert_eq!(server.ended(), Some(0));
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
 }
 
@@ -176,8 +198,8 @@ fn a_command_that_fails_ends_although_nothing_reads_why() {
     let size = fcntl_setpipe_size(&writer, 4096).unwrap();
     rustix::io::write(&writer, &vec![b'x'; size]).unwrap();
     let mut command = world.command(&["serve"]);
-    let mut child = command.args(&members).stderr(writer).stdout(Stdio::null()).spawn().unwrap();
-    assert_eq!(ended(&mut child), Some(1));
+    let server = Watched::start(command.args(&members).stderr(writer).stdout(Stdio::null()));
+    assert_eq!(server.ended(), Some(1));
 }
 
 /// What a journal has got: the fields of each entry.
@@ -237,10 +259,10 @@ fn the_journal_gets_entries_with_fields_that_no_name_can_forge() {
     let mut command = world.command(&["serve", "--shards", "1"]);
     command.env("JOURNAL_STREAM", format!("{}:{}", metadata.dev(), metadata.ino()));
     command.env("PINSTRIPE_JOURNAL_SOCKET", world.path("journal"));
-    let mut child = serve_by(command, &world, &[], &members, log.into());
+    let server = serve_by(command, &world, &[], &members, log.into());
     world.run(&["fail", "data", "1"]).ok();
     world.run(&["stop", "data"]).ok();
-    assert_eq!(ended(&mut child), Some(0));
+    assert_eq!(server.ended(), Some(0));
     let entries = entries(&journal);
     let lost = entries.iter().find(|entry| value(entry, "PINSTRIPE_EVENT") == "Fail").unwrap();
     assert_eq!(value(lost, "PRIORITY"), "4", "{lost:?}");
@@ -262,9 +284,9 @@ fn a_stream_of_the_journal_that_is_another_processs_is_none() {
     let log = fs::File::create(world.path("errors")).unwrap();
     let mut command = world.command(&["serve", "--shards", "1"]);
     command.env("JOURNAL_STREAM", "1:2").env("PINSTRIPE_JOURNAL_SOCKET", world.path("journal"));
-    let mut child = serve_by(command, &world, &[], &members, log.into());
+    let server = serve_by(command, &world, &[], &members, log.into());
     world.run(&["stop", "data"]).ok();
-    assert_eq!(ended(&mut child), Some(0));
+    assert_eq!(server.ended(), Some(0));
     assert!(entries(&journal).is_empty());
     let said = fs::read_to_string(world.path("errors")).unwrap();
     assert!(said.contains(" data: stopped: "), "{said}");
@@ -277,9 +299,9 @@ fn without_a_journal_the_log_is_text() {
     let log = fs::File::create(world.path("errors")).unwrap();
     let mut command = world.command(&["serve", "--shards", "1"]);
     command.env("PINSTRIPE_JOURNAL_SOCKET", world.path("none"));
-    let mut child = serve_by(command, &world, &["--log-format", "journald"], &members, log.into());
+    let server = serve_by(command, &world, &["--log-format", "journald"], &members, log.into());
     world.run(&["stop", "data"]).ok();
-    assert_eq!(ended(&mut child), Some(0));
+    assert_eq!(server.ended(), Some(0));
     let said = fs::read_to_string(world.path("errors")).unwrap();
     assert!(said.contains("there is no journal on ") && said.contains(" data: stopped: "), "{said}");
 }
