@@ -209,9 +209,7 @@ fn tell_end(client: &str, end: &SessionEnd) {
             let why = "was refused: there are too many, or the server is stopping";
             (LogLevel::Info, why.to_owned())
         }
-        SessionEnd::Disconnected | SessionEnd::Closed | SessionEnd::Insecure(_) => {
-            (LogLevel::Debug, "has ended".to_owned())
-        }
+        _ => (LogLevel::Debug, "has ended".to_owned()),
     };
     let message = &format!("NBD: a connection of {client} {words}");
     log::say(&Entry { level, peer: Some(client), protocol: Some("nbd"), message, ..Entry::default() });
