@@ -9,6 +9,8 @@ use pinstripe_runtime::{
 
 use pinstripe_block::first_of::{First, first_of};
 
+use crate::log;
+
 /// Pause after an accept that failed, for want of descriptors say.
 const PAUSE_NANOSECONDS: u64 = 100_000_000;
 
@@ -24,7 +26,7 @@ pub async fn accept<T>(
             First::One(value) => return value,
             First::Other(Ok(connection)) => take(connection),
             First::Other(Err(error)) => {
-                eprintln!("pinstripe: can't take a connection: {error}");
+                log::warn(&format!("can't take a connection: {error}"));
                 shard::sleep(PAUSE_NANOSECONDS).await;
             }
         }

@@ -1,6 +1,7 @@
 //! The command line: what can be asked for, each value checked as it is read.
 
 mod limit;
+mod log;
 mod maintenance;
 mod remote;
 mod service;
@@ -23,6 +24,7 @@ use pinstripe_md::{identity::SetName, level::Level, superblock::MetadataVersion}
 use thiserror::Error;
 
 pub use limit::{LimitArguments, LimitOptions};
+pub use log::{LogFormat, LogLevel, LogOptions};
 pub use maintenance::{CheckArguments, EventsArguments, MonitorArguments, RepairArguments, SyncArguments};
 pub use remote::{DiscoverArguments, Offload, RemoteArguments, TargetArguments};
 pub use service::{
@@ -412,7 +414,10 @@ pub struct ServeArguments {
     /// RAID level of the new array: 0, 4, 5 or 6
     #[arg(long, short, value_name = "LEVEL", value_parser = level, requires = "create")]
     pub level: Option<Level>,
-    /// Print JSON lines instead of text
+    #[command(flatten)]
+    pub log: LogOptions,
+    /// Print what happens as JSON lines on standard output. The log is then written only if --log-format is
+    /// given
     #[arg(long)]
     pub json: bool,
     /// Leave the session of the terminal; what `assemble` starts does

@@ -13,7 +13,7 @@ use pinstripe_config::{Array, Configuration, Place, Problem, Problems, Settings}
 use serde_json::json;
 
 use crate::{
-    command_line::{Cli, Command, ConfigCheckArguments},
+    command_line::{Cli, Command, ConfigCheckArguments, LogOptions},
     failure::Failure,
     output,
     scan::shown,
@@ -28,13 +28,18 @@ pub fn load(main: Option<&Path>) -> Result<Configuration, Problems> {
     let configuration = Configuration::load(main)?;
     let mut problems = Vec::new();
     for array in &configuration.arrays {
-        check(&array.settings, &array.place, &mut problems);
+        check("serve", &array.settings, &array.place, &mut problems);
+    }
+    for (name, setting) in &configuration.daemon {
+        let alone = [(*name, setting.clone())].into();
+        check("daemon", &alone, &setting.place, &mut problems);
     }
     // What arrays have from the defaults was checked with them, and an array may complete what the defaults
     // begin.
     if configuration.arrays.is_empty() || configuration.scan.all {
         let place = configuration.defaults.values().next().map(|setting| setting.place.clone());
         check(
+            "serve",
             &configuration.defaults,
             &place.unwrap_or(Place { file: PathBuf::new(), line: None }),
             &mut problems,
@@ -46,15 +51,29 @@ pub fn load(main: Option<&Path>) -> Result<Configuration, Problems> {
     if problems.is_empty() { Ok(configuration) } else { Err(Problems(problems)) }
 }
 
-/// Has the command line of `serve` read the options. It stops at an error, so what is wrong is taken out, and
-/// the rest is read again.
-fn check(settings: &Settings, place: &Place, problems: &mut Vec<Problem>) {
+/// What `[daemon]` says of its log.
+pub fn log_options(configuration: &Configuration) -> LogOptions {
+    match read("daemon", &configuration.daemon) {
+        Ok(Command::Daemon(arguments)) => arguments.log,
+        // Was refused by [`load`].
+        _ => LogOptions::default(),
+    }
+}
+
+/// What the command line of a command makes of options.
+fn read(command: &str, settings: &Settings) -> Result<Command, clap::Error> {
+    let words: Vec<String> = settings.iter().flat_map(|(name, setting)| setting.words(name)).collect();
+    let words = ["pinstripe", command].into_iter().chain(words.iter().map(String::as_str));
+    Cli::try_parse_from(words.chain((command == "serve").then_some(ANY_DEVICE))).map(|cli| cli.command)
+}
+
+/// Has the command line of a command read the options. It stops at an error, so what is wrong is taken out,
+/// and the rest is read again.
+fn check(command: &str, settings: &Settings, place: &Place, problems: &mut Vec<Problem>) {
     let mut left = settings.clone();
     loop {
-        let words: Vec<String> = left.iter().flat_map(|(name, setting)| setting.words(name)).collect();
-        let words = ["pinstripe", "serve"].into_iter().chain(words.iter().map(String::as_str));
-        match Cli::try_parse_from(words.chain([ANY_DEVICE])) {
-            Ok(Cli { command: Command::Serve(arguments) }) => {
+        match read(command, &left) {
+            Ok(Command::Serve(arguments)) => {
                 if let Err(failure) = serve::check(*arguments) {
                     problems.push(Problem { place: place.clone(), what: failure.sentence().to_owned() });
                 }

@@ -9,6 +9,8 @@ use std::{
 
 use pinstripe_runtime::uring::termination;
 
+use crate::log;
+
 thread_local! {
     /// See [`finish_start`].
     static FINISHES_START: Cell<bool> = const { Cell::new(false) };
@@ -24,7 +26,7 @@ impl Order {
         Self(Some(Box::pin(async {
             if let Err(error) = termination().await {
                 // The control socket is still there.
-                eprintln!("pinstripe: can't wait for signals: {error}; use `pinstripe stop`");
+                log::warn(&format!("can't wait for signals: {error}; use `pinstripe stop`"));
                 std::future::pending::<()>().await;
             }
         })))
@@ -57,7 +59,7 @@ pub async fn until_ordered<T>(order: &mut Order, work: impl Future<Output = T>) 
     let mut work = pin!(work);
     poll_fn(|context| {
         if Pin::new(&mut *order).poll(context).is_ready() && !FINISHES_START.get() {
-            eprintln!("pinstripe: ended by a signal before it was ready; nothing was served");
+            log::warn("ended by a signal before it was ready; nothing was served");
             return Poll::Ready(None);
         }
         work.as_mut().poll(context).map(Some)

@@ -4,6 +4,8 @@ use std::process::ExitCode;
 
 use pinstripe_control::text::printable_lines;
 
+use crate::log;
+
 /// The status for a command line that makes no sense: `EX_USAGE` of sysexits.h. (2 says with mdadm, and with
 /// `detail --test`, that an array has failed.)
 pub const USAGE: u8 = 64;
@@ -46,7 +48,7 @@ impl Failure {
 
     /// Tells the user, and gives the exit status.
     pub fn report(&self) -> ExitCode {
-        if !self.sentence.is_empty() {
+        if !self.sentence.is_empty() && !log::fail(&self.sentence) {
             // It may name what a disk says.
             eprintln!("pinstripe: {}", printable_lines(&self.sentence));
         }

@@ -50,6 +50,7 @@ mod history;
 mod incremental;
 mod limits;
 mod list;
+mod log;
 mod manual;
 mod member;
 mod membership;
@@ -82,7 +83,9 @@ use command_line::{Cli, Command, ConfigAction, UblkAction};
 fn abort_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        report(panic);
+        if !log::panicked(panic) {
+            report(panic);
+        }
         std::process::abort();
     }));
 }
@@ -145,8 +148,10 @@ pub fn main() -> ExitCode {
         Command::Completions(arguments) => manual::completions(&arguments),
         Command::Man(arguments) => manual::man(&arguments),
     };
-    match done {
+    let status = match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
-    }
+    };
+    log::flush();
+    status
 }

@@ -12,14 +12,22 @@ use std::{
 use pinstripe_block::BlockService;
 use pinstripe_nvme::{
     auth::{Authentication, Keyring},
-    controller::{self, NamespaceConfig, OffloadConfig, Subsystem, SubsystemConfig, SubsystemError, Target},
+    controller::{
+        self, NamespaceConfig, OffloadConfig, SessionEnd, Subsystem, SubsystemConfig, SubsystemError, Target,
+    },
 };
 use pinstripe_runtime::{
     ShardHandle, Stream, shard,
     uring::{Connection, blocking},
 };
 
-use crate::{failure::Failure, memory, on_shards::on_shards};
+use crate::{
+    command_line::LogLevel,
+    failure::Failure,
+    log::{self, Entry},
+    memory,
+    on_shards::on_shards,
+};
 
 /// Most I/O queues of a host's controller. Linux asks for one per CPU.
 const QUEUES_MAX: u16 = 64;
@@ -34,7 +42,8 @@ impl<S: BlockService> AnyTarget for Target<S> {
     fn spawn(&self, stream: Rc<dyn Stream>) {
         let target = self.clone();
         shard::spawn(async move {
-            target.serve(stream).await;
+            let peer = stream.peer().map(|address| address.to_string());
+            tell_end(peer.as_deref(), target.serve(stream).await);
         });
     }
 
@@ -42,6 +51,36 @@ impl<S: BlockService> AnyTarget for Target<S> {
         let target = self.clone();
         Box::pin(async move { target.stop().await })
     }
+}
+
+/// Says how a connection ended. One that was cut off should be seen; an end is usual.
+fn tell_end(peer: Option<&str>, end: SessionEnd) {
+    let host = peer.unwrap_or("an unknown host");
+    let (level, message) = match end {
+        SessionEnd::Closed => (LogLevel::Debug, format!("NVMe/TCP: a connection of {host} has ended")),
+        SessionEnd::Terminated(status, information) => (
+            LogLevel::Info,
+            format!(
+                "NVMe/TCP: {host} ended a connection for an error of ours: status {status:#x}, {information:#x}"
+            ),
+        ),
+        SessionEnd::Violation(error) => (
+            LogLevel::Info,
+            format!("NVMe/TCP: a connection of {host} was cut off, for it broke the protocol: {error:?}"),
+        ),
+        SessionEnd::Timeout => (
+            LogLevel::Info,
+            format!("NVMe/TCP: a connection of {host} was cut off, for it connected no queue in time"),
+        ),
+        SessionEnd::Refused => (
+            LogLevel::Info,
+            format!(
+                "NVMe/TCP: a connection of {host} was refused: there are too many, or the server is stopping"
+            ),
+        ),
+    };
+    let (protocol, message) = (Some("nvme-tcp"), message.as_str());
+    log::say(&Entry { level, peer, protocol, message, ..Entry::default() });
 }
 
 thread_local! {
@@ -119,7 +158,7 @@ pub fn hand_over(target: &ShardHandle, connection: Connection) {
         let Some(target) = current() else { return };
         match connection.attach() {
             Ok(stream) => target.spawn(stream),
-            Err(error) => eprintln!("pinstripe: a connection can't be used: {error}"),
+            Err(error) => log::warn(&format!("a connection can't be used: {error}")),
         }
     });
 }

@@ -13,6 +13,8 @@ use pinstripe_runtime::{
     uring::{Holder, ListenError, Listener, OpenError, OpenFile, OpenOptions},
 };
 
+use crate::log;
+
 /// How long a device may stay busy without a holder that can be named: on a machine with ten times more to do
 /// than it has CPUs, the kernel took more than two seconds.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -37,7 +39,7 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Arc<OpenFile>, OpenErr
             }
             opened => {
                 if let Some(remark) = opened.as_ref().ok().and_then(|file| file.remark()) {
-                    eprintln!("pinstripe: {remark}");
+                    log::warn(remark);
                 }
                 return opened;
             }

@@ -24,7 +24,7 @@ use crate::{
     create::random_uuid,
     ending::{Order, until_ordered},
     failure::Failure,
-    limits, member, nvme_server,
+    limits, log, member, nvme_server,
     open::{listen, open},
     output,
 };
@@ -46,6 +46,8 @@ pub fn run(arguments: TargetArguments) -> Result<(), Failure> {
 }
 
 async fn serve(context: Context, arguments: TargetArguments) -> Result<(), Failure> {
+    log::begin(arguments.log, "target")?;
+    log::describe("target", &[("nqn", &arguments.nqn)]);
     let shards: Vec<ShardHandle> = context.shards().to_vec();
     let mut order = Order::new();
     let Some(started) = until_ordered(&mut order, start(&shards, &arguments)).await else {
@@ -87,13 +89,13 @@ async fn start(
         opened.await?;
     }
     if let Some(warning) = limits::locked_memory_warning(shards.len()) {
-        eprintln!("pinstripe: {warning}");
+        log::warn(&warning);
     }
     if listens.ip().is_loopback()
         && !(arguments.read_only || arguments.allow_unauthenticated || arguments.dhchap_hosts.is_some())
     {
         let advice = "to prevent that, use --dhchap-hosts; to accept it, use --allow-unauthenticated";
-        eprintln!("pinstripe: {}", nvme_server::open_to_users(listens, advice));
+        log::warn(&nvme_server::open_to_users(listens, advice));
     }
     announce(arguments, (listens, address), &subsystem)?;
     Ok((listener, subsystem))

@@ -19,7 +19,7 @@ use toml::{
 use crate::{
     Alerts, Array, Place, Problem, Scan, Setting, Settings, Tls, Value,
     duties::Duties,
-    keys::{ALERTS, ARRAY, AUTO, DUTIES, Kind, METRICS, OPTIONS, SCAN, WEB, Where},
+    keys::{ALERTS, ARRAY, AUTO, DAEMON, DUTIES, Kind, METRICS, OPTIONS, SCAN, WEB, Where},
     members, web_address,
 };
 
@@ -36,6 +36,8 @@ pub enum Section {
     Scan(Scan),
     /// `[metrics]`.
     Metrics(Option<SocketAddr>, RawTls),
+    /// `[daemon]`.
+    Daemon(Settings),
     /// `[web]`.
     Web(RawWeb),
     /// `[alerts]`.
@@ -133,7 +135,7 @@ pub fn sections(path: &Path, text: &str, problems: &mut Vec<Problem>) -> Vec<Sec
     for (key, value) in table.get_ref() {
         let span = value.span();
         let name = key.get_ref();
-        if let ("defaults" | "scan" | "alerts" | "metrics" | "web", DeValue::Table(table)) =
+        if let ("defaults" | "scan" | "alerts" | "metrics" | "daemon" | "web", DeValue::Table(table)) =
             (name.as_ref(), value.get_ref())
         {
             let of = |own: &Spanned<_>| (format!("[{name}] {}", own.get_ref()), file.place(&own.span()));
@@ -145,6 +147,7 @@ pub fn sections(path: &Path, text: &str, problems: &mut Vec<Problem>) -> Vec<Sec
                 let (listen, tls) = file.metrics(table);
                 sections.push(Section::Metrics(listen, tls));
             }
+            ("daemon", DeValue::Table(table)) => sections.push(Section::Daemon(file.daemon(table))),
             ("web", DeValue::Table(table)) => sections.push(Section::Web(file.web(table))),
             ("alerts", DeValue::Table(table)) => sections.push(Section::Alerts(file.alerts(table))),
             ("scan", DeValue::Table(table)) => sections.push(Section::Scan(file.scan(table))),
@@ -154,14 +157,15 @@ pub fn sections(path: &Path, text: &str, problems: &mut Vec<Problem>) -> Vec<Sec
                     sections.extend(file.array(table, &array.span()).map(Section::Array));
                 }
             }
-            ("defaults" | "scan" | "alerts" | "metrics" | "web", _) => {
+            ("defaults" | "scan" | "alerts" | "metrics" | "daemon" | "web", _) => {
                 file.problem(span, format!("{} is a section: write [{}]", key.get_ref(), key.get_ref()));
             }
             ("array", _) => {
                 file.problem(span, "every array is a section of its own: write [[array]]".to_owned());
             }
             (name, _) => {
-                let words = "there are [defaults], [scan], [metrics], [web], [alerts] and [[array]]";
+                let words =
+                    "there are [defaults], [scan], [metrics], [daemon], [web], [alerts] and [[array]]";
                 file.problem(key.span(), format!("unknown section or key \"{}\": {words}", printable(name)));
             }
         }
@@ -283,6 +287,22 @@ impl File<'_> {
             }
         }
         (listen, tls)
+    }
+
+    fn daemon(&mut self, table: &DeTable<'_>) -> Settings {
+        let mut settings = Settings::new();
+        for (key, value) in table {
+            let name = key.get_ref().as_ref();
+            let Some(known) = DAEMON.iter().find(|known| known.name == name) else {
+                self.unknown(key.span(), name, "[daemon]", DAEMON.iter().map(|key| key.name));
+                continue;
+            };
+            let place = self.place(&value.span());
+            if let Some(value) = self.value(name, known.kind, value) {
+                settings.insert(known.name, Setting { value, place });
+            }
+        }
+        settings
     }
 
     fn web(&mut self, table: &DeTable<'_>) -> RawWeb {

@@ -75,7 +75,7 @@ const fn of_one(name: &'static str, kind: Kind) -> OptionKey {
 
 /// The options of `serve` that make sense for good. Those that are consents for once (`--force`, `--run`,
 /// `--takeover`) are none of them.
-pub const OPTIONS: [OptionKey; 33] = [
+pub const OPTIONS: [OptionKey; 35] = [
     of_one("nbd", Kind::List),
     anywhere("ublk", Kind::FlagOrNumber),
     of_one("vhost-user", Kind::Path),
@@ -109,6 +109,8 @@ pub const OPTIONS: [OptionKey; 33] = [
     anywhere("spare-pool-delay", Kind::Number),
     anywhere("dhchap-secrets", Kind::Path),
     anywhere("client-address", Kind::List),
+    anywhere("log-format", Kind::Text),
+    anywhere("log-level", Kind::Text),
 ];
 
 /// The keys of `[[array]]` that say which array it is, and what becomes of it.
@@ -203,6 +205,9 @@ pub const METRICS: [Key; 3] = [
     TLS_CERTIFICATES,
     TLS_CLIENTS,
 ];
+
+/// The keys of `[daemon]`: options of `pinstripe daemon` of the same names.
+pub const DAEMON: [OptionKey; 2] = [anywhere("log-format", Kind::Text), anywhere("log-level", Kind::Text)];
 
 /// The keys of `[web]`.
 pub const WEB: [Key; 4] = [

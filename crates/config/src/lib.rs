@@ -245,6 +245,8 @@ pub struct Alerts {
 pub struct Configuration {
     /// What programs read of the daemon.
     pub metrics: Metrics,
+    /// Options of the daemon.
+    pub daemon: Settings,
     /// The daemon's page.
     pub web: Web,
     /// Where alerts are sent.
@@ -372,6 +374,7 @@ impl Reader {
                     page = page.or(listen);
                     web_tls.join(tls);
                 }
+                Section::Daemon(settings) => configuration.daemon.extend(settings),
                 Section::Metrics(listen, tls) => {
                     configuration.metrics.listen = configuration.metrics.listen.or(listen);
                     metrics_tls.join(tls);
@@ -381,10 +384,7 @@ impl Reader {
         }
         configuration.web.tls = web_tls.whole(&mut problems);
         configuration.metrics.tls = metrics_tls.whole(&mut problems);
-        problems.extend(page.and_then(|(address, place)| {
-            let what = check_web(address, configuration.web.tls.is_some()).err()?;
-            Some(Problem { place, what: format!("\"listen\": {what}") })
-        }));
+        problems.extend(page.and_then(|page| refused_page(page, configuration.web.tls.is_some())));
         for file::RawArray { mut array, auto: own } in arrays {
             array.auto = own.or(auto).unwrap_or(true);
             array.duties = array.duties.or(&duties);
@@ -406,6 +406,12 @@ impl Reader {
         problems.sort();
         Err(Problems(problems))
     }
+}
+
+/// What is wrong with the page's address.
+fn refused_page((address, place): (SocketAddr, Place), by_tls: bool) -> Option<Problem> {
+    let what = check_web(address, by_tls).err()?;
+    Some(Problem { place, what: format!("\"listen\": {what}") })
 }
 
 fn is_twice(one: &Array, other: &Array) -> bool {

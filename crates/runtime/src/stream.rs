@@ -11,8 +11,8 @@ pub trait Stream {
     fn receive(&self, buffer: Buffer) -> Submission;
     /// Sends some of `data` from its front; the outcome's count says how many, at least one.
     fn send(&self, data: Slice) -> Submission;
-    /// Has `receive`, a receive of this stream that is under way, complete soon: with the bytes that have come,
-    /// or with an error and none lost. The connection stays. Without effect on a stream that can't.
+    /// Has `receive`, a receive of this stream that is under way, complete soon: with the bytes that have
+    /// come, or with an error and none lost. The connection stays. Without effect on a stream that can't.
     fn interrupt(&self, receive: &Submission) {
         let _ = receive;
     }

@@ -7,7 +7,7 @@ use std::{
 
 use clap::{Args, ValueEnum, ValueHint};
 
-use super::CpuList;
+use super::{CpuList, LogOptions};
 
 /// What every command has that opens members on servers.
 #[derive(Clone, Debug, Default, Args)]
@@ -67,6 +67,8 @@ pub struct TargetArguments {
     /// CPUs to run the shards on, such as 0-3,8
     #[arg(long, value_name = "LIST")]
     pub cpus: Option<CpuList>,
+    #[command(flatten)]
+    pub log: LogOptions,
     /// Print JSON lines instead of text
     #[arg(long)]
     pub json: bool,

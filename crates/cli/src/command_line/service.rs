@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueHint};
 use pinstripe_md::identity::Uuid;
 
+use super::LogOptions;
+
 /// Where the configuration is.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ConfigurationArguments {
@@ -72,7 +74,10 @@ pub struct DaemonArguments {
     /// files are used without a restart. Comes before tls-certificates in [web] of the configuration
     #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     pub web_tls: Option<PathBuf>,
-    /// Print what happens as JSON lines on standard output
+    #[command(flatten)]
+    pub log: LogOptions,
+    /// Print what happens as JSON lines on standard output. The log is then written only if --log-format is
+    /// given
     #[arg(long)]
     pub json: bool,
 }

@@ -3,7 +3,9 @@
 use std::fmt::Write;
 
 use clap::CommandFactory;
-use pinstripe_config::keys::{ALERTS, ARRAY, AUTO, DUTIES, METRICS, OPTIONS, SCAN, WEB, Where};
+use pinstripe_config::keys::{
+    ALERTS, ARRAY, AUTO, DAEMON, DUTIES, METRICS, OPTIONS, OptionKey, SCAN, WEB, Where,
+};
 
 use super::check;
 use crate::command_line::Cli;
@@ -50,27 +52,7 @@ fn page() -> String {
     }
     text += "\nHow it is served: the options of `pinstripe serve` of the same names, with their \
         defaults.\n\n| key | value | what it says |\n|---|---|---|\n";
-    let mut cli = Cli::command();
-    cli.build();
-    let serve = cli.find_subcommand("serve").unwrap();
-    for key in OPTIONS {
-        let option = serve.get_arguments().find(|option| option.get_long() == Some(key.name)).unwrap();
-        let mut doc = option.get_help().unwrap().to_string();
-        let values: Vec<String> = option
-            .get_possible_values()
-            .iter()
-            .filter(|value| !matches!(value.get_name(), "true" | "false"))
-            .map(|value| format!("`{}`", value.get_name()))
-            .collect();
-        if !values.is_empty() {
-            let _ = write!(doc, ": {}", values.join(", "));
-        }
-        let default = option.get_default_values().first().and_then(|value| value.to_str());
-        if let Some(default) = default.filter(|default| *default != "false") {
-            let _ = write!(doc, " [default: {default}]");
-        }
-        row(&mut text, key.name, key.kind.in_words(), &doc);
-    }
+    options(&mut text, "serve", &OPTIONS);
     text += "\nWhat `pinstripe daemon` does for it:\n\n| key | value | what it says |\n|---|---|---|\n";
     for key in DUTIES {
         row(&mut text, key.name, key.kind.in_words(), key.doc);
@@ -93,6 +75,9 @@ fn page() -> String {
     for key in METRICS {
         row(&mut text, key.name, key.kind.in_words(), key.doc);
     }
+    text += "\n## [daemon]\n\nOptions of `pinstripe daemon` of the same names, which come before these. They count from its next start \
+        on.\n\n| key | value | what it says |\n|---|---|---|\n";
+    options(&mut text, "daemon", &DAEMON);
     text += "\n## [web]\n\n| key | value | what it says |\n|---|---|---|\n";
     for key in WEB {
         row(&mut text, key.name, key.kind.in_words(), key.doc);
@@ -103,6 +88,31 @@ fn page() -> String {
         row(&mut text, key.name, key.kind.in_words(), key.doc);
     }
     text
+}
+
+/// Rows for options of a command.
+fn options(text: &mut String, command: &str, keys: &[OptionKey]) {
+    let mut cli = Cli::command();
+    cli.build();
+    let command = cli.find_subcommand(command).unwrap();
+    for key in keys {
+        let option = command.get_arguments().find(|option| option.get_long() == Some(key.name)).unwrap();
+        let mut doc = option.get_help().unwrap().to_string();
+        let values: Vec<String> = option
+            .get_possible_values()
+            .iter()
+            .filter(|value| !matches!(value.get_name(), "true" | "false"))
+            .map(|value| format!("`{}`", value.get_name()))
+            .collect();
+        if !values.is_empty() {
+            let _ = write!(doc, ": {}", values.join(", "));
+        }
+        let default = option.get_default_values().first().and_then(|value| value.to_str());
+        if let Some(default) = default.filter(|default| *default != "false") {
+            let _ = write!(doc, " [default: {default}]");
+        }
+        row(text, key.name, key.kind.in_words(), &doc);
+    }
 }
 
 fn row(text: &mut String, name: &str, kind: &str, doc: &str) {
@@ -146,7 +156,7 @@ fn every_key_is_an_option_of_serve_and_takes_values_of_its_kind() {
         };
         let settings = [(key.name, Setting { value, place: place.clone() })].into();
         let mut problems = Vec::new();
-        check(&settings, &place, &mut problems);
+        check("serve", &settings, &place, &mut problems);
         // One that goes with another option only is known, at least.
         assert!(
             problems.iter().all(|problem| problem.what.contains("required")),
@@ -160,7 +170,7 @@ fn every_key_is_an_option_of_serve_and_takes_values_of_its_kind() {
     };
     let settings = [("policy", text("fast")), ("cpus", text("x")), ("cache", text("64M"))].into();
     let mut problems = Vec::new();
-    check(&settings, &place, &mut problems);
+    check("serve", &settings, &place, &mut problems);
     let words: Vec<String> = problems.iter().map(ToString::to_string).collect();
     assert_eq!(words.len(), 2, "{words:?}");
     assert!(

@@ -80,8 +80,9 @@ use crate::{
     configuration,
     failure::Failure,
     history::Told,
+    log::{self, Entry},
     scan::block_device_generations,
-    serve::{ServerLog, default_folder},
+    serve::{ServerLog, default_folder, severity},
     supervisor,
 };
 
@@ -139,6 +140,8 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
     })?;
     let socket = socket::Socket::listen(&folder, sender.clone())?;
     orphans::reap_if_first()?;
+    log::begin(arguments.log.or(configuration::log_options(&configuration)), "daemon")?;
+    log::describe("daemon", &[]);
     let log = ServerLog::new(arguments.json, "daemon")?;
     let state = state_folder();
     let daemon = Daemon {
@@ -461,7 +464,9 @@ impl Daemon {
 
     /// Tells of something that the daemon itself has found, and keeps it.
     fn record(&mut self, array: &str, event: &str, message: String, alarming: bool) {
-        self.log.of(array).tell(alarming, &message);
+        let level = severity(event, alarming);
+        let entry = Entry { level, event: Some(event), message: &message, ..Entry::default() };
+        self.log.of(array).event(&entry);
         let time = UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
         let (array, event) = (array.to_owned(), event.to_owned());
         self.keep(Told { time, array, event, device: None, alarming, message });
@@ -532,8 +537,16 @@ impl Daemon {
             News::Answers(control) => kept.course.answers(control, now),
             News::Silent(why) => kept.course.is_silent(why),
             News::Event(event) => {
-                self.log.of(&label).tell(event.alarming, &event.message);
-                let Event { time, event, device, alarming, message, .. } = event;
+                let Event { time, number, event, device, alarming, message } = event;
+                self.log.of(&label).event(&Entry {
+                    level: severity(&event, alarming),
+                    time: Some(time),
+                    event: Some(&event),
+                    number: Some(number),
+                    member: device.as_deref(),
+                    message: &message,
+                    ..Entry::default()
+                });
                 self.keep(Told { time, array: label, event, device, alarming, message });
                 self.chores.survey_soon(self.board.is_up());
             }

@@ -12,7 +12,7 @@ use std::{
 use pinstripe_control::{maintenance::Event, text::printable};
 use serde_json::json;
 
-use crate::{command_line::MonitorArguments, failure::Failure, output};
+use crate::{command_line::MonitorArguments, failure::Failure, log, output};
 
 /// Where syslogd and journald listen.
 const LOG_SOCKET: &str = "/dev/log";
@@ -55,7 +55,7 @@ impl Sinks {
         if let Some(program) = &self.program
             && let Err(error) = run(program, array, event)
         {
-            eprintln!("pinstripe: {}: {error}", program.display());
+            log::warn(&format!("{}: {error}", program.display()));
         }
     }
 

@@ -16,6 +16,7 @@ use crate::{
     command_line::ServeArguments,
     create::Shape,
     failure::Failure,
+    log,
     member::{self, Member},
 };
 
@@ -76,7 +77,7 @@ impl OpenedDevices {
             }
             let member = match open_until(path, &options, last_try).await {
                 Err(missing) if patience.is_some() && is_absent(path) => {
-                    eprintln!("pinstripe: {}; the array is started without it", missing.sentence());
+                    log::warn(&format!("{}; the array is started without it", missing.sentence()));
                     members.left_out = true;
                     continue;
                 }

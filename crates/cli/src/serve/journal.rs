@@ -1,7 +1,8 @@
 //! What a server says while it runs: what `pinstripe monitor` would tell of its array, and complaints of its
 //! own.
 //!
-//! As sentences on standard error, or as JSON lines on standard output.
+//! All of it goes to the log. With `--json` it is JSON lines on standard output instead, and in the log only
+//! if that was asked for.
 
 use std::{
     io::Write,
@@ -15,53 +16,60 @@ use std::{
 };
 
 use pinstripe_block::first_of::{First, first_of};
-use pinstripe_control::text::printable;
-use pinstripe_engine::array::Array;
+use pinstripe_engine::{
+    array::Array,
+    error::DeviceRole,
+    events::{Event, EventKind},
+};
 use pinstripe_runtime::{shard, uring::RunError};
 use serde_json::json;
 
 use super::{maintenance, report, stopping::Stopping};
-use crate::supervisor;
+use crate::{
+    command_line::LogLevel,
+    log::{self, Entry},
+    supervisor,
+};
 
+/// Bytes of a sector.
+const SECTOR_BYTES: u64 = 512;
 /// How long the end waits for a reader.
 const FLUSH_LIMIT: Duration = Duration::from_millis(500);
-
-/// The last second that can be written as a date.
-const LAST_DATE: u64 = 253_402_300_799;
 /// Lines that may wait for a reader.
 const LINES_MAX: usize = 1024;
 
 /// See the module.
 ///
-/// Lines are written by a thread of their own, for a full pipe would stop the shard that writes to it. Lines
-/// that find no room, because a reader does not read, are dropped.
+/// Lines of standard output are written by a thread of their own, for a full pipe would stop the shard that
+/// writes to it. Lines that find no room, because a reader does not read, are dropped.
 #[derive(Clone)]
 pub struct ServerLog {
     json: bool,
-    /// The array's name.
-    array: Arc<str>,
+    /// The array's name, or that of the process.
+    name: Arc<str>,
+    /// Whether the process has several arrays, so that each entry must say which it is about.
+    names_array: bool,
     lines: SyncSender<Line>,
 }
 
 enum Line {
     Output(String),
-    Error(String),
     /// All lines before this are written.
     Flush(SyncSender<()>),
 }
 
 impl ServerLog {
-    /// Of the array of this name.
-    pub fn new(json: bool, array: &str) -> Result<Self, RunError> {
+    /// Of the only array of a process, or of a process.
+    pub fn new(json: bool, name: &str) -> Result<Self, RunError> {
         let (lines, written) = sync_channel(LINES_MAX);
         let writer = thread::Builder::new().name("journal".into()).spawn(move || write(&written));
         writer.map_err(|source| RunError::Threads { source })?;
-        Ok(Self { json, array: array.into(), lines })
+        Ok(Self { json, name: name.into(), names_array: false, lines })
     }
 
-    /// The same, of another array.
+    /// The same, of one of several arrays.
     pub fn of(&self, array: &str) -> Self {
-        Self { array: array.into(), ..self.clone() }
+        Self { name: array.into(), names_array: true, ..self.clone() }
     }
 
     /// Whether lines are JSON.
@@ -75,29 +83,40 @@ impl ServerLog {
     }
 
     /// Something that the user should know.
-    pub fn warn(&self, sentence: &str) {
-        self.say("warning", sentence);
+    #[track_caller]
+    pub fn warn(&self, message: &str) {
+        self.say("warning", &Entry { level: LogLevel::Warning, message, ..Entry::default() });
     }
 
     /// Something that was done because it was asked for.
-    pub fn note(&self, sentence: &str) {
-        self.say("note", sentence);
+    #[track_caller]
+    pub fn note(&self, message: &str) {
+        self.say("note", &Entry { message, ..Entry::default() });
     }
 
-    /// The one or the other.
-    pub fn tell(&self, alarming: bool, sentence: &str) {
-        if alarming { self.warn(sentence) } else { self.note(sentence) }
+    /// An event, by its name.
+    #[track_caller]
+    pub fn event(&self, entry: &Entry<'_>) {
+        self.say(if entry.level <= LogLevel::Warning { "warning" } else { "note" }, entry);
     }
 
-    fn say(&self, event: &str, sentence: &str) {
-        let time = UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
-        let line = if self.json {
-            let line = json!({ "event": event, "array": *self.array, "time": time, "message": sentence });
-            Line::Output(line.to_string())
-        } else {
-            Line::Error(self.in_words(time, sentence))
-        };
-        let _ = self.lines.try_send(line);
+    #[track_caller]
+    fn say(&self, event: &str, entry: &Entry<'_>) {
+        if self.json {
+            let time = UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
+            let message = entry.message;
+            let line = json!({ "event": event, "array": *self.name, "time": time, "message": message });
+            self.print(line.to_string());
+        }
+        self.log(entry);
+    }
+
+    #[track_caller]
+    fn log(&self, entry: &Entry<'_>) {
+        // A script that reads the one may not want the other.
+        if !self.json || log::is_asked_for() {
+            log::say(&Entry { array: self.names_array.then_some(&*self.name), ..entry.clone() });
+        }
     }
 
     /// Waits until all is written that was said, but not for ever. Blocks.
@@ -106,6 +125,7 @@ impl ServerLog {
         if self.lines.try_send(Line::Flush(done)).is_ok() {
             let _ = wait.recv_timeout(FLUSH_LIMIT);
         }
+        log::flush();
     }
 
     /// Tells of what happens to `array` after event number `told`, until the end is wanted.
@@ -126,22 +146,60 @@ impl ServerLog {
         let mut last_reported = after;
         for event in array.events(after) {
             last_reported = event.number;
-            let line = if self.json {
+            if self.json {
                 let mut line = json!(maintenance::event(&event));
-                line["array"] = json!(*self.array);
-                Line::Output(line.to_string())
-            } else {
-                Line::Error(self.in_words(event.time, &event.kind.to_string()))
-            };
-            let _ = self.lines.try_send(line);
+                line["array"] = json!(*self.name);
+                self.print(line.to_string());
+            }
+            self.log(&entry(&event, &event.kind.name(), &event.kind.to_string()));
         }
         last_reported
     }
+}
 
-    /// A line for people: seconds since 1970, the array, a sentence.
-    fn in_words(&self, time: u64, sentence: &str) -> String {
-        let time = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(time.min(LAST_DATE)));
-        format!("pinstripe: {time} {}: {}", printable(&self.array), printable(sentence))
+/// How severe an event of this name is.
+pub fn severity(event: &str, is_alarming: bool) -> LogLevel {
+    match event {
+        "ArrayFailed" => LogLevel::Error,
+        _ if is_alarming => LogLevel::Warning,
+        _ => LogLevel::Info,
+    }
+}
+
+/// An event as an entry of the log.
+fn entry<'a>(event: &'a Event, name: &'a str, message: &'a str) -> Entry<'a> {
+    let number = |slot: usize| u64::try_from(slot).ok();
+    let (slot, sector, action) = match &event.kind {
+        EventKind::Fail(error) | EventKind::ArrayFailed(error) => {
+            let DeviceRole::Slot(slot) = error.role else { return plain(event, name, message) };
+            (number(slot), Some(error.offset / SECTOR_BYTES), None)
+        }
+        EventKind::SpareActive { slot, .. } => (number(*slot), None, None),
+        EventKind::DegradedArray { slots } => {
+            let only = if let [slot] = slots[..] { number(slot) } else { None };
+            (only, None, None)
+        }
+        EventKind::RebuildStarted { action }
+        | EventKind::RebuildProgress { action, .. }
+        | EventKind::RebuildFinished { action, .. }
+        | EventKind::MismatchFound { action } => (None, None, Some(action.name())),
+        EventKind::MemberBack { .. } | EventKind::MoveSpare { .. } | EventKind::NotTakenBack { .. } => {
+            (None, None, None)
+        }
+    };
+    Entry { slot, sector, action, ..plain(event, name, message) }
+}
+
+/// What every event has.
+fn plain<'a>(event: &'a Event, name: &'a str, message: &'a str) -> Entry<'a> {
+    Entry {
+        level: severity(name, event.kind.is_alarming()),
+        time: Some(event.time),
+        event: Some(name),
+        number: Some(event.number),
+        member: event.kind.device(),
+        message,
+        ..Entry::default()
     }
 }
 
@@ -153,9 +211,6 @@ fn write(lines: &Receiver<Line>) {
                 let mut out = std::io::stdout().lock();
                 let _ = writeln!(out, "{line}").and_then(|()| out.flush());
             }
-            Line::Error(line) => {
-                let _ = writeln!(std::io::stderr().lock(), "{line}");
-            }
             Line::Flush(done) => {
                 let _ = done.send(());
             }
@@ -165,12 +220,41 @@ fn write(lines: &Receiver<Line>) {
 
 #[cfg(test)]
 mod tests {
+    use pinstripe_engine::{
+        error::{MemberError, Operation},
+        events::SyncAction,
+    };
+    use pinstripe_runtime::device::{DeviceError, DeviceErrorKind};
+
     use super::*;
 
     #[test]
-    fn a_line_says_when_it_was_and_of_which_array_and_cannot_be_forged() {
-        let journal = ServerLog::new(false, "da\u{202e}ta").unwrap();
-        let line = journal.in_words(1, "all\nis well");
-        assert_eq!(line, "pinstripe: 1970-01-01T00:00:01Z da\\u{202e}ta: all\u{fffd}is well");
+    fn an_event_is_logged_by_its_severity_and_with_what_it_is_about() {
+        let fail = |role| MemberError {
+            role,
+            name: "/dev/x".to_owned(),
+            operation: Operation::Write,
+            offset: 1 << 20,
+            error: DeviceError::of(DeviceErrorKind::Other),
+        };
+        let logged = |kind: EventKind| {
+            let event = Event { number: 7, time: 5, kind };
+            let name = event.kind.name();
+            let entry = entry(&event, &name, "");
+            let member = entry.member.map(ToOwned::to_owned);
+            (entry.level, member, entry.slot, entry.sector, entry.action.map(ToOwned::to_owned))
+        };
+        let device = Some("/dev/x".to_owned());
+        let of_slot = || fail(DeviceRole::Slot(2));
+        let failed = (LogLevel::Warning, device.clone(), Some(2), Some(2048), None);
+        assert_eq!(logged(EventKind::Fail(of_slot())), failed);
+        assert_eq!(logged(EventKind::ArrayFailed(of_slot())).0, LogLevel::Error);
+        let journal = (LogLevel::Warning, device, None, None, None);
+        assert_eq!(logged(EventKind::Fail(fail(DeviceRole::Journal))), journal);
+        let action = SyncAction::Rebuild;
+        let begun = (LogLevel::Info, None, None, None, Some("recover".to_owned()));
+        assert_eq!(logged(EventKind::RebuildStarted { action }), begun);
+        assert_eq!(logged(EventKind::DegradedArray { slots: vec![1] }).2, Some(1));
+        assert_eq!(logged(EventKind::DegradedArray { slots: vec![1, 3] }).2, None);
     }
 }

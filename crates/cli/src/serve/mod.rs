@@ -38,7 +38,7 @@ mod ublk;
 mod vhost_user;
 
 pub use control_socket::default_folder;
-pub use journal::ServerLog;
+pub use journal::{ServerLog, severity};
 pub use tls::Complaints;
 
 use std::{path::PathBuf, rc::Rc, sync::Arc};
@@ -75,7 +75,7 @@ use crate::{
     create::Shape,
     ending::{Order, until_ordered},
     failure::Failure,
-    limits, member, nvme_server,
+    limits, log, member, nvme_server,
     supervisor::Supervised,
 };
 
@@ -172,6 +172,7 @@ impl Plan {
 }
 
 async fn serve(context: Context, plan: Plan) -> Result<(), Failure> {
+    log::begin(plan.arguments.log, "serve")?;
     let mut order = Order::new();
     let supervised = Supervised::begin(context.shards());
     match until_ordered(&mut order, Box::pin(start(context, plan))).await {
@@ -202,6 +203,7 @@ async fn start(context: Context, plan: Plan) -> Result<Started, Failure> {
     let (stem, folder) = (control.stem.as_str(), control.folder());
     let identity = Identity { name: &members.name, uuid: &members.uuid, stem, folder };
     let mut front_ends = FrontEnds::bind(&plan.arguments, identity).await?;
+    log::describe(&members.name, &[("array", &members.name), ("uuid", &members.uuid)]);
     let journal = ServerLog::new(plan.arguments.json, &members.name)?;
     let shards: Vec<ShardHandle> = context.shards().to_vec();
     // From here on members may be written: all that can be wrong with the command line was looked at before

@@ -24,8 +24,9 @@ use super::{
     tls::{self, Complaints, Tls},
 };
 use crate::{
-    command_line::{NbdAddress, ServeArguments},
+    command_line::{LogLevel, NbdAddress, ServeArguments},
     failure::Failure,
+    log::{self, Entry},
     memory,
     on_shards::on_shards,
     open::listen,
@@ -186,14 +187,32 @@ fn hand_over(
                 Ok(stream) => {
                     let counts = |secure| client.counts(secure);
                     let end = server.serve_securely(stream, security, counts).await;
-                    if let SessionEnd::Insecure(why) = end {
-                        complaints.tell(&client.name, &why);
+                    match &end {
+                        SessionEnd::Insecure(why) => complaints.tell(&client.name, why),
+                        end => tell_end(&client.name, end),
                     }
                 }
-                Err(error) => eprintln!("pinstripe: a connection can't be used: {error}"),
+                Err(error) => log::warn(&format!("a connection can't be used: {error}")),
             }
         });
     });
+}
+
+/// Says how a connection ended. One that was cut off should be seen; an end is usual.
+fn tell_end(client: &str, end: &SessionEnd) {
+    let (level, words) = match end {
+        SessionEnd::Violation(why) => (LogLevel::Info, format!("was cut off: {why}")),
+        SessionEnd::HandshakeTimeout => {
+            (LogLevel::Info, "was cut off, for it chose no export in time".to_owned())
+        }
+        SessionEnd::Refused => {
+            let why = "was refused: there are too many, or the server is stopping";
+            (LogLevel::Info, why.to_owned())
+        }
+        _ => (LogLevel::Debug, "has ended".to_owned()),
+    };
+    let message = &format!("NBD: a connection of {client} {words}");
+    log::say(&Entry { level, peer: Some(client), protocol: Some("nbd"), message, ..Entry::default() });
 }
 
 /// The connections that have chosen the export, and haven't ended.

@@ -14,9 +14,10 @@ use super::{
     ublk::{self, DEPTH, Prepared},
 };
 use crate::{
-    command_line::UblkNullArguments,
+    command_line::{LogOptions, UblkNullArguments},
     ending::Order,
     failure::Failure,
+    log,
     ublk::{block_path, device_info},
 };
 
@@ -33,6 +34,8 @@ pub fn run(arguments: &UblkNullArguments) -> Result<(), Failure> {
 
 async fn serve(context: Context, id: Option<u32>, null: Null) -> Result<(), Failure> {
     let (order, shards) = (Order::new(), context.shards());
+    log::begin(LogOptions::default(), "null")?;
+    log::describe("null", &[]);
     let journal = ServerLog::new(false, "null")?;
     let (parameters, limits, count) = (parameters(&null), Limits::new(&null), shards.len());
     let made = blocking(move || {

@@ -50,7 +50,7 @@ use crate::{
     command_line::{ServeArguments, UblkNumber},
     ending::finish_start,
     failure::Failure,
-    memory,
+    log, memory,
     on_shards::on_shards,
     ublk::{Driver, Named, block_path, device_info, devices, server_path, users, wait_for_udev},
 };
@@ -107,7 +107,7 @@ impl Drop for Ublk {
     /// Without a server, requests wait for ever: an array that can't be started must not be silent about it.
     fn drop(&mut self) {
         if let (Some(device), None) = (self.waiting, &self.served) {
-            eprintln!("pinstripe: {}", left_waiting(device));
+            log::warn(&left_waiting(device));
         }
     }
 }

@@ -14,6 +14,7 @@ mod fuse;
 mod https;
 mod life;
 mod limit;
+mod log;
 mod maintenance;
 mod membership;
 mod nbd;

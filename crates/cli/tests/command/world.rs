@@ -3,7 +3,7 @@
 use std::{
     fs,
     hash::{DefaultHasher, Hasher},
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Read},
     os::unix::{fs::FileExt, process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
@@ -223,6 +223,14 @@ impl Server {
     /// Waits for its end; the exit status.
     pub fn ended(mut self) -> i32 {
         self.child.wait().unwrap().code().unwrap_or(-1)
+    }
+
+    /// Ends it by SIGTERM; the exit status, and what it has said on standard error.
+    pub fn end(mut self) -> (i32, String) {
+        self.signal("TERM");
+        let mut said = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        (self.child.wait().unwrap().code().unwrap_or(-1), said)
     }
 
     /// Where its NBD socket is.

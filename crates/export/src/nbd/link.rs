@@ -290,8 +290,8 @@ impl<T: Stream + ?Sized> Link<T> {
         self.share.give_back(dropped);
     }
 
-    /// The receiver has ended. Waits until no request of the connection is in flight and it is closed, or left.
-    /// A client that doesn't take its last replies is given up after a while.
+    /// The receiver has ended. Waits until no request of the connection is in flight and it is closed, or
+    /// left. A client that doesn't take its last replies is given up after a while.
     pub async fn end(&self, why: Why) {
         self.receiving.set(false);
         self.abandoned.set(why == Why::Abandoned);
