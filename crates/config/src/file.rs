@@ -1,6 +1,7 @@
 //! One file: TOML, and each key of it checked. All errors are gathered, so that one look shows them all.
 
 use std::{
+    borrow::Cow,
     fs,
     net::SocketAddr,
     ops::Range,
@@ -19,7 +20,7 @@ use toml::{
 use crate::{
     Alerts, Array, Place, Problem, Scan, Setting, Settings, Tls, Value,
     duties::Duties,
-    keys::{ALERTS, ARRAY, AUTO, DAEMON, DUTIES, Kind, METRICS, OPTIONS, SCAN, WEB, Where},
+    keys::{ALERTS, ARRAY, AUTO, DAEMON, DUTIES, Key, Kind, METRICS, OPTIONS, SCAN, WEB, Where},
     members, web_address,
 };
 
@@ -267,15 +268,28 @@ impl File<'_> {
         scan
     }
 
+    /// The name and the value of a key, if it is one of those that the section has.
+    fn entry(
+        &mut self,
+        section: &str,
+        keys: &'static [Key],
+        key: &Spanned<Cow<'_, str>>,
+        value: &Spanned<DeValue<'_>>,
+    ) -> Option<(&'static str, Value)> {
+        let name = key.get_ref().as_ref();
+        let Some(known) = keys.iter().find(|known| known.name == name) else {
+            self.unknown(key.span(), name, section, keys.iter().map(|key| key.name));
+            return None;
+        };
+        Some((known.name, self.value(name, known.kind, value)?))
+    }
+
     fn metrics(&mut self, table: &DeTable<'_>) -> (Option<SocketAddr>, RawTls) {
         let (mut listen, mut tls) = (None, RawTls::default());
         for (key, value) in table {
-            let name = key.get_ref().as_ref();
-            let Some(known) = METRICS.iter().find(|known| known.name == name) else {
-                self.unknown(key.span(), name, "[metrics]", METRICS.iter().map(|key| key.name));
+            let Some((name, Value::Text(text))) = self.entry("[metrics]", &METRICS, key, value) else {
                 continue;
             };
-            let Some(Value::Text(text)) = self.value(name, known.kind, value) else { continue };
             if name != "listen" {
                 self.tls(name, text, &value.span(), &mut tls);
                 continue;
@@ -308,12 +322,7 @@ impl File<'_> {
     fn web(&mut self, table: &DeTable<'_>) -> RawWeb {
         let mut web = RawWeb::default();
         for (key, value) in table {
-            let name = key.get_ref().as_ref();
-            let Some(known) = WEB.iter().find(|known| known.name == name) else {
-                self.unknown(key.span(), name, "[web]", WEB.iter().map(|key| key.name));
-                continue;
-            };
-            let Some(Value::Text(text)) = self.value(name, known.kind, value) else { continue };
+            let Some((name, Value::Text(text))) = self.entry("[web]", &WEB, key, value) else { continue };
             match name {
                 "token-file" => web.token_file = Some(text.into()),
                 "listen" => match web_address(&text) {
@@ -337,12 +346,9 @@ impl File<'_> {
     fn alerts(&mut self, table: &DeTable<'_>) -> Alerts {
         let mut alerts = Alerts::default();
         for (key, value) in table {
-            let name = key.get_ref().as_ref();
-            let Some(known) = ALERTS.iter().find(|known| known.name == name) else {
-                self.unknown(key.span(), name, "[alerts]", ALERTS.iter().map(|key| key.name));
+            let Some((name, Value::Text(text))) = self.entry("[alerts]", &ALERTS, key, value) else {
                 continue;
             };
-            let Some(Value::Text(text)) = self.value(name, known.kind, value) else { continue };
             let is_web = text.starts_with("https://") || text.starts_with("http://");
             let wrong = match name {
                 "mail" if text.is_empty() || text.contains(|c: char| c.is_whitespace() || c.is_control()) => {

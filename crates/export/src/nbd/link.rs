@@ -23,7 +23,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-use pinstripe_runtime::{Buffer, Slice, Stream, shard};
+use pinstripe_runtime::{Buffer, Outcome, Slice, Stream, shard};
 
 use pinstripe_block::budget::{Budget, Share};
 use pinstripe_block::first_of::{First, first_of};
@@ -106,17 +106,15 @@ impl<T: Stream + ?Sized> Link<T> {
 
     /// Receives into the front of `buffer`. 0 bytes at the connection's end.
     pub async fn receive(&self, buffer: Buffer) -> (usize, Option<Buffer>) {
-        if let Some(session) = self.tls.get() {
-            let (received, buffer) = session.receive(&*self.stream, buffer, || self.sender.wake()).await;
-            return (received, Some(buffer));
-        }
         let room = buffer.len();
-        let outcome = self.stream.receive(buffer).await;
-        // A stream that claims more than there was room for is broken.
-        (outcome.result.ok().filter(|count| *count <= room).unwrap_or(0), outcome.buffer)
+        let Some(session) = self.tls.get() else {
+            return self.taken(self.stream.receive(buffer).await, room);
+        };
+        let (received, buffer) = session.receive(&*self.stream, buffer, || self.sender.wake()).await;
+        (if self.alive() { received } else { 0 }, Some(buffer))
     }
 
-    /// Receives between two requests: as [`Link::receive`], but not for longer than the connection stays.
+    /// The same between two requests, but not for longer than the connection stays.
     pub async fn receive_request(&self, buffer: Buffer) -> (usize, Option<Buffer>) {
         if self.is_secure() {
             return self.receive(buffer).await;
@@ -131,7 +129,14 @@ impl<T: Stream + ?Sized> Link<T> {
                 receiving.await
             }
         };
-        (outcome.result.ok().filter(|count| *count <= room).unwrap_or(0), outcome.buffer)
+        self.taken(outcome, room)
+    }
+
+    /// What was received where there was this room.
+    fn taken(&self, outcome: Outcome, room: usize) -> (usize, Option<Buffer>) {
+        // A stream that claims more than there was room for is broken.
+        let received = outcome.result.ok().filter(|count| *count <= room && self.alive());
+        (received.unwrap_or(0), outcome.buffer)
     }
 
     /// Sends a reply in TLS if that had begun when the sender took it.

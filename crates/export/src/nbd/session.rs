@@ -94,18 +94,11 @@ impl<T: Stream + ?Sized> Inbound<T> {
         let Some(mut staging) = self.staging.take() else { return false };
         let part = staging.split_to(self.window.min(STAGING_BYTES));
         let (received, part) = receive(&self.link, part).await;
-        let received = if self.link.alive() { received } else { 0 };
         let Some(mut part) = part else { return false };
         part.unsplit(staging);
         self.staging = Some(part);
         (self.start, self.end) = (0, received);
         received > 0
-    }
-
-    /// Receives into the front of `buffer`. 0 bytes at the connection's end.
-    async fn receive(&self, buffer: Buffer) -> (usize, Option<Buffer>) {
-        let (received, buffer) = self.link.receive(buffer).await;
-        (if self.link.alive() { received } else { 0 }, buffer)
     }
 }
 
@@ -340,7 +333,7 @@ impl<T: Stream + ?Sized + 'static, S: BlockService> Receiver<T, S> {
                 continue;
             } else {
                 let head = buffer.split_to(filled);
-                let received = shard::timeout(PEER_TIMEOUT_NANOSECONDS, self.inbound.receive(buffer));
+                let received = shard::timeout(PEER_TIMEOUT_NANOSECONDS, self.inbound.link.receive(buffer));
                 let (count, rest) = received.await?;
                 buffer = head;
                 buffer.unsplit(rest?);

@@ -153,6 +153,65 @@ fn an_idle_connection_is_left_at_once_and_with_what_has_come_of_a_header() {
 }
 
 #[test]
+fn requests_that_came_and_found_no_room_are_carried_out_by_the_next_server() {
+    with_client(6, |client, session, array, server| async move {
+        array.close();
+        let requests = 140;
+        let bytes: Vec<u8> = (0..requests).flat_map(|cookie| request(0, READ, cookie, 0, 512)).collect();
+        assert!(client.send_all(&bytes).await);
+        shard::sleep(SECOND).await;
+        let leaving = shard::spawn_joined(async move { server.leave(1000 * SECOND).await });
+        shard::sleep(SECOND).await;
+        array.open();
+        leaving.join().await;
+        let SessionEnd::Left(left) = session.join().await else { panic!("it was ended") };
+        let taken = array.seen.borrow().requests;
+        assert!((128..140).contains(&taken), "{taken}");
+        assert_eq!(left.received, bytes[28 * taken..]);
+        let mut cookies = Vec::new();
+        for _ in 0..taken {
+            cookies.push(reply(&client, |_| 512).await.unwrap().cookie);
+        }
+        let (client, there) = pipe(&Random::new(7), 256 << 10);
+        let next = array.server();
+        shard::spawn(async move {
+            next.resume(there, &left, || ()).await;
+        });
+        for _ in taken..140 {
+            cookies.push(reply(&client, |_| 512).await.unwrap().cookie);
+        }
+        cookies.sort_unstable();
+        assert!(cookies.into_iter().eq(0..requests));
+        client.shutdown();
+    });
+}
+
+#[test]
+fn what_comes_while_a_receive_is_interrupted_is_not_lost() {
+    for seed in 0..60 {
+        let random = Random::new(seed);
+        let inner = Rc::clone(&random);
+        run(&random, move || async move {
+            let post = Post::new(&Array::new(&inner, 4 << 20, 0));
+            let (client, there) = pipe(&inner, 256 << 10);
+            let server = Rc::clone(&post);
+            shard::spawn(async move {
+                server.serve(there).await;
+            });
+            choose(&client, true).await;
+            let changing = shard::spawn_joined(async move { post.change().await });
+            for _ in 0..inner.below(6) {
+                shard::yield_now().await;
+            }
+            assert!(client.send_all(&request(0, READ, 7, 0, 512)).await);
+            assert_eq!(reply(&client, |_| 512).await.unwrap().cookie, 7);
+            changing.join().await;
+            client.shutdown();
+        });
+    }
+}
+
+#[test]
 fn a_write_that_has_begun_to_come_is_finished_and_one_that_does_not_come_is_cut_off() {
     for comes in [true, false] {
         with_client(3, move |client, session, array, server| async move {

@@ -236,6 +236,11 @@ impl Secured {
     /// Says STARTTLS and shakes hands. `None` if the server hangs up or what it says isn't believed.
     async fn start(pipe: &Rc<Pipe>, config: &Arc<ClientConfig>) -> Option<Self> {
         greet(pipe).await;
+        Self::ask(pipe, config).await
+    }
+
+    /// The same after the greeting.
+    async fn ask(pipe: &Rc<Pipe>, config: &Arc<ClientConfig>) -> Option<Self> {
         assert!(pipe.send_all(&option(STARTTLS, &[])).await);
         let answer = pipe.receive_exactly(20).await?;
         assert_eq!(option_replies(&answer)[0].kind, ACK);
@@ -485,6 +490,48 @@ fn what_comes_with_starttls_is_not_taken_for_said_in_it() {
         };
         assert!(is_refused, "{end:?}");
     }
+}
+
+/// How the session of a client ends that has begun TLS `before` its server leaves, or wants it afterwards.
+fn left_by_its_server(before: bool) -> SessionEnd {
+    let authority = Authority::new();
+    let folder = authority.folder();
+    let acceptor = Credentials::load(folder.path(), Clients::Any).unwrap().acceptor();
+    let config = authority.client(None);
+    let result = Rc::new(RefCell::new(None));
+    let (random, told) = (Random::new(11), Rc::clone(&result));
+    let inner = Rc::clone(&random);
+    run(&random, move || async move {
+        let array = Array::new(&inner, 1 << 20, 0);
+        let server = array.server();
+        let (pipe, there) = pipe(&inner, 100_000);
+        let one = server.clone();
+        let session = shard::spawn_joined(async move {
+            one.serve_securely(there, Security::Offered(acceptor), |_| ()).await
+        });
+        let mut secured = None;
+        if before {
+            secured = Secured::start(&pipe, &config).await;
+            choose_greeted(secured.as_ref().unwrap(), true).await;
+        } else {
+            greet(&pipe).await;
+        }
+        let leaving = shard::spawn_joined(async move { server.leave(1000 * SECOND).await });
+        shard::sleep(SECOND).await;
+        if !before {
+            assert!(Secured::ask(&pipe, &config).await.is_none(), "TLS can't be left");
+        }
+        leaving.join().await;
+        drop(secured);
+        told.replace(Some(session.join().await));
+    });
+    result.take().unwrap()
+}
+
+#[test]
+fn a_connection_in_tls_is_ended_and_not_left_to_another_server() {
+    assert_eq!(left_by_its_server(true), SessionEnd::Closed);
+    assert_eq!(left_by_its_server(false), SessionEnd::Closed);
 }
 
 #[test]

@@ -90,6 +90,8 @@ struct Half {
     /// Nothing more will be read: writes fail.
     reader_gone: bool,
     reading: Option<Completion>,
+    /// Receives that were begun.
+    receives: usize,
     /// Whole messages that were handed over.
     messages: usize,
     writing: Option<(Slice, Completion)>,
@@ -209,6 +211,7 @@ impl Stream for Pipe {
         let (submission, completion) = Submission::pending(Payload::Buffer(buffer));
         let waiting = self.input.borrow_mut().reading.replace(completion);
         assert!(waiting.is_none(), "two receives at a time");
+        self.input.borrow_mut().receives += 1;
         self.pump(&self.input);
         submission
     }
@@ -222,11 +225,20 @@ impl Stream for Pipe {
         submission
     }
 
+    /// It takes a while, in which bytes may still come.
     fn interrupt(&self, _: &Submission) {
-        let reading = self.input.borrow_mut().reading.take();
-        if let Some(completion) = reading {
-            completion.finish(Err(DeviceError::of(GONE)));
-        }
+        let (input, turns) = (Rc::clone(&self.input), self.random.below(4));
+        let receives = input.borrow().receives;
+        shard::spawn(async move {
+            for _ in 0..turns {
+                shard::yield_now().await;
+            }
+            let is_the_same = input.borrow().receives == receives;
+            let reading = is_the_same.then(|| input.borrow_mut().reading.take()).flatten();
+            if let Some(completion) = reading {
+                completion.finish(Err(DeviceError::of(GONE)));
+            }
+        });
     }
 
     fn shutdown(&self) {
