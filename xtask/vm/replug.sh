@@ -38,12 +38,13 @@ there() {
     done
 }
 
-# until_said COUNT TEXT WHAT: until so many lines of detail have this text.
+# until_said COUNT TEXT WHAT: until so many lines of detail have this text. The guest needs half a second for each try, and
+# has to tell what is missing before its time is up.
 until_said() {
     u_tries=0
     until [ "$(pinstripe detail $control | grep -c -- "$2")" = "$1" ]; do
         u_tries=$((u_tries + 1))
-        [ $u_tries -lt 600 ] || die "$3: $(pinstripe detail $control)"
+        [ $u_tries -lt 150 ] || die "$3: $(pinstripe detail $control)"
         sleep 0.1
     done
 }
@@ -53,7 +54,7 @@ until_told() {
     u_tries=0
     until grep -q "$1" /tmp/events; do
         u_tries=$((u_tries + 1))
-        [ $u_tries -lt 600 ] || die "$2: $(cat /tmp/events; pinstripe detail $control)"
+        [ $u_tries -lt 150 ] || die "$2: $(cat /tmp/events; pinstripe detail $control)"
         sleep 0.1
     done
 }
