@@ -30,6 +30,18 @@ for round in 1 2 3 4 5; do
     start
     grep -q 'taken over' /tmp/serve.log || die "it wasn't taken over: $(cat /tmp/serve.log)"
 done
+say "another program takes its place"
+for round in 1 2 3 4; do
+    kill -0 $f_fio || die "fio has ended before change $round: $(tail -n 10 /tmp/fio)"
+    pinstripe upgrade /run/u.control || die "upgrade $round: $(cat /tmp/serve.log)"
+    kill -0 $s_server || die "it is another process after change $round"
+    sleep 0.7
+done
+[ "$(grep -c 'was taken over' /tmp/serve.log)" -ge 4 ] || die "the device was not taken over: $(cat /tmp/serve.log)"
+if grep -q 'can.t take over\|still wait' /tmp/serve.log; then
+    die "a change went wrong: $(cat /tmp/serve.log)"
+fi
+out upgraded yes
 : >/tmp/enough
 wait $f_fio || die "fio: $(tail -n 10 /tmp/fio)"
 [ $interrupted -gt 0 ] || die "no kill met a request under way"

@@ -7,13 +7,10 @@ mod remote;
 mod service;
 mod show;
 mod tls;
+mod upgrade;
+mod values;
 
-use std::{
-    ffi::OsString,
-    net::{SocketAddr, ToSocketAddrs},
-    path::PathBuf,
-    str::FromStr,
-};
+use std::{ffi::OsString, net::SocketAddr, path::PathBuf, str::FromStr};
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
@@ -34,6 +31,8 @@ pub use service::{
 };
 pub use show::{DetailArguments, ListArguments, TopArguments};
 pub use tls::{TlsChoice, TlsClients, TlsOptions};
+pub use upgrade::{Role, UpgradeArguments};
+pub use values::{CpuList, NbdAddress};
 
 /// Parity RAID in user space, with the on-disk format of Linux MD.
 ///
@@ -149,6 +148,13 @@ pub enum Command {
     Repair(RepairArguments),
     /// Pause, resume or stop resync, recovery, check and repair, or set their speed.
     Sync(SyncArguments),
+    /// Have another version of this program serve an array, without an end for its clients.
+    ///
+    /// The server finishes what is under way, and becomes the other program: the same process, with the same
+    /// sockets, NBD connections and locks on the members. Clients see a pause of less than a second. Those of
+    /// NVMe/TCP and vhost-user, and of NBD by TLS, connect again. If the other program can't serve the array,
+    /// the one before goes on. Arrays that are block devices (--ublk) or FUSE mounts are refused.
+    Upgrade(UpgradeArguments),
     /// Limit what an array's clients may ask for in a second, or show the limits.
     Limit(LimitArguments),
     /// Report the events of arrays: as lines, to the system's log, or to a program.
@@ -423,6 +429,9 @@ pub struct ServeArguments {
     /// Leave the session of the terminal; what `assemble` starts does
     #[arg(long, hide = true)]
     pub own_session: bool,
+    /// Take the place of the server that is this process until now; `upgrade` has it so
+    #[arg(long, hide = true, value_name = "ROLE")]
+    pub succession: Option<Role>,
     /// Members, in any order: block devices, files, NVMe generic devices (/dev/ngXnY), pmem:PATH for a file
     /// in persistent memory, and with --create mem:SIZE. Names in /dev/disk/by-id are best: they don't change
     #[arg(required = true, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
@@ -689,70 +698,6 @@ pub struct ManArguments {
     /// Write pinstripe.1 and one page for every command into this folder, and print nothing
     #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     pub folder: Option<PathBuf>,
-}
-
-/// Where to serve NBD.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NbdAddress {
-    /// A unix socket.
-    Unix(PathBuf),
-    /// A TCP address.
-    Tcp(SocketAddr),
-}
-
-/// A text that is no address.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum BadAddress {
-    #[error("'{0}' is no address to serve on: unix:PATH or tcp:ADDRESS:PORT is needed")]
-    Kind(String),
-    #[error("'{0}' is no TCP address: ADDRESS:PORT is needed, with an IPv6 address in brackets")]
-    Tcp(String),
-}
-
-impl FromStr for NbdAddress {
-    type Err = BadAddress;
-
-    fn from_str(text: &str) -> Result<Self, BadAddress> {
-        match text.split_once(':') {
-            Some(("unix", path)) if !path.is_empty() => Ok(Self::Unix(path.into())),
-            Some(("tcp", address)) => {
-                let resolved = address.to_socket_addrs().ok().and_then(|mut all| all.next());
-                resolved.map(Self::Tcp).ok_or_else(|| BadAddress::Tcp(address.to_owned()))
-            }
-            _ => Err(BadAddress::Kind(text.to_owned())),
-        }
-    }
-}
-
-/// CPUs, in the order given.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CpuList(pub Vec<usize>);
-
-/// A text that is no list of CPUs.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("'{0}' is no list of CPUs: numbers and ranges are needed, such as 0-3,8")]
-pub struct BadCpuList(String);
-
-/// No machine has more.
-const CPUS_MAX: usize = 65536;
-
-impl FromStr for CpuList {
-    type Err = BadCpuList;
-
-    fn from_str(text: &str) -> Result<Self, BadCpuList> {
-        let bad = || BadCpuList(text.to_owned());
-        let number = |text: &str| text.parse::<usize>().ok().filter(|cpu| *cpu < CPUS_MAX).ok_or_else(bad);
-        let mut cpus = Vec::new();
-        for part in text.split(',') {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let (first, last) = (number(first)?, number(last)?);
-            if first > last {
-                return Err(bad());
-            }
-            cpus.extend(first..=last);
-        }
-        Ok(Self(cpus))
-    }
 }
 
 const CHUNK_MIN: u64 = 4 << 10;

@@ -4,7 +4,7 @@ use std::{
     cell::Cell,
     future::poll_fn,
     pin::{Pin, pin},
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
 };
 
 use pinstripe_runtime::uring::termination;
@@ -31,6 +31,18 @@ impl Order {
             }
         })))
     }
+}
+
+impl Order {
+    /// Whether it has come.
+    pub fn is_given(&mut self) -> bool {
+        Pin::new(self).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+}
+
+/// Gives the order to the program that takes this one's place: the signal waits until that asks for it.
+pub fn pass_on() {
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM);
 }
 
 impl Future for Order {

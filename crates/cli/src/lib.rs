@@ -71,6 +71,7 @@ mod supervisor;
 mod target;
 mod top;
 mod ublk;
+mod upgrade;
 mod zero_superblock;
 
 use std::process::ExitCode;
@@ -134,6 +135,7 @@ pub fn main() -> ExitCode {
         Command::Repair(arguments) => scrub::repair(&arguments),
         Command::Sync(arguments) => scrub::sync(&arguments),
         Command::Limit(arguments) => steer::limit(&arguments),
+        Command::Upgrade(arguments) => upgrade::run(&arguments),
         Command::Events(arguments) => events::run(&arguments),
         Command::Monitor(arguments) => monitor::run(&arguments),
         Command::Stop(arguments) => steer::stop(&arguments),

@@ -77,8 +77,9 @@ pub struct Supervised(Rc<Cell<Stage>>);
 
 impl Supervised {
     /// Gives signs of life from now on, as long as all shards turn.
-    pub fn begin(shards: &[ShardHandle]) -> Self {
-        let stage = Rc::new(Cell::new(Stage::Starting));
+    /// `serves`: clients wait for it already, so it is watched.
+    pub fn begin(shards: &[ShardHandle], serves: bool) -> Self {
+        let stage = Rc::new(Cell::new(if serves { Stage::Serving } else { Stage::Starting }));
         if is_there() {
             let (stage, pause) = (Rc::clone(&stage), pause(sd_notify::watchdog_enabled()));
             shard::spawn(signs(shards.to_vec(), pause, move || tell(&[stage.get().sign()])));

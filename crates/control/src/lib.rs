@@ -123,6 +123,7 @@ pub const METHODS: &[&str] = &[
     "sync",
     "limit",
     "events",
+    "upgrade",
     "stop",
 ];
 
@@ -157,6 +158,8 @@ pub enum Command {
     Limit(LimitParameters),
     /// Tell what happened.
     Events(EventsParameters),
+    /// Let another program take the server's place.
+    Upgrade(UpgradeParameters),
     /// End.
     Stop(StopParameters),
 }
@@ -229,6 +232,27 @@ pub struct ReplaceParameters {
     /// Take it though it holds something else.
     #[serde(default)]
     pub force: bool,
+}
+
+/// Of `upgrade`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UpgradeParameters {
+    /// Absolute path of the program that takes the server's place.
+    pub program: String,
+}
+
+/// Of `upgrade`, from the program that has taken the place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UpgradeResult {
+    /// The version before.
+    pub from: String,
+    /// The version that answers.
+    pub to: String,
+    /// Milliseconds for which requests waited.
+    pub pause_ms: u64,
+    /// Connections of clients that went over.
+    pub connections: u64,
 }
 
 /// Of `stop`.
@@ -321,6 +345,7 @@ pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), Invalid> {
         "events" => Command::Events(optional(request.params).map_err(bad)?),
         "grow" => Command::Grow(serde_json::from_value(request.params).map_err(bad)?),
         "journal_mode" => Command::JournalMode(serde_json::from_value(request.params).map_err(bad)?),
+        "upgrade" => Command::Upgrade(serde_json::from_value(request.params).map_err(bad)?),
         "stop" => Command::Stop(optional(request.params).map_err(bad)?),
         other => return Err((to, no_method(other, METHODS))),
     };

@@ -22,6 +22,7 @@ mod driver;
 pub mod event;
 pub mod fuse;
 pub mod guest_memory;
+pub mod inheritance;
 mod listener;
 mod nvme;
 mod open;

@@ -1123,6 +1123,52 @@ fn a_listening_socket_that_is_left_goes_on_in_another_listener() {
 }
 
 #[test]
+fn an_inherited_socket_that_was_never_accepted_on_goes_on_listening() {
+    let folder = Folder::disk();
+    let path = folder.0.join("socket");
+    run(1, move |_| async move {
+        let listener = Listener::unix(&path).unwrap();
+        let left = listener.leaver().leave().unwrap();
+        drop(listener);
+        let again = left.try_clone().unwrap();
+        drop(Listener::inherited(left, Some(&path)).unwrap());
+        assert!(path.exists(), "it goes back to the one before");
+        let next = Listener::inherited(again, Some(&path)).unwrap();
+        let _client = uring::connect_unix(&path).await.unwrap();
+        next.accept().await.unwrap();
+    });
+}
+
+#[test]
+fn a_connection_that_comes_while_its_listener_is_left_is_not_lost() {
+    for later in [0, 2_000_000] {
+        let folder = Folder::disk();
+        let path = folder.0.join("socket");
+        run(1, move |_| async move {
+            let listener = Listener::unix(&path).unwrap();
+            let leaver = listener.leaver();
+            assert!(shard::timeout(2_000_000, listener.accept()).await.is_none());
+            let left = leaver.leave().unwrap();
+            let mut client = UnixStream::connect(&path).unwrap();
+            // The ring may have accepted it by then, or not.
+            shard::sleep(later).await;
+            drop(listener);
+            shard::sleep(20_000_000).await;
+            let accepted = leaver.last_accepted();
+            assert!(accepted.is_some() || later == 0);
+            let connection = match accepted {
+                Some(socket) => Connection::new(socket),
+                None => Listener::inherited(left, Some(&path)).unwrap().accept().await.unwrap(),
+            };
+            let connection = connection.attach().unwrap();
+            client.write_all(b"here").unwrap();
+            let outcome = connection.receive(shard::buffer(16)).await;
+            assert_eq!(&outcome.buffer.unwrap()[..outcome.result.unwrap()], b"here");
+        });
+    }
+}
+
+#[test]
 fn a_dropped_accept_loses_no_connection() {
     let folder = Folder::disk();
     let path = folder.0.join("socket");

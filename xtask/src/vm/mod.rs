@@ -208,7 +208,7 @@ const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "ublk-recovery",
-        about: "kill -9 of our server under fio on /dev/ublkb0: the next one takes it over, and every block verifies",
+        about: "kill -9 and upgrades of our server under fio on /dev/ublkb0: the next one takes it over, and every block verifies",
         run: ublk::recovery,
     },
     Scenario {
@@ -328,11 +328,11 @@ impl Drop for Lab {
     }
 }
 
-/// Prints the scenarios.
 /// What the sample leaves out: checks of the harness itself, whose work others rest on, and long scenarios
 /// next to which shorter ones try the same code.
 const LEFT_OUT: &[&str] = &["mdadm-alone", "mdadm-cut", "nvme-auth-member", "ublk-stack"];
 
+/// Prints the scenarios.
 pub fn list() {
     for scenario in SCENARIOS {
         println!("{:24} {}", scenario.name, scenario.about);

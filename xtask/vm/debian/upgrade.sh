@@ -6,6 +6,10 @@ start_load
 apt-get install --yes --quiet /job/second.deb || die "apt-get install of the upgrade"
 [ "$(dpkg-query --showformat='${Version}' --show pinstripe)" = "$(cat /job/second)" ] || die "it is not upgraded"
 [ "$(main_pid pinstripe@data)" = "$server" ] || die "the upgrade has restarted the server"
+case $(readlink "/proc/$server/exe") in
+/usr/bin/pinstripe) ;;
+*) die "the server has the old program: $(journalctl -u pinstripe@data -n 20 --no-pager)" ;;
+esac
 progress "after the upgrade"
 until_true 60 "the daemon does not answer" pinstripe status
 say "the server takes the new program"

@@ -2,6 +2,8 @@
 
 use std::{
     cell::{Cell, RefCell},
+    io,
+    os::fd::OwnedFd,
     path::PathBuf,
     rc::Rc,
     sync::Arc,
@@ -10,7 +12,7 @@ use std::{
 use pinstripe_block::rate::RateLimit;
 use pinstripe_control::{
     AddParameters, AddResult, CallError, Command, Detail, DeviceResult, PROTOCOL, REQUEST_BYTES_MAX,
-    ReplaceParameters, StopParameters, Version, code,
+    ReplaceParameters, StopParameters, UpgradeParameters, Version, code,
     detail::Client,
     limit::{Limit, LimitParameters},
     parse, response,
@@ -18,13 +20,13 @@ use pinstripe_control::{
 use pinstripe_engine::array::{Added, Array, CommandError};
 use pinstripe_runtime::{
     Signal, Stream, shard,
-    uring::{Connection, SocketStream, blocking},
+    uring::{Connection, SocketStream, blocking, inheritance},
 };
 use serde_json::Value;
 
 use super::{
     Served, clients, devices,
-    front::FrontEnds,
+    front::{FrontEnds, Leavers},
     grow,
     journal::ServerLog,
     limit, maintenance, names,
@@ -32,6 +34,7 @@ use super::{
     refusal::{self, refused},
     report,
     stopping::Stopping,
+    succession::{Candidate, Wish},
 };
 use crate::{create::random_uuid, member};
 
@@ -59,6 +62,7 @@ struct Inner {
     kinds: devices::Kinds,
     reconnector: Rc<Reconnector>,
     stopping: Rc<Stopping>,
+    leavers: Rc<Leavers>,
     /// Names this run among others, for readers of its events.
     instance: String,
     /// The oldest first.
@@ -81,6 +85,7 @@ impl ControlServer {
             kinds: served.kinds,
             reconnector,
             stopping: Rc::clone(&served.stopping),
+            leavers: Rc::clone(&served.leavers),
             instance: maintenance::instance(),
             connections: RefCell::default(),
             busy: Cell::new(0),
@@ -104,8 +109,24 @@ impl ControlServer {
         let _ = shard::timeout(LINGER_NANOSECONDS, answered).await;
     }
 
+    /// Waits until no call but the one for a change of the program is under way, not for long.
+    pub async fn answer_others(&self) {
+        let answered = self.0.answered.wait_until(|| self.0.busy.get() <= 1);
+        let _ = shard::timeout(LINGER_NANOSECONDS, answered).await;
+    }
+
+    /// Answers the call that the program before got, and serves its connection.
+    pub fn resume(&self, socket: OwnedFd, call: Value, outcome: Result<Value, CallError>) {
+        self.begin(Connection::new(socket), Some(response(call, outcome)));
+    }
+
     /// Serves a connection in a task of its own.
     pub fn spawn(&self, connection: Connection) {
+        self.begin(connection, None);
+    }
+
+    /// Says something, if that is due, and serves a connection.
+    fn begin(&self, connection: Connection, due: Option<String>) {
         let Ok(stream) = connection.attach() else { return };
         let inner = Rc::clone(&self.0);
         if inner.connections.borrow().len() >= CONNECTIONS_MAX && !inner.make_room() {
@@ -114,7 +135,13 @@ impl ControlServer {
         let conversation = Rc::new(Conversation { stream, calling: Cell::new(false) });
         inner.connections.borrow_mut().push(Rc::clone(&conversation));
         shard::spawn(async move {
-            inner.converse(&conversation).await;
+            let said = match due {
+                Some(line) => send(&conversation.stream, &line).await,
+                None => true,
+            };
+            if said {
+                inner.converse(&conversation).await;
+            }
             inner.connections.borrow_mut().retain(|other| !Rc::ptr_eq(other, &conversation));
         });
     }
@@ -173,7 +200,10 @@ impl Inner {
         let answer = match parse(line) {
             Ok((id, command)) => {
                 conversation.calling.set(!matches!(command, Command::Events(_)));
-                let outcome = self.execute(command).await;
+                let outcome = match command {
+                    Command::Upgrade(parameters) => self.upgrade(conversation, id.as_ref(), parameters).await,
+                    other => self.execute(other).await,
+                };
                 id.map(|id| response(id, outcome))
             }
             Err((id, error)) => Some(response(id, Err(error))),
@@ -210,8 +240,51 @@ impl Inner {
         Ok(now)
     }
 
+    /// Has another program take this one's place, which then answers.
+    async fn upgrade(
+        &self,
+        conversation: &Conversation,
+        call: Option<&Value>,
+        parameters: UpgradeParameters,
+    ) -> Result<Value, CallError> {
+        let stopping = || CallError::new(code::STOPPING, STOPPING);
+        let array = self.array.borrow().clone().ok_or_else(stopping)?;
+        self.front_ends.refuse_succession().map_err(refused)?;
+        if self.kinds.memory {
+            return Err(refused("the members are this process's memory, which another program doesn't get"));
+        }
+        if array.shared().has_failed() {
+            return Err(refused(
+                "the array has failed: stop it, and start it when its members are there again",
+            ));
+        }
+        drop(array);
+        let program = PathBuf::from(parameters.program);
+        if !program.is_absolute() {
+            return Err(CallError::new(code::PARAMETERS, "the program's path must be absolute"));
+        }
+        let candidate = blocking(move || Candidate::ask(&program)).await.map_err(|why| refused(&why))?;
+        if self.stopping.is_wanted() {
+            return Err(stopping());
+        }
+        let cannot = |error: io::Error| refused(&format!("descriptors can't be handed on: {error}"));
+        let wish = Wish {
+            candidate,
+            locks: inheritance::held().map_err(cannot)?,
+            caller: conversation.stream.leave().map_err(cannot)?.into(),
+            call: call.cloned(),
+            listeners: self.leavers.leave().map_err(cannot)?,
+        };
+        self.stopping.want_successor(wish);
+        std::future::pending().await
+    }
+
     async fn execute(&self, command: Command) -> Result<Value, CallError> {
         if let Command::Stop(StopParameters { force }) = command {
+            if self.stopping.is_for_successor() {
+                let message = "another program takes this one's place just now: ask that one";
+                return Err(CallError::new(code::STOPPING, message));
+            }
             self.refuse_while_used(force).await?;
             self.stopping.want();
             return self
@@ -272,7 +345,7 @@ impl Inner {
             Command::Events(parameters) => serde_json::to_value(
                 maintenance::events(&array, parameters, &self.instance, &self.stopping).await,
             ),
-            Command::Stop(_) => Ok(Value::Null),
+            Command::Stop(_) | Command::Upgrade(_) => Ok(Value::Null),
         };
         result.map_err(|error| refusal::failed(&error))
     }

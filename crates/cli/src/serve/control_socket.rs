@@ -10,7 +10,11 @@ use std::{
 use pinstripe_control::place;
 use pinstripe_runtime::{trust::check_place, uring::Listener};
 
+use super::{front::listen_unix, succession::Inheritance};
 use crate::{command_line::ServeArguments, failure::Failure};
+
+/// What the control socket is called among the listening sockets.
+pub const PROTOCOL: &str = "control";
 
 /// The control socket. Its file goes with it.
 pub struct ControlSocket {
@@ -25,13 +29,18 @@ pub struct ControlSocket {
 
 impl ControlSocket {
     /// Binds it.
-    pub fn listen(arguments: &ServeArguments, name: &str, uuid: &str) -> Result<Self, Failure> {
+    pub fn listen(
+        arguments: &ServeArguments,
+        name: &str,
+        uuid: &str,
+        inherited: Option<&Inheritance>,
+    ) -> Result<Self, Failure> {
         let stem = place::stem(name, uuid);
         let path = match &arguments.control {
             Some(path) => path.clone(),
             None => default_folder()?.join(format!("{stem}.sock")),
         };
-        let listener = Listener::unix(&path)?;
+        let listener = listen_unix(inherited, PROTOCOL, &path)?;
         let elsewhere = arguments.control.is_some().then(default_folder).and_then(Result::ok);
         let absolute = PathBuf::from(absolute(&path));
         let link = elsewhere.and_then(|folder| place::Link::new(&folder, uuid, &absolute));

@@ -5,7 +5,7 @@
 //! there, *opened* on every shard when it is, serves, is *stopped* (what is under way is finished), and is
 //! *closed* when the array has stopped.
 
-use std::{net::SocketAddr, path::Path, pin::Pin, rc::Rc, sync::Arc};
+use std::{cell::RefCell, io, net::SocketAddr, os::fd::OwnedFd, path::Path, pin::Pin, rc::Rc, sync::Arc};
 
 use pinstripe_block::rate::RateLimit;
 use pinstripe_control::detail::Address;
@@ -13,16 +13,23 @@ use pinstripe_engine::shared::Shared;
 use pinstripe_runtime::{
     ShardHandle,
     shard::{self, JoinHandle},
-    uring::{Connection, Listener},
+    uring::{Connection, Leaver, ListenError, Listener},
 };
 
 use super::{
-    fuse, journal::ServerLog, nbd, nvme, service::ServedArray, stopping::Stopping, ublk, vhost_user,
+    fuse,
+    journal::ServerLog,
+    nbd, nvme,
+    service::ServedArray,
+    stopping::Stopping,
+    succession::{Connected, Inheritance},
+    ublk, vhost_user,
 };
 use crate::{
     accept::{accept, in_turn},
     command_line::ServeArguments,
     failure::Failure,
+    open::listen,
 };
 
 /// All that there are. Clients are told of them in this order.
@@ -53,6 +60,35 @@ pub struct Identity<'a> {
     /// How files that belong to it begin, and in which folder they are.
     pub stem: &'a str,
     pub folder: &'a Path,
+    /// What the program before has left, if this one takes its place.
+    pub inherited: Option<&'a Inheritance>,
+}
+
+impl Identity<'_> {
+    /// A unix socket of this protocol: a new one, or the one that was left.
+    pub fn listen_unix(&self, protocol: &str, path: &Path) -> Result<Listener, ListenError> {
+        listen_unix(self.inherited, protocol, path)
+    }
+
+    /// A TCP socket of this protocol: a new one, or the one that was left.
+    pub async fn listen_tcp(&self, protocol: &str, address: SocketAddr) -> Result<Listener, ListenError> {
+        match self.inherited.and_then(|inherited| inherited.listener(protocol)) {
+            Some(socket) => Listener::inherited(socket, None),
+            None => listen(address).await,
+        }
+    }
+}
+
+/// See [`Identity::listen_unix`].
+pub fn listen_unix(
+    inherited: Option<&Inheritance>,
+    protocol: &str,
+    path: &Path,
+) -> Result<Listener, ListenError> {
+    match inherited.and_then(|inherited| inherited.listener(protocol)) {
+        Some(socket) => Listener::inherited(socket, Some(path)),
+        None => Listener::unix(path),
+    }
 }
 
 /// The array that is to be served.
@@ -87,6 +123,23 @@ pub trait FrontEnd {
     /// The name of each client's connection. One that hasn't said what it wants isn't a client.
     fn clients(&self) -> Vec<String>;
 
+    /// Why its clients would not outlive a change of the program.
+    fn refuse_succession(&self) -> Result<(), &'static str> {
+        Ok(())
+    }
+
+    /// Instead of [`FrontEnd::stop`]: finishes what is under way, and gives the connections that the next
+    /// program can go on with.
+    fn leave<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, Vec<Connected>> {
+        Box::pin(async {
+            self.stop(shards).await;
+            Vec::new()
+        })
+    }
+
+    /// Goes on with a connection that the program before has left, on this shard.
+    fn resume(&self, _shard: &ShardHandle, _connection: Connected) {}
+
     /// Ends all connections after what is under way.
     fn stop<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, ()>;
 
@@ -99,19 +152,44 @@ pub trait FrontEnd {
 pub struct Accepting<'a> {
     pub shards: &'a [ShardHandle],
     pub stopping: &'a Rc<Stopping>,
+    pub leavers: &'a Leavers,
 }
 
 impl Accepting<'_> {
     /// Hands a listener's connections to the shards in turn, until the end is wanted.
     pub fn hand_out(
         self,
+        protocol: &'static str,
         listener: Listener,
         hand_over: impl Fn(&ShardHandle, Connection) + 'static,
     ) -> JoinHandle<()> {
+        self.leavers.note(protocol, &listener);
         let (shards, stopping) = (self.shards.to_vec(), Rc::clone(self.stopping));
         shard::spawn_joined(async move {
             accept(&listener, stopping.wanted(), in_turn(&shards, hand_over)).await;
         })
+    }
+}
+
+/// By which listening sockets are left to the next program, in the order in which they were bound.
+#[derive(Default)]
+pub struct Leavers(RefCell<Vec<(&'static str, Leaver)>>);
+
+impl Leavers {
+    /// A listener that a task is going to have.
+    pub fn note(&self, protocol: &'static str, listener: &Listener) {
+        self.0.borrow_mut().push((protocol, listener.leaver()));
+    }
+
+    /// All sockets, which don't end with their listeners any more.
+    pub fn leave(&self) -> io::Result<Vec<(&'static str, OwnedFd)>> {
+        self.0.borrow().iter().map(|(protocol, leaver)| Ok((*protocol, leaver.leave()?))).collect()
+    }
+
+    /// Connections that were being accepted when the listeners went.
+    pub fn last_accepted(&self) -> Vec<(&'static str, OwnedFd)> {
+        let leavers = self.0.borrow();
+        leavers.iter().filter_map(|(protocol, leaver)| Some((*protocol, leaver.last_accepted()?))).collect()
     }
 }
 
@@ -170,6 +248,32 @@ impl FrontEnds {
             front_end.clients().into_iter().map(move |name| (protocol, name))
         };
         self.0.iter().flat_map(client).collect()
+    }
+
+    /// Why clients would not outlive a change of the program.
+    pub fn refuse_succession(&self) -> Result<(), &'static str> {
+        self.0.iter().try_for_each(|front_end| front_end.refuse_succession())
+    }
+
+    /// Instead of [`FrontEnds::stop`]: the connections that the next program can go on with, by protocol.
+    pub async fn leave(&self, shards: &[ShardHandle]) -> Vec<(&'static str, Connected)> {
+        let mut left = Vec::new();
+        for front_end in self.0.iter().rev() {
+            let protocol = front_end.protocol();
+            left.extend(front_end.leave(shards).await.into_iter().map(|connection| (protocol, connection)));
+        }
+        left
+    }
+
+    /// Goes on with connections that the program before has left.
+    pub fn resume(&self, shards: &[ShardHandle], connections: Vec<(String, Connected)>) {
+        let mut targets = shards.iter().cycle();
+        for (protocol, connection) in connections {
+            let front_end = self.0.iter().find(|front_end| front_end.protocol() == protocol);
+            if let Some((front_end, target)) = front_end.zip(targets.next()) {
+                front_end.resume(target, connection);
+            }
+        }
     }
 
     pub async fn stop(&self, shards: &[ShardHandle]) {

@@ -148,6 +148,10 @@ impl FrontEnd for Fuse {
         clients
     }
 
+    fn refuse_succession(&self) -> Result<(), &'static str> {
+        Err("a FUSE mount is not handed over to another program yet: end what uses it, stop and start")
+    }
+
     fn stop<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, ()> {
         Box::pin(self.end(shards))
     }

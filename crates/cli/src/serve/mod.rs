@@ -33,6 +33,7 @@ mod refusal;
 mod report;
 mod service;
 mod stopping;
+mod succession;
 mod tls;
 mod ublk;
 mod vhost_user;
@@ -41,13 +42,13 @@ pub use control_socket::default_folder;
 pub use journal::{ServerLog, severity};
 pub use tls::Complaints;
 
-use std::{path::PathBuf, rc::Rc, sync::Arc};
+use std::{io, path::PathBuf, rc::Rc, sync::Arc};
 
 use pinstripe_block::{
     first_of::{First, first_of},
     rate::{RateLimit, Rates},
 };
-use pinstripe_control::{size::ByteSize, text::printable};
+use pinstripe_control::{UpgradeResult, size::ByteSize, text::printable};
 use pinstripe_engine::{
     array::Array,
     assembly::AssembleError,
@@ -55,8 +56,9 @@ use pinstripe_engine::{
     options::{ArrayOptions, SyncSpeed},
 };
 use pinstripe_runtime::{
-    ShardHandle, shard,
-    uring::{self, Context, RuntimeConfig, blocking},
+    ShardHandle,
+    shard::{self, JoinHandle},
+    uring::{self, Context, Listener, RuntimeConfig, blocking},
 };
 use serde_json::json;
 
@@ -64,16 +66,17 @@ use self::{
     control::ControlServer,
     control_socket::ControlSocket,
     devices::OpenedDevices,
-    front::{Accepting, FrontEnds, Identity},
+    front::{Accepting, FrontEnds, Identity, Leavers},
     pool::Pool,
     reconnect::Reconnector,
     stopping::Stopping,
+    succession::{Connected, Estate, Inheritance, Settings, Taken},
 };
 use crate::{
     accept::accept,
-    command_line::{LimitOptions, ServeArguments},
+    command_line::{LimitOptions, Role, ServeArguments},
     create::Shape,
-    ending::{Order, until_ordered},
+    ending::{self, Order, until_ordered},
     failure::Failure,
     limits, log, member, nvme_server,
     supervisor::Supervised,
@@ -84,9 +87,23 @@ pub fn run(arguments: ServeArguments) -> Result<(), Failure> {
         // A process that leads its group has a session of its own already, or is asked for nothing.
         let _ = rustix::process::setsid();
     }
+    let role = arguments.succession.clone();
     let plan = Plan::new(arguments)?;
-    let config = plan.runtime();
-    uring::run(&config, move |context| serve(context, plan))?
+    let inherited = match role {
+        Some(Role::Asked) => return succession::answer(),
+        Some(Role::Successor(number)) => {
+            // The program before may have been called by its descriptor's path.
+            let _ = rustix::thread::set_name(c"pinstripe");
+            Some(Arc::new(Inheritance::read(number)?))
+        }
+        None => None,
+    };
+    let (config, heir) = (plan.runtime(), inherited.clone());
+    match (uring::run(&config, move |context| serve(context, plan, heir)), inherited) {
+        (Ok(outcome), _) => outcome,
+        (Err(error), Some(inherited)) => Err(inherited.go_back(&error.into())),
+        (Err(error), None) => Err(error.into()),
+    }
 }
 
 /// Refuses arguments that can't be served by, whatever the members are.
@@ -151,6 +168,25 @@ impl Plan {
         limit::rates(limit_iops.unwrap_or(0), limit_bandwidth.map_or(0, |size| size.0), limit_burst)
     }
 
+    /// The plan of a program that takes another one's place: the array as it is there. Nothing is forced.
+    fn inherit(mut self, inherited: &Inheritance) -> Self {
+        let (arguments, settings) = (&mut self.arguments, inherited.settings());
+        arguments.devices = inherited.devices();
+        (arguments.force, arguments.takeover) = (false, false);
+        // As if a member had been lost there.
+        (arguments.run, arguments.run_after) = (true, Some(0));
+        arguments.sync_speed_min = Some(settings.sync_speed_min_kib);
+        arguments.sync_speed_max = Some(settings.sync_speed_max_kib);
+        arguments.journal_mode = settings.journal_mode().unwrap_or(arguments.journal_mode);
+        let limit = settings.limit;
+        arguments.limits = LimitOptions {
+            limit_iops: Some(limit.iops),
+            limit_bandwidth: Some(ByteSize(limit.bytes_per_second)),
+            limit_burst: limit.burst_seconds,
+        };
+        self
+    }
+
     /// `left_out`: members were waited for in vain.
     fn options(&self, left_out: bool) -> ArrayOptions {
         ArrayOptions {
@@ -171,16 +207,21 @@ impl Plan {
     }
 }
 
-async fn serve(context: Context, plan: Plan) -> Result<(), Failure> {
+async fn serve(context: Context, plan: Plan, inherited: Option<Arc<Inheritance>>) -> Result<(), Failure> {
     log::begin(plan.arguments.log, "serve")?;
     let mut order = Order::new();
-    let supervised = Supervised::begin(context.shards());
-    match until_ordered(&mut order, Box::pin(start(context, plan))).await {
+    let supervised = Supervised::begin(context.shards(), inherited.is_some());
+    let Some(inherited) = inherited else {
+        let started = until_ordered(&mut order, Box::pin(start(context, plan, None))).await;
+        let Some(started) = started.transpose()? else { return Ok(()) };
+        return started.run(order, supervised, None).await;
+    };
+    let plan = plan.inherit(&inherited);
+    let in_time = succession::in_time(start(context, plan, Some(&inherited)));
+    match until_ordered(&mut order, Box::pin(in_time)).await {
         None => Ok(()),
-        Some(started) => {
-            let Started { served, control, opened } = started?;
-            served.run(order, control, opened, supervised).await
-        }
+        Some(Err(failure)) => Err(inherited.go_back(&failure)),
+        Some(Ok(started)) => started.run(order, supervised, Some(inherited.take())).await,
     }
 }
 
@@ -191,7 +232,7 @@ struct Started {
     opened: devices::Opened,
 }
 
-async fn start(context: Context, plan: Plan) -> Result<Started, Failure> {
+async fn start(context: Context, plan: Plan, inherited: Option<&Inheritance>) -> Result<Started, Failure> {
     let remote = plan.arguments.remote.clone();
     // A file with secrets may keep its readers waiting.
     blocking(move || member::know(&remote)).await?;
@@ -199,9 +240,9 @@ async fn start(context: Context, plan: Plan) -> Result<Started, Failure> {
     let pool = Pool::new(&plan.arguments)?;
     let members = OpenedDevices::open(&plan.arguments, plan.shape.as_ref()).await?;
     let opened = members.opened();
-    let control = ControlSocket::listen(&plan.arguments, &members.name, &members.uuid)?;
+    let control = ControlSocket::listen(&plan.arguments, &members.name, &members.uuid, inherited)?;
     let (stem, folder) = (control.stem.as_str(), control.folder());
-    let identity = Identity { name: &members.name, uuid: &members.uuid, stem, folder };
+    let identity = Identity { name: &members.name, uuid: &members.uuid, stem, folder, inherited };
     let mut front_ends = FrontEnds::bind(&plan.arguments, identity).await?;
     log::describe(&members.name, &[("array", &members.name), ("uuid", &members.uuid)]);
     let journal = ServerLog::new(plan.arguments.json, &members.name)?;
@@ -211,6 +252,9 @@ async fn start(context: Context, plan: Plan) -> Result<Started, Failure> {
     let assembled = Array::assemble(members.sources, plan.options(members.left_out), shards.clone()).await;
     let takeover = plan.arguments.takeover;
     let array = assembled.map_err(|error| Failure::new(not_assembled(&error, takeover)))?;
+    if let Some(inherited) = inherited {
+        array.pause_sync(inherited.settings().sync_paused);
+    }
     let limit = Arc::new(RateLimit::new(plan.rates()));
     if let Err(error) = front_ends.open(array.shared(), &shards, &journal, &limit).await {
         let _ = array.stop().await;
@@ -226,6 +270,7 @@ async fn start(context: Context, plan: Plan) -> Result<Started, Failure> {
         shards,
         pool,
         front_ends: Rc::new(front_ends),
+        leavers: Rc::default(),
         limit,
     };
     Ok(Started { served, control, opened })
@@ -264,6 +309,7 @@ struct Served {
     stopping: Rc<Stopping>,
     pool: Option<Pool>,
     front_ends: Rc<FrontEnds>,
+    leavers: Rc<Leavers>,
     /// Of all clients together.
     limit: Arc<RateLimit>,
     /// Of how it was started.
@@ -273,42 +319,46 @@ struct Served {
     kinds: devices::Kinds,
 }
 
-impl Served {
-    /// Serves until the end is wanted or `order` tells of it, then ends.
+impl Started {
+    /// Serves until the end is wanted or `order` tells of it, then ends. `taken`: from the program before.
     async fn run(
-        mut self,
-        order: Order,
-        socket: ControlSocket,
-        opened: devices::Opened,
+        self,
+        mut order: Order,
         supervised: Supervised,
+        taken: Option<Taken>,
     ) -> Result<(), Failure> {
-        let reconnector = Reconnector::spawn(self.array.clone(), self.kinds.poll, Rc::clone(&self.stopping));
-        let controller = ControlServer::new(&self, reconnector);
-        if let Some(pool) = self.pool.take() {
-            pool.spawn(self.array.clone(), self.journal.clone(), Rc::clone(&self.stopping));
+        let Self { mut served, control: socket, opened } = self;
+        let reconnector =
+            Reconnector::spawn(served.array.clone(), served.kinds.poll, Rc::clone(&served.stopping));
+        let controller = ControlServer::new(&served, reconnector);
+        if let Some(pool) = served.pool.take() {
+            pool.spawn(served.array.clone(), served.journal.clone(), Rc::clone(&served.stopping));
         }
-        let way = Accepting { shards: &self.shards, stopping: &self.stopping };
-        let mut accepting = self.front_ends.accept(way);
-        let (control, stopping) = (controller.clone(), Rc::clone(&self.stopping));
-        accepting.push(shard::spawn_joined(async move {
-            accept(&socket.listener, stopping.wanted(), |connection| control.spawn(connection)).await;
-        }));
-        let last_reported = self.journal.tell_events(&self.array, 0);
-        self.journal.watch(self.array.clone(), last_reported, Rc::clone(&self.stopping));
-        self.announce();
+        let accepting = served.accept(&controller, socket.listener);
+        let last_reported = served.journal.tell_events(&served.array, 0);
+        served.journal.watch(served.array.clone(), last_reported, Rc::clone(&served.stopping));
+        served.announce();
+        if let Some(taken) = taken {
+            served.go_on(&controller, taken);
+        }
         supervised.ready();
-        let why = match first_of(order, self.stopping.wanted()).await {
+        let why = match first_of(&mut order, served.stopping.wanted()).await {
             First::One(()) => "by a signal",
             First::Other(()) => "as asked for over the control socket",
         };
-        self.journal.note(&format!("stopping, {why}"));
+        match served.estate() {
+            Some(Ok(estate)) => return served.hand_over(&controller, accepting, opened, estate, order).await,
+            Some(Err(error)) => served.journal.warn(&format!("nothing can be handed over: {error}")),
+            None => {}
+        }
+        served.journal.note(&format!("stopping, {why}"));
         supervised.stopping();
-        self.stopping.want();
+        served.stopping.want();
         for task in accepting {
             task.join().await;
         }
-        let journal = self.journal.clone();
-        let outcome = self.end(&controller, opened).await;
+        let journal = served.journal.clone();
+        let outcome = served.end(&controller, opened).await;
         if outcome.is_ok() {
             journal.note("stopped: the superblocks are clean and the devices are closed");
         }
@@ -319,6 +369,85 @@ impl Served {
         };
         controller.finish(answer).await;
         outcome
+    }
+}
+
+impl Served {
+    /// Takes connections until the end is wanted.
+    fn accept(&self, controller: &ControlServer, control: Listener) -> Vec<JoinHandle<()>> {
+        self.leavers.note(control_socket::PROTOCOL, &control);
+        let way = Accepting { shards: &self.shards, stopping: &self.stopping, leavers: &self.leavers };
+        let mut accepting = self.front_ends.accept(way);
+        let (controller, stopping) = (controller.clone(), Rc::clone(&self.stopping));
+        accepting.push(shard::spawn_joined(async move {
+            accept(&control, stopping.wanted(), |connection| controller.spawn(connection)).await;
+        }));
+        accepting
+    }
+
+    /// Goes on with what the program before has left.
+    fn go_on(&self, controller: &ControlServer, taken: Taken) {
+        let Taken { connections, caller, result, failed } = taken;
+        let UpgradeResult { from, to, pause_ms, connections: count } = &result;
+        let outcome = match failed {
+            None => {
+                self.journal.note(&format!(
+                    "pinstripe {to} has taken the place of {from}, with {count} connections; requests waited {pause_ms} ms"
+                ));
+                serde_json::to_value(&result).map_err(|error| refusal::failed(&error))
+            }
+            Some(why) => {
+                let words = format!("{why}; pinstripe {to} goes on, requests waited {pause_ms} ms");
+                self.journal.warn(&format!("the other program could not take over: {words}"));
+                Err(refusal::failed(&format!("the program could not take over: {words}")))
+            }
+        };
+        self.front_ends.resume(&self.shards, connections);
+        if let Some((socket, call)) = caller {
+            controller.resume(socket, call, outcome);
+        }
+    }
+
+    /// What the next program gets, if one is to go on.
+    fn estate(&self) -> Option<io::Result<Estate>> {
+        let wish = self.stopping.successor()?;
+        self.journal.note(&format!("{} is to take over", wish.candidate.in_words()));
+        let settings = Settings::of(&self.array, limit::now(&self.limit));
+        Some(Estate::new(wish, settings, succession::devices(&self.array)))
+    }
+
+    /// Ends, so that another program goes on in this process. Returns only if none can.
+    async fn hand_over(
+        self,
+        controller: &ControlServer,
+        accepting: Vec<JoinHandle<()>>,
+        opened: devices::Opened,
+        mut estate: Estate,
+        mut order: Order,
+    ) -> Result<(), Failure> {
+        for task in accepting {
+            task.join().await;
+        }
+        self.limit.set(Rates::default());
+        for (protocol, connection) in self.front_ends.leave(&self.shards).await {
+            estate.add(protocol, connection);
+        }
+        if let Err(error) = self.array.stop().await {
+            self.journal.warn(&format!("the superblocks could not be marked clean: {error}"));
+        }
+        self.front_ends.close(&self.shards).await;
+        controller.answer_others().await;
+        controller.release();
+        drop(self.array);
+        opened.closed().await;
+        for (protocol, socket) in self.leavers.last_accepted() {
+            estate.add(protocol, Connected { socket, name: String::new(), left: None });
+        }
+        if order.is_given() {
+            ending::pass_on();
+        }
+        self.journal.flush();
+        Err(estate.hand_over())
     }
 
     /// Ends what is in flight, marks the array clean and closes the devices.

@@ -10,17 +10,18 @@ use std::{
 };
 
 use pinstripe_engine::io::service::VolumeService;
-use pinstripe_export::nbd::{Export, Security, Server, SessionEnd};
+use pinstripe_export::nbd::{Export, Left, Security, Server, SessionEnd};
 use pinstripe_runtime::{
     ShardHandle,
     shard::{self, JoinHandle},
-    uring::{Connection, Listener, Peer},
+    uring::{Connection, Listener, Peer, SocketStream},
 };
 
 use super::{
     control_socket::absolute,
     front::{Accepting, Binding, Bound, FrontEnd, Identity, Kind, Service, Task},
     journal::ServerLog,
+    succession::Connected,
     tls::{self, Complaints, Tls},
 };
 use crate::{
@@ -29,13 +30,16 @@ use crate::{
     log::{self, Entry},
     memory,
     on_shards::on_shards,
-    open::listen,
 };
 
 pub const KIND: Kind = Kind { check, bind };
 
+const PROTOCOL: &str = "nbd";
+
 /// Time that connections get for their last replies when the server stops.
 const GRACE_NANOSECONDS: u64 = 5_000_000_000;
+/// Time that they get when another program is to go on with them: all of them wait for the last one.
+const LEAVE_NANOSECONDS: u64 = 1_000_000_000;
 
 thread_local! {
     /// This shard's server.
@@ -91,8 +95,8 @@ fn bind<'a>(arguments: &'a ServeArguments, identity: Identity<'a>) -> Binding<'a
         let mut nbd = Nbd { name: name.to_owned(), tls, ..Nbd::default() };
         for address in addresses {
             let (listener, path) = match address {
-                NbdAddress::Unix(path) => (Listener::unix(&path)?, Some(path)),
-                NbdAddress::Tcp(address) => (listen(address).await?, None),
+                NbdAddress::Unix(path) => (identity.listen_unix(PROTOCOL, &path)?, Some(path)),
+                NbdAddress::Tcp(address) => (identity.listen_tcp(PROTOCOL, address).await?, None),
             };
             nbd.uris.push(uri(name, &listener, path.as_deref(), secure));
             let open = listener.tcp_address().filter(|address| address.ip().is_loopback());
@@ -105,7 +109,7 @@ fn bind<'a>(arguments: &'a ServeArguments, identity: Identity<'a>) -> Binding<'a
 
 impl FrontEnd for Nbd {
     fn protocol(&self) -> &'static str {
-        "nbd"
+        PROTOCOL
     }
 
     fn open<'a>(&'a mut self, service: Service<'a>) -> Task<'a, Result<(), Failure>> {
@@ -141,10 +145,11 @@ impl FrontEnd for Nbd {
             let (clients, complaints, tls) =
                 (Arc::clone(&self.clients), complaints.clone(), self.tls.clone());
             let by_tcp = listener.tcp_address().is_some();
-            way.hand_out(listener, move |shard, connection| {
-                let client = Connected::new(&clients, &connection);
+            way.hand_out(PROTOCOL, listener, move |shard, connection| {
+                let client = Client::new(&clients, peer(&connection));
                 let security = tls.as_ref().map(|tls| tls.security(by_tcp)).unwrap_or_default();
-                hand_over(shard, connection, security, client, complaints.clone());
+                let greeting = Start::Greeting(security, complaints.clone());
+                hand_over(shard, connection, greeting, client);
             })
         };
         let accepting = self.listeners.take().into_iter().map(accept);
@@ -153,7 +158,29 @@ impl FrontEnd for Nbd {
     }
 
     fn clients(&self) -> Vec<String> {
-        lock(&self.clients).connections.values().cloned().collect()
+        lock(&self.clients).chosen.values().cloned().collect()
+    }
+
+    fn leave<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, Vec<Connected>> {
+        let leave = || async {
+            if let Some(server) = current() {
+                server.leave(LEAVE_NANOSECONDS).await;
+            }
+        };
+        Box::pin(async move {
+            on_shards(shards, leave).await;
+            // Their tasks end in a moment.
+            while lock(&self.clients).tasks > 0 {
+                shard::yield_now().await;
+            }
+            std::mem::take(&mut lock(&self.clients).left)
+        })
+    }
+
+    fn resume(&self, shard: &ShardHandle, connection: Connected) {
+        let Connected { socket, name, left } = connection;
+        let Some(left) = left else { return };
+        hand_over(shard, Connection::new(socket), Start::Left(left), Client::new(&self.clients, name));
     }
 
     fn stop<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, ()> {
@@ -171,31 +198,42 @@ impl FrontEnd for Nbd {
     }
 }
 
+/// How a connection begins here.
+enum Start {
+    Greeting(Security, Complaints),
+    /// The program before has left it.
+    Left(Left),
+}
+
 /// Gives a connection to a shard, where it lives from now on.
-fn hand_over(
-    target: &ShardHandle,
-    connection: Connection,
-    security: Security,
-    client: Connected,
-    complaints: Complaints,
-) {
+fn hand_over(target: &ShardHandle, connection: Connection, start: Start, client: Client) {
     target.send(move || {
         // Without a server it is closed: the array is stopping.
         let Some(server) = current() else { return };
         shard::spawn(async move {
             match connection.attach() {
-                Ok(stream) => {
-                    let counts = |secure| client.counts(secure);
-                    let end = server.serve_securely(stream, security, counts).await;
-                    match &end {
-                        SessionEnd::Insecure(why) => complaints.tell(&client.name, why),
-                        end => tell_end(&client.name, end),
-                    }
-                }
+                Ok(stream) => serve(&server, stream, start, &client).await,
                 Err(error) => log::warn(&format!("a connection can't be used: {error}")),
             }
         });
     });
+}
+
+/// Serves a connection to its end, or until it is left.
+async fn serve(server: &Server<VolumeService>, stream: Rc<SocketStream>, start: Start, client: &Client) {
+    let kept = Rc::clone(&stream);
+    let (end, complaints) = match start {
+        Start::Greeting(security, complaints) => {
+            let counts = |secure| client.counts(secure);
+            (server.serve_securely(stream, security, counts).await, Some(complaints))
+        }
+        Start::Left(left) => (server.resume(stream, &left, || client.counts(false)).await, None),
+    };
+    match (end, complaints) {
+        (SessionEnd::Insecure(why), Some(complaints)) => complaints.tell(&client.name, &why),
+        (SessionEnd::Left(left), _) => client.leave(&kept, left),
+        (end, _) => tell_end(&client.name, &end),
+    }
 }
 
 /// Says how a connection ended. One that was cut off should be seen; an end is usual.
@@ -215,46 +253,69 @@ fn tell_end(client: &str, end: &SessionEnd) {
     log::say(&Entry { level, peer: Some(client), protocol: Some("nbd"), message, ..Entry::default() });
 }
 
-/// The connections that have chosen the export, and haven't ended.
+/// The connections.
 #[derive(Default)]
 struct Clients {
     next: u64,
-    /// By the order in which they came.
-    connections: BTreeMap<u64, String>,
+    /// Those that haven't ended.
+    tasks: usize,
+    /// Those of them that have chosen the export, by the order in which they came.
+    chosen: BTreeMap<u64, String>,
+    /// Those that the next program goes on with.
+    left: Vec<Connected>,
 }
 
 /// A connection, which may count as a client's until this goes.
-struct Connected {
+struct Client {
     clients: Arc<Mutex<Clients>>,
     number: u64,
     name: String,
 }
 
-impl Connected {
+impl Client {
     /// It doesn't count yet.
-    fn new(clients: &Arc<Mutex<Clients>>, connection: &Connection) -> Self {
-        let name = connection.peer().map_or_else(|| "an unknown client".to_owned(), peer_name);
+    fn new(clients: &Arc<Mutex<Clients>>, name: String) -> Self {
         let mut counted = lock(clients);
         let number = counted.next;
         counted.next += 1;
+        counted.tasks += 1;
         Self { clients: Arc::clone(clients), number, name }
     }
 
     /// From now on it counts.
     fn counts(&self, secure: bool) {
         let name = if secure { format!("{} by TLS", self.name) } else { self.name.clone() };
-        lock(&self.clients).connections.insert(self.number, name);
+        lock(&self.clients).chosen.insert(self.number, name);
+    }
+
+    /// Puts it by for the next program.
+    fn leave(&self, stream: &SocketStream, left: Left) {
+        match stream.leave() {
+            Ok(connection) => {
+                let (socket, name) = (connection.into(), self.name.clone());
+                lock(&self.clients).left.push(Connected { socket, name, left: Some(left) });
+            }
+            Err(error) => {
+                log::warn(&format!("NBD: the connection of {} can't be handed on: {error}", self.name));
+            }
+        }
     }
 }
 
-impl Drop for Connected {
+impl Drop for Client {
     fn drop(&mut self) {
-        lock(&self.clients).connections.remove(&self.number);
+        let mut clients = lock(&self.clients);
+        clients.chosen.remove(&self.number);
+        clients.tasks -= 1;
     }
 }
 
 fn lock(clients: &Mutex<Clients>) -> MutexGuard<'_, Clients> {
     clients.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn peer(connection: &Connection) -> String {
+    connection.peer().map_or_else(|| "an unknown client".to_owned(), peer_name)
 }
 
 /// How a client is called.

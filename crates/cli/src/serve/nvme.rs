@@ -7,12 +7,21 @@ use pinstripe_nvme::{
     auth::Authentication,
     controller::{NamespaceConfig, Subsystem, uuid_of, uuid_text},
 };
-use pinstripe_runtime::{ShardHandle, shard::JoinHandle, uring::Listener};
+use pinstripe_runtime::{
+    ShardHandle,
+    shard::JoinHandle,
+    uring::{Connection, Listener},
+};
 
-use super::front::{Accepting, Binding, Bound, FrontEnd, Identity, Kind, Service, Task};
-use crate::{command_line::ServeArguments, failure::Failure, nvme_server, open::listen};
+use super::{
+    front::{Accepting, Binding, Bound, FrontEnd, Identity, Kind, Service, Task},
+    succession::Connected,
+};
+use crate::{command_line::ServeArguments, failure::Failure, nvme_server};
 
 pub const KIND: Kind = Kind { check, bind };
+
+const PROTOCOL: &str = "nvme-tcp";
 
 struct NvmeTcp {
     /// Until connections are taken.
@@ -38,7 +47,7 @@ fn bind<'a>(arguments: &'a ServeArguments, identity: Identity<'a>) -> Binding<'a
     Box::pin(async move {
         let Some(address) = arguments.nvme_tcp else { return Ok(None) };
         let hosts = nvme_server::hosts(arguments.dhchap_hosts.clone()).await?;
-        let listener = listen(address).await?;
+        let listener = identity.listen_tcp(PROTOCOL, address).await?;
         let uuid = namespace_uuid(identity.uuid);
         let own = || format!("nqn.2014-08.org.nvmexpress:uuid:{}", uuid_text(&uuid));
         let bound = NvmeTcp {
@@ -71,7 +80,7 @@ impl NvmeTcp {
 
 impl FrontEnd for NvmeTcp {
     fn protocol(&self) -> &'static str {
-        "nvme-tcp"
+        PROTOCOL
     }
 
     fn open<'a>(&'a mut self, service: Service<'a>) -> Task<'a, Result<(), Failure>> {
@@ -101,13 +110,17 @@ impl FrontEnd for NvmeTcp {
     }
 
     fn accept(&self, way: Accepting<'_>) -> Vec<JoinHandle<()>> {
-        let accept = |listener| way.hand_out(listener, nvme_server::hand_over);
+        let accept = |listener| way.hand_out(PROTOCOL, listener, nvme_server::hand_over);
         self.listener.take().map(accept).into_iter().collect()
     }
 
     /// The NQN of each controller's host.
     fn clients(&self) -> Vec<String> {
         self.subsystem.iter().flat_map(|subsystem| subsystem.hosts()).collect()
+    }
+
+    fn resume(&self, shard: &ShardHandle, connection: Connected) {
+        nvme_server::hand_over(shard, Connection::new(connection.socket));
     }
 
     fn stop<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, ()> {

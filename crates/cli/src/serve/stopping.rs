@@ -7,16 +7,39 @@ use std::{
 
 use pinstripe_runtime::Signal;
 
+use super::succession::Wish;
+
 /// See the module. Lives on shard 0.
 pub struct Stopping {
     wanted: Cell<bool>,
     outcome: RefCell<Option<Result<(), String>>>,
+    /// Another program is to take this one's place.
+    successor: RefCell<Option<Wish>>,
+    succeeded: Cell<bool>,
     changed: Signal,
 }
 
 impl Stopping {
     pub fn new() -> Rc<Self> {
-        Rc::new(Self { wanted: Cell::new(false), outcome: RefCell::default(), changed: Signal::default() })
+        let (wanted, outcome, successor, succeeded, changed) = Default::default();
+        Rc::new(Self { wanted, outcome, successor, succeeded, changed })
+    }
+
+    /// Asks for the end, so that another program goes on.
+    pub fn want_successor(&self, wish: Wish) {
+        self.successor.replace(Some(wish));
+        self.succeeded.set(true);
+        self.want();
+    }
+
+    /// Whether another program is to go on.
+    pub fn is_for_successor(&self) -> bool {
+        self.succeeded.get()
+    }
+
+    /// The program that is to go on, if that is what was asked for.
+    pub fn successor(&self) -> Option<Wish> {
+        self.successor.take()
     }
 
     /// Asks for the end.

@@ -3,6 +3,7 @@
 //! ```text
 //!   new          ADD ─ SET_PARAMS ─ every shard fetches for its queue ─ START (scans partitions)
 //!   taken over   START_RECOVERY ─── every shard fetches for its queue ─ END_RECOVERY (requests go on)
+//!   left         every shard finishes what is under way, and fetches no more: the next program takes it over
 //!   the end      dirty pages are written ─ STOP (what is under way is answered) ─ tags end ─ DELETE
 //! ```
 //!
@@ -29,7 +30,7 @@ use std::{
 use pinstripe_block::{BlockService, budget::Share};
 use pinstripe_engine::io::service::VolumeService;
 use pinstripe_export::ublk::{
-    Ended, Helped, Limits, Loads, Request, Spread, Worker, mark, parameters, serve_tag,
+    Ended, Helped, Leave, Limits, Loads, Request, Spread, Worker, mark, parameters, serve_tag,
     wire::{DeviceInfo, Parameters, feature, state},
 };
 use pinstripe_runtime::{
@@ -45,6 +46,7 @@ use super::{
     front::{Accepting, Binding, Bound, FrontEnd, Identity, Kind, Service, Task},
     journal::ServerLog,
     nvme::namespace_uuid,
+    succession::Connected,
 };
 use crate::{
     command_line::{ServeArguments, UblkNumber},
@@ -66,8 +68,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(50);
 
 thread_local! {
-    /// The tags that this shard serves.
-    static TAGS: RefCell<Vec<JoinHandle<()>>> = const { RefCell::new(Vec::new()) };
+    /// The tags that this shard serves, and by which each is left.
+    static TAGS: RefCell<Vec<(JoinHandle<()>, Rc<Leave>)>> = const { RefCell::new(Vec::new()) };
     /// What helps other shards here, as long as this shard serves tags.
     static HELPER: RefCell<Weak<dyn Helper>> = RefCell::new(Weak::<Worker<VolumeService>>::new());
 }
@@ -186,7 +188,10 @@ impl FrontEnd for Ublk {
             }
             blocking(move || wait_for_udev(info.device)).await;
             if taken_over {
-                journal.note(&format!("{} was taken over from a server that had died", self.path()));
+                journal.note(&format!(
+                    "{} was taken over from the server before, and what waited goes on",
+                    self.path()
+                ));
             }
             Ok(())
         })
@@ -208,6 +213,19 @@ impl FrontEnd for Ublk {
     fn clients(&self) -> Vec<String> {
         let used = |(device, _): &(u32, ServerLog)| users(*device).into_iter();
         self.served.iter().flat_map(used).map(|use_| format!("{} {use_}", self.path())).collect()
+    }
+
+    /// The device stays, and its requests wait for the next program. It takes the device over as if this one
+    /// had died.
+    fn leave<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, Vec<Connected>> {
+        let leave = || async {
+            TAGS.with_borrow(|tags| tags.iter().for_each(|(_, leave)| leave.want()));
+        };
+        Box::pin(async move {
+            on_shards(shards, leave).await;
+            ended(shards).await;
+            Vec::new()
+        })
     }
 
     fn stop<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, ()> {
@@ -242,15 +260,20 @@ pub(super) async fn end(device: u32, shards: &[ShardHandle], journal: &ServerLog
     if let Err(error) = stopped.await {
         return journal.warn(&format!("{error}; `pinstripe ublk delete {device}` takes it away"));
     }
+    ended(shards).await;
+    if let Err(error) = blocking(move || Driver::open()?.delete(device)).await {
+        journal.warn(&format!("{error}; `pinstripe ublk delete {device}` takes it away"));
+    }
+}
+
+/// Waits until no tag is served any more.
+async fn ended(shards: &[ShardHandle]) {
     on_shards(shards, || async {
-        for tag in TAGS.with(RefCell::take) {
+        for (tag, _) in TAGS.with(RefCell::take) {
             tag.join().await;
         }
     })
     .await;
-    if let Err(error) = blocking(move || Driver::open()?.delete(device)).await {
-        journal.warn(&format!("{error}; `pinstripe ublk delete {device}` takes it away"));
-    }
 }
 
 /// Has the kernel write what its page cache holds of a device: the driver refuses requests that come after
@@ -308,14 +331,17 @@ fn open_queue(
     let tags = (0..queue.depth()).map(|tag| {
         let (queue, worker, spread, journal) =
             (Rc::clone(&queue), Rc::clone(&worker), Rc::clone(&spread), journal.clone());
-        shard::spawn_joined(async move {
-            let ended = serve_tag(&*queue, tag, &worker, &limits, &spread).await;
+        let leave = Rc::<Leave>::default();
+        let wish = Rc::clone(&leave);
+        let task = shard::spawn_joined(async move {
+            let ended = serve_tag(&*queue, tag, &worker, &limits, &spread, &leave).await;
             if let Ended::Refused(errno) = ended {
                 journal.warn(&format!(
                     "the ublk driver refuses commands of queue {number}, tag {tag} (error {errno})"
                 ));
             }
-        })
+        });
+        (task, wish)
     });
     let tags: Vec<_> = tags.collect();
     TAGS.with(|all| all.borrow_mut().extend(tags));

@@ -28,6 +28,8 @@ use crate::{command_line::ServeArguments, failure::Failure, memory};
 /// Its one argument is a path, which is looked at when it is bound.
 pub const KIND: Kind = Kind { check: |_| Ok(()), bind };
 
+const PROTOCOL: &str = "vhost-user";
+
 /// Pause after a connection that could not be taken or was cut off: its monitor comes again at once.
 const PAUSE_NANOSECONDS: u64 = 100_000_000;
 
@@ -46,7 +48,7 @@ fn bind<'a>(arguments: &'a ServeArguments, identity: Identity<'a>) -> Binding<'a
     Box::pin(async move {
         let Some(path) = &arguments.vhost_user else { return Ok(None) };
         Ok(Some(Box::new(VhostUser {
-            listener: RefCell::new(Some(Listener::unix(path)?)),
+            listener: RefCell::new(Some(identity.listen_unix(PROTOCOL, path)?)),
             path: path.clone(),
             name: disk_name(namespace_uuid(identity.uuid)),
             backend: RefCell::default(),
@@ -57,7 +59,7 @@ fn bind<'a>(arguments: &'a ServeArguments, identity: Identity<'a>) -> Binding<'a
 
 impl FrontEnd for VhostUser {
     fn protocol(&self) -> &'static str {
-        "vhost-user"
+        PROTOCOL
     }
 
     fn open<'a>(&'a mut self, service: Service<'a>) -> Task<'a, Result<(), Failure>> {
@@ -87,6 +89,7 @@ impl FrontEnd for VhostUser {
         let (Some(listener), Some((backend, journal))) = (self.listener.take(), self.backend.take()) else {
             return Vec::new();
         };
+        way.leavers.note(PROTOCOL, &listener);
         let (stopping, client) = (Rc::clone(way.stopping), Rc::clone(&self.client));
         let serving = async move {
             loop {

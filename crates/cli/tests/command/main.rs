@@ -25,5 +25,6 @@ mod refusals;
 mod supervised;
 mod tls;
 mod top;
+mod upgrade;
 mod web;
 mod world;

@@ -20,7 +20,7 @@ mod request;
 mod spread;
 
 pub use parameters::{mark, parameters};
-pub use queue::{Ended, RequestData, RequestQueue, Worker, serve_tag};
+pub use queue::{Ended, Leave, RequestData, RequestQueue, Worker, serve_tag};
 pub use request::{Limits, Operation, Range, Refused, Request};
 pub use spread::{Helped, Loads, Spread};
 

@@ -3,7 +3,14 @@
 //! A queue has one shard, which alone fetches and commits. What a request asks for may be done by another
 //! shard meanwhile ([`Spread`]), which copies the request's data itself.
 
-use pinstripe_block::{BlockService, budget::Share};
+use std::cell::Cell;
+
+use pinstripe_block::{
+    BlockService,
+    budget::Share,
+    first_of::{First, first_of},
+    wake::Wake,
+};
 use pinstripe_runtime::{
     shard,
     uring::ublk::{DESCRIPTOR_BYTES, Data, Queue},
@@ -83,6 +90,28 @@ pub enum Ended {
     Stopped,
     /// The driver refuses the tag's commands with this error number.
     Refused(i32),
+    /// The device is left to another process.
+    Left,
+}
+
+/// The wish that a tag is left to another process.
+#[derive(Default)]
+pub struct Leave {
+    wanted: Cell<bool>,
+    wake: Wake,
+}
+
+impl Leave {
+    /// Ends the tag after the request that is under way. One that comes afterwards is given to the next
+    /// process.
+    pub fn want(&self) {
+        self.wanted.set(true);
+        self.wake.wake();
+    }
+
+    fn wanted(&self) -> impl Future<Output = ()> {
+        self.wake.wait_for(|| self.wanted.get().then_some(()))
+    }
 }
 
 /// What carries requests out on one shard.
@@ -93,7 +122,7 @@ pub struct Worker<S> {
     pub share: Share,
 }
 
-/// Serves one tag until the device is stopped. What the queue's shard has too much of goes by way of
+/// Serves one tag until the device is stopped, or left. What the queue's shard has too much of goes by way of
 /// `spread`.
 pub async fn serve_tag<Q: RequestQueue>(
     queue: &Q,
@@ -101,13 +130,16 @@ pub async fn serve_tag<Q: RequestQueue>(
     worker: &Worker<impl BlockService>,
     limits: &Limits,
     spread: &Spread<Q::Data>,
+    leave: &Leave,
 ) -> Ended {
     let mut result = None;
     loop {
-        match queue.next(tag, result).await {
-            Ok(()) => {}
-            Err(STOPPED) => return Ended::Stopped,
-            Err(errno) => return Ended::Refused(errno),
+        // The result goes out in any case: the first look at this gives it to the kernel.
+        match first_of(queue.next(tag, result), leave.wanted()).await {
+            First::One(Ok(())) if !leave.wanted.get() => {}
+            First::One(Err(STOPPED)) => return Ended::Stopped,
+            First::One(Err(errno)) => return Ended::Refused(errno),
+            First::One(Ok(())) | First::Other(()) => return Ended::Left,
         }
         let answered = match limits.request(&queue.request(tag)) {
             Ok(request) => {
@@ -273,6 +305,9 @@ pub(crate) mod tests {
         results: RefCell<Vec<i32>>,
         kernel: Kernel,
         end: Cell<i32>,
+        /// It is wanted when there are so many answers.
+        leave: Leave,
+        leave_at: Option<usize>,
     }
 
     /// Where the data of its requests lies.
@@ -300,6 +335,9 @@ pub(crate) mod tests {
 
         async fn next(&self, _tag: u16, result: Option<i32>) -> Result<(), i32> {
             self.results.borrow_mut().extend(result);
+            if self.leave_at == Some(self.results.borrow().len()) {
+                self.leave.want();
+            }
             let next = self.requests.borrow_mut().pop_front().ok_or(self.end.get())?;
             self.current.set(next);
             Ok(())
@@ -324,19 +362,31 @@ pub(crate) mod tests {
         copies: bool,
         end: i32,
     ) -> (Vec<i32>, Vec<String>, usize, Ended) {
+        served_and_left(requests, fails, copies, end, None)
+    }
+
+    /// The same, left after so many answers.
+    fn served_and_left(
+        requests: &[(u32, u64, u32)],
+        fails: Option<ServiceError>,
+        copies: bool,
+        end: i32,
+        leave_at: Option<usize>,
+    ) -> (Vec<i32>, Vec<String>, usize, Ended) {
         let requests = requests
             .iter()
             .map(|&(operation, start, sectors)| Descriptor { operation, sectors, start, address: 0 })
             .collect();
         run(&RuntimeConfig::unpinned(1), move |_| async move {
             let kernel = Kernel { copies, ..Kernel::default() };
-            let script = Script { requests: RefCell::new(requests), kernel, ..Script::default() };
+            let script = Script { requests: RefCell::new(requests), kernel, leave_at, ..Script::default() };
             script.end.set(end);
             let memory = Memory::new(1 << 30);
             memory.fails.set(fails);
             let budget = Arc::new(Budget::new(1 << 20));
             let worker = Worker { service: memory.clone(), share: Share::new(Arc::clone(&budget)) };
-            let ended = serve_tag(&script, 3, &worker, &Limits::new(&memory), &Spread::none()).await;
+            let ended =
+                serve_tag(&script, 3, &worker, &Limits::new(&memory), &Spread::none(), &script.leave).await;
             assert_eq!(budget.held(), 0, "memory was counted and not given back");
             (script.results.take(), memory.asked.take(), script.kernel.given.load(Ordering::Relaxed), ended)
         })
@@ -385,6 +435,15 @@ pub(crate) mod tests {
         let (results, asked, ..) = served(&[(1, 0, 8), (0, 0, 8)], None, false, STOPPED);
         assert_eq!(results, [-5, -5]);
         assert_eq!(asked, ["read 0 4096"]);
+    }
+
+    #[test]
+    fn what_is_under_way_is_answered_when_a_tag_is_left_and_no_other_request_is_begun() {
+        let requests = [(0, 8, 8), (1, 16, 2), (0, 0, 8)];
+        for (answers, expected) in [(0, vec![]), (1, vec![4096]), (2, vec![4096, 1024])] {
+            let (results, asked, _, ended) = served_and_left(&requests, None, true, STOPPED, Some(answers));
+            assert_eq!((&results, asked.len(), ended), (&expected, answers, Ended::Left));
+        }
     }
 
     #[test]

@@ -64,11 +64,14 @@ pub struct Listener {
     path: Option<(PathBuf, (u64, u64))>,
     address: Option<SocketAddr>,
     is_left: Rc<Cell<bool>>,
+    /// It was inherited, and isn't used yet: it may go back.
+    is_untouched: Cell<bool>,
 }
 
 /// By which a listening socket, which a task may have, is left to another process.
 pub struct Leaver {
     descriptor: Rc<Descriptor>,
+    accepted: Rc<RefCell<Option<OwnedFd>>>,
     is_left: Rc<Cell<bool>>,
 }
 
@@ -79,6 +82,12 @@ impl Leaver {
         let socket = self.descriptor.file().fd.try_clone()?;
         self.is_left.set(true);
         Ok(socket)
+    }
+
+    /// The connection that was being accepted when the listener went, if one was. The ring must have had time
+    /// to give that accept up.
+    pub fn last_accepted(&self) -> Option<OwnedFd> {
+        self.accepted.take()
     }
 }
 
@@ -112,23 +121,32 @@ impl Listener {
             path,
             address,
             is_left: Rc::default(),
+            is_untouched: Cell::new(false),
         }
     }
 
-    /// A socket that another process has left; with the path of a unix socket's file.
+    /// A socket that another process has left; with the path of a unix socket's file. It is ours from the
+    /// first [`Listener::accept`] on: if this goes before, the socket goes on listening.
     pub fn inherited(socket: OwnedFd, path: Option<&Path>) -> Result<Self, ListenError> {
-        let Some(path) = path else {
+        let listener = if let Some(path) = path {
+            let identity = identity(path).map_err(|e| failed(&path.display(), e))?;
+            Self::new(socket, Some((path.to_owned(), identity)), None)
+        } else {
             let failed = |e| failed(&"an inherited socket", e);
             let address = rustix::net::getsockname(&socket).map_err(failed)?.try_into().map_err(failed)?;
-            return Ok(Self::new(socket, None, Some(address)));
+            Self::new(socket, None, Some(address))
         };
-        let identity = identity(path).map_err(|e| failed(&path.display(), e))?;
-        Ok(Self::new(socket, Some((path.to_owned(), identity)), None))
+        listener.is_untouched.set(true);
+        Ok(listener)
     }
 
     /// By which it can be left, whatever becomes of this.
     pub fn leaver(&self) -> Leaver {
-        Leaver { descriptor: Rc::clone(&self.descriptor), is_left: Rc::clone(&self.is_left) }
+        Leaver {
+            descriptor: Rc::clone(&self.descriptor),
+            accepted: Rc::clone(&self.accepted),
+            is_left: Rc::clone(&self.is_left),
+        }
     }
 
     /// The TCP address, with the port that the kernel chose.
@@ -138,6 +156,7 @@ impl Listener {
 
     /// Waits for the next connection. One task at a time may wait; a dropped wait loses no connection.
     pub async fn accept(&self) -> io::Result<Connection> {
+        self.is_untouched.set(false);
         let outcome = poll_fn(|cx| {
             let mut accepting = self.accepting.borrow_mut();
             let pending = accepting.get_or_insert_with(|| {
@@ -159,7 +178,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if self.is_left.get() {
+        if self.is_left.get() || self.is_untouched.get() {
             return;
         }
         // Connections that wait in the backlog are refused now, whatever still holds the descriptor.

@@ -25,6 +25,7 @@ use crate::{
     uring::{
         device::FileDevice,
         driver::Driver,
+        inheritance,
         operation::File,
         passthrough::{self, Page},
         side::{self, Carrier},
@@ -237,6 +238,9 @@ impl OpenFile {
         }?;
         // To be read, it is a file like any other.
         let used_in_place = is_persistent && !options.read_only;
+        if options.exclusive {
+            inheritance::note(&opened.file);
+        }
         Ok(Arc::new(if used_in_place { opened.in_place(name.as_ref(), path)? } else { opened }))
     }
 
@@ -259,7 +263,7 @@ impl OpenFile {
             FileType::RegularFile => false,
             _ => return Err(OpenError::NotStorage { path: path.to_owned() }),
         };
-        let (fd, direct) = open(path, is_block, options).map_err(|e| busy_or(path, &kind, None, e))?;
+        let (fd, direct) = open(path, &kind, options).map_err(|e| busy_or(path, &kind, None, e))?;
         let stat = rustix::fs::fstat(&fd).map_err(failed)?;
         if (stat.st_dev, stat.st_ino, stat.st_rdev) != (kind.st_dev, kind.st_ino, kind.st_rdev) {
             // Another thing has been put in its place meanwhile.
@@ -375,10 +379,18 @@ impl DeviceSource for Source {
     }
 }
 
-/// Opens with direct I/O; without, where a file system refuses it. Says which.
-pub(super) fn open(path: &Path, is_block: bool, options: &OpenOptions) -> Result<(OwnedFd, bool), Errno> {
+/// Opens what `stat` is of with direct I/O; without, where a file system refuses it. Says which.
+pub(super) fn open(path: &Path, stat: &Stat, options: &OpenOptions) -> Result<(OwnedFd, bool), Errno> {
+    let is_block = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
     let mut flags = OFlags::CLOEXEC;
     flags |= if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+    if options.exclusive {
+        let ways = [(flags | OFlags::DIRECT, true), (flags, false)];
+        let inherited = |(flags, direct)| Some((inheritance::take(stat, flags)?, direct));
+        if let Some(inherited) = ways.into_iter().find_map(inherited) {
+            return Ok(inherited);
+        }
+    }
     if is_block && options.exclusive {
         flags |= OFlags::EXCL;
     }

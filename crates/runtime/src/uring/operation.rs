@@ -72,6 +72,11 @@ impl File {
         Self::with_claims(fd, Vec::new())
     }
 
+    /// All that it has open, and by which it is locked.
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = &OwnedFd> {
+        std::iter::once(&self.fd).chain(&self.claims)
+    }
+
     /// With what is to be held as long as it is open.
     pub(super) fn with_claims(fd: OwnedFd, claims: Vec<OwnedFd>) -> Arc<Self> {
         Self::carried(fd, claims, Carrier::Main, None)

@@ -120,7 +120,7 @@ fn hold(path: &Path, block: &Path, number: u64, options: &OpenOptions) -> Result
     if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice || stat.st_rdev != number {
         return Err(failed(block, Errno::AGAIN));
     }
-    let device = open::open(block, true, options).map_err(|error| busy_or(path, &stat, None, error))?.0;
+    let device = open::open(block, &stat, options).map_err(|error| busy_or(path, &stat, None, error))?.0;
     if rustix::fs::fstat(&device).map_err(|error| failed(block, error))?.st_rdev != number {
         return Err(failed(block, Errno::AGAIN));
     }

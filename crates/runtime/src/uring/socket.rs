@@ -80,6 +80,12 @@ impl Connection {
     }
 }
 
+impl From<Connection> for OwnedFd {
+    fn from(connection: Connection) -> Self {
+        connection.fd
+    }
+}
+
 /// The process at the other end of a unix socket. The kernel says 0, which `rustix` doesn't expect, if there
 /// is none, as for a TCP connection that was reset before it was accepted, or if this process can't see it
 /// from its namespace.

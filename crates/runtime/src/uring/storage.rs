@@ -24,6 +24,7 @@ use rustix::{
 };
 
 use super::{
+    inheritance,
     open::{Holder, OpenError, OpenOptions, busy_or, failed, holder_above, is_locked, lock, path_of},
     passthrough::block_device,
 };
@@ -244,7 +245,7 @@ fn claim_below(
         return claim_device(under, &stat, Mark::Below).map(Some).map_err(|error| busy(error, None));
     }
     let access = if shared { OFlags::RDONLY } else { OFlags::RDWR };
-    let fd = open_below(under, &stat, access).map_err(cannot)?;
+    let fd = hold_below(under, &stat, access).map_err(cannot)?;
     lock(&fd, shared, &extent.range).map_err(|error| busy(error, Some(&fd)))?;
     Ok(Some(fd))
 }
@@ -270,7 +271,7 @@ impl Mark {
 /// them uses keep ours apart. The kernel keeps other programs out as long as the first of them runs, and no
 /// longer.
 fn claim_device(path: &Path, stat: &Stat, mark: Mark) -> Result<OwnedFd, Errno> {
-    let (fd, joins) = match open_below(path, stat, OFlags::RDONLY | OFlags::EXCL) {
+    let (fd, joins) = match hold_below(path, stat, OFlags::RDONLY | OFlags::EXCL) {
         Err(Errno::BUSY) => (open_below(path, stat, OFlags::RDONLY)?, true),
         claimed => (claimed?, false),
     };
@@ -299,6 +300,11 @@ fn is_used_below(device: &Path) -> bool {
     let Ok(stat) = rustix::fs::stat(device) else { return false };
     let found = open_below(device, &stat, OFlags::RDONLY).and_then(|fd| is_locked(&fd, &Mark::Over.bytes()));
     found.unwrap_or(false)
+}
+
+/// Opens what `stat` was of, to hold it.
+fn hold_below(path: &Path, stat: &Stat, flags: OFlags) -> Result<OwnedFd, Errno> {
+    inheritance::take(stat, flags).map_or_else(|| open_below(path, stat, flags), Ok)
 }
 
 /// Opens what `stat` was of.

@@ -50,7 +50,7 @@ const STEPS: &[Step] = &[
     Step { name: "stopped", about: "a stopped array stays so, and its mount has it started again" },
     Step {
         name: "upgraded",
-        about: "upgrade under load: same server, no error; killed, it is the new program",
+        about: "upgrade under load: the same process is the new program, no error; again after kill -9",
     },
     Step { name: "removed", about: "remove: refused while mounted; then configuration and state are left" },
     Step { name: "purged", about: "purge: nothing is left, and the disks have their superblocks" },

@@ -1,0 +1,295 @@
+//! Another version of the program takes a server's place.
+
+use std::{
+    fs::{self, OpenOptions},
+    net::TcpStream,
+    os::unix::{fs::OpenOptionsExt, fs::PermissionsExt, process::ExitStatusExt},
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::fs::FlockOperation;
+use serde_json::Value;
+
+use crate::{
+    nbd::{Client, pattern},
+    world::{LoopDevice, Server, World},
+};
+
+const RELAXED: Ordering = Ordering::Relaxed;
+
+/// A program that says that it can take over, and then does this. `$PINSTRIPE` is the real one. (Other shells
+/// no longer hold back the signals that the server does.)
+fn program(world: &World, name: &str, then: &str) -> String {
+    let path = world.path(name);
+    let pinstripe = env!("CARGO_BIN_EXE_pinstripe");
+    let text = format!(
+        "#!/bin/bash\nPINSTRIPE={pinstripe}\n[ \"$2\" != --succession=ask ] || exec $PINSTRIPE \"$@\"\n{then}\n"
+    );
+    fs::write(&path, text).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path.display().to_string()
+}
+
+/// One that takes its time.
+fn slow(world: &World) -> String {
+    program(world, "slow", "sleep 0.4; exec $PINSTRIPE \"$@\"")
+}
+
+fn version(world: &World) -> (u64, String) {
+    let mut client = control(world);
+    let version: pinstripe_control::Version = client.call("version", Value::Null).unwrap();
+    (version.pid.into(), version.instance)
+}
+
+fn control(world: &World) -> pinstripe_control::client::Client {
+    pinstripe_control::client::Client::connect(&world.path("pinstripe/data.sock").to_string_lossy()).unwrap()
+}
+
+/// Writes and reads until it is told to end; how often.
+fn talk(mut client: Client, first: u64, end: &AtomicBool) -> u64 {
+    let mut rounds = 0;
+    while !end.load(RELAXED) {
+        for block in 0..16 {
+            let bytes = pattern(rounds << 8 | block, 12 << 10);
+            assert_eq!(client.write(first + block * (16 << 10), &bytes), 0);
+            assert!(client.read(first + block * (16 << 10), bytes.len()) == bytes, "other bytes came back");
+        }
+        rounds += 1;
+    }
+    rounds
+}
+
+fn ends_well(world: &World, server: Server) {
+    assert_eq!(world.run(&["check", "data"]).ok().status, 0);
+    let socket = server.nbd();
+    world.run(&["stop", "data", "--force"]).ok();
+    assert_eq!(server.ended(), 0);
+    assert!(!socket.exists() && !world.path("pinstripe/data.sock").exists(), "sockets are left behind");
+}
+
+#[test]
+fn clients_see_nothing_of_a_change_of_programs() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let options = ["--shards", "2", "--nbd", "unix:data.nbd", "--nbd", "tcp:127.0.0.1:0"];
+    let server = world.serve(&options, &members);
+    let limits = ["--iops", "100000", "--burst", "3"];
+    world.run(&[&["limit", "data"], &limits[..]].concat()).ok();
+    world.run(&["sync", "data", "--speed-max", "77777"]).ok();
+    let before = world.run(&["detail", "data", "--json"]).ok().json();
+    let (pid, instance) = version(&world);
+
+    let end = Arc::new(AtomicBool::new(false));
+    let socket = server.nbd();
+    let talkers: Vec<_> = (0..3u64)
+        .map(|number| {
+            let (client, end) = (Client::connect(&socket), Arc::clone(&end));
+            thread::spawn(move || talk(client, number << 20, &end))
+        })
+        .collect();
+    let mut idle = Client::connect(&socket);
+    for program in [env!("CARGO_BIN_EXE_pinstripe").to_owned(), slow(&world), slow(&world)] {
+        let result = world.run(&["upgrade", "data", "--program", &program, "--json"]).ok().json();
+        assert_eq!((&result["array"], &result["connections"]), (&"data".into(), &4.into()), "{result}");
+        assert_eq!(result["from"], result["to"]);
+        assert!(result["pause_ms"].as_u64().unwrap() < 10_000, "{result}");
+        assert_eq!(idle.write(4 << 20, &pattern(1, 4096)), 0);
+    }
+    assert!(idle.read(4 << 20, 4096) == pattern(1, 4096));
+    assert!(Client::connect(&socket).read(4 << 20, 4096) == pattern(1, 4096), "it listens still");
+    end.store(true, RELAXED);
+    for talker in talkers {
+        assert!(talker.join().unwrap() > 0);
+    }
+
+    let (now_pid, now_instance) = version(&world);
+    assert_eq!(now_pid, pid, "it is the same process");
+    assert_ne!(now_instance, instance);
+    let after = world.run(&["detail", "data", "--json"]).ok().json();
+    for key in ["addresses", "sync_speed_max_kib", "members", "uuid", "limit"] {
+        let (before, after) = (&before[key], &after[key]);
+        let of = |value: &Value| match key {
+            "members" => value.as_array().unwrap().iter().map(|member| member["device"].clone()).collect(),
+            _ => value.clone(),
+        };
+        assert_eq!(of(before), of(after), "{key}");
+    }
+    let mut uris = after["nbd"].as_array().unwrap().iter();
+    let port = uris.find_map(|uri| uri.as_str()?.strip_prefix("nbd://")?.strip_suffix("/data"));
+    TcpStream::connect(port.unwrap()).unwrap();
+    ends_well(&world, server);
+}
+
+#[test]
+fn a_program_that_can_not_take_over_disturbs_nothing() {
+    let world = World::new();
+    let server = world.serve(&[], &world.raid5(3));
+    let mut client = Client::connect(&server.nbd());
+    let (_, instance) = version(&world);
+    let refused = |program: &str, words: &[&str]| {
+        world.run(&["upgrade", "data", "--program", program]).refused(1, words);
+    };
+    refused("/bin/true", &["/bin/true can't take over", "no version of pinstripe", "nothing was changed"]);
+    refused("/bin/false", &["exit status: 1", "nothing was changed"]);
+    refused("/nonexistent", &["No such file", "nothing was changed"]);
+    fs::write(world.path("text"), "hello").unwrap();
+    refused("text", &["denied", "nothing was changed"]);
+    let mut direct = control(&world);
+    let parameters = serde_json::json!({ "program": "true" });
+    let error = direct.call::<Value>("upgrade", parameters).unwrap_err();
+    assert!(error.to_string().contains("absolute"), "{error}");
+    assert_eq!(version(&world).1, instance, "it is the same run");
+    assert_eq!(client.write(0, &pattern(1, 4096)), 0);
+    ends_well(&world, server);
+}
+
+#[test]
+fn the_program_before_goes_on_if_the_other_one_can_not_serve() {
+    let world = World::new();
+    let server = world.serve(&[], &world.raid5(3));
+    let mut client = Client::connect(&server.nbd());
+    assert_eq!(client.write(0, &pattern(9, 64 << 10)), 0);
+    let nowhere = "shift; exec $PINSTRIPE serve --vhost-user nowhere/socket \"$@\"";
+    let vanishing = program(&world, "vanishing", "");
+    fs::write(
+        world.path("vanishing"),
+        format!("#!/bin/sh\nrm $0\nexec {} \"$@\"\n", env!("CARGO_BIN_EXE_pinstripe")),
+    )
+    .unwrap();
+    let programs = [(program(&world, "nowhere", nowhere), "nowhere/socket"), (vanishing, "No such file")];
+    for (round, (program, why)) in programs.iter().enumerate() {
+        let (pid, instance) = version(&world);
+        let words = ["could not take over", why, "goes on"];
+        world.run(&["upgrade", "data", "--program", program]).refused(1, &words);
+        let (now_pid, now_instance) = version(&world);
+        assert!(now_pid == pid && now_instance != instance, "it is the same process, in another run");
+        let at = (round as u64 + 1) << 20;
+        assert_eq!(client.write(at, &pattern(round as u64, 64 << 10)), 0);
+        assert!(client.read(at, 64 << 10) == pattern(round as u64, 64 << 10));
+        assert!(client.read(0, 64 << 10) == pattern(9, 64 << 10));
+    }
+    let result = world.run(&["upgrade", "data", "--json"]).ok().json();
+    assert_eq!(result["connections"], 1);
+    assert_eq!(client.write(0, &pattern(1, 4096)), 0);
+    ends_well(&world, server);
+}
+
+/// How often another process got a member, while the array was handed over.
+fn thefts(world: &World, steal: impl Fn() -> bool + Send + 'static) -> u64 {
+    let end = Arc::new(AtomicBool::new(false));
+    let (tries, thefts) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let thief = {
+        let (end, tries, thefts) = (Arc::clone(&end), Arc::clone(&tries), Arc::clone(&thefts));
+        thread::spawn(move || {
+            while !end.load(RELAXED) {
+                tries.fetch_add(1, RELAXED);
+                thefts.fetch_add(u64::from(steal()), RELAXED);
+                thread::sleep(Duration::from_micros(300));
+            }
+        })
+    };
+    for program in [slow(world), env!("CARGO_BIN_EXE_pinstripe").to_owned()] {
+        world.run(&["upgrade", "data", "--program", &program]).ok();
+    }
+    end.store(true, RELAXED);
+    thief.join().unwrap();
+    assert!(tries.load(RELAXED) > 100);
+    thefts.load(RELAXED)
+}
+
+#[test]
+fn members_stay_locked_through_a_change() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let server = world.serve(&[], &members);
+    let path = world.path(&members[0]);
+    let steal = move || {
+        let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
+    };
+    assert_eq!(thefts(&world, steal), 0);
+    world.run(&["serve", &members[0], &members[1], &members[2]]).refused(1, &["held by another process"]);
+    ends_well(&world, server);
+
+    let world = World::new();
+    let files = world.members(3);
+    let Some(loops) = files.iter().map(|file| LoopDevice::new(&world, file, &[])).collect::<Option<Vec<_>>>()
+    else {
+        return;
+    };
+    let members: Vec<String> = loops.iter().map(|device| device.path.clone()).collect();
+    world.create(&["--level", "5", "--name", "data", "--assume-clean"], &members).ok();
+    let server = world.serve(&[], &members);
+    let path = PathBuf::from(&members[1]);
+    let steal = move || OpenOptions::new().read(true).custom_flags(libc_excl()).open(&path).is_ok();
+    assert_eq!(thefts(&world, steal), 0);
+    ends_well(&world, server);
+}
+
+/// Of a block device: that nothing else has it so.
+fn libc_excl() -> i32 {
+    i32::try_from(rustix::fs::OFlags::EXCL.bits()).unwrap()
+}
+
+#[test]
+fn the_array_is_taken_over_as_it_is_and_not_as_it_was_started() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let server = world.serve(&[], &members);
+    let mut client = Client::connect(&server.nbd());
+    assert_eq!(client.write(0, &pattern(5, 256 << 10)), 0);
+    let spare = world.file("spare", crate::world::MEMBER_BYTES);
+    world.run(&["fail", "data", "1"]).ok();
+    world.run(&["upgrade", "data"]).ok();
+    let detail = world.run(&["detail", "data", "--json"]).ok().json();
+    assert_eq!(detail["degraded"], true, "what was taken out stays out");
+    world.run(&["add", "--wait", "data", &spare]).ok();
+    world.run(&["upgrade", "data"]).ok();
+    let detail = world.run(&["detail", "data", "--json"]).ok().json();
+    assert_eq!(detail["degraded"], false, "{detail}");
+    assert!(detail["members"][1]["device"].as_str().unwrap().ends_with("spare"));
+    assert!(client.read(0, 256 << 10) == pattern(5, 256 << 10));
+    ends_well(&world, server);
+}
+
+#[test]
+fn what_can_not_be_handed_over_is_refused() {
+    let world = World::new();
+    let create = ["--create", "--level", "5", "--name", "data", "--chunk", "16K"];
+    let server = world.serve(&create, &vec!["mem:16M".to_owned(); 3]);
+    world.run(&["upgrade", "data"]).refused(1, &["memory"]);
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
+    world.run(&["upgrade", "data"]).refused(1, &["data"]);
+    assert_eq!(world.run(&["upgrade", "--all"]).ok().out, "no array is served\n");
+    world.run(&["serve", "--succession", "7", "x"]).refused(64, &["server's own use"]);
+}
+
+#[test]
+fn an_order_to_end_that_comes_meanwhile_is_obeyed() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let server = world.serve(&[], &members);
+    let mut client = Client::connect(&server.nbd());
+    assert_eq!(client.write(0, &pattern(1, 4096)), 0);
+    let slow = program(&world, "slow", "touch begun; sleep 1; exec $PINSTRIPE \"$@\"");
+    let mut upgrade = world.command(&["upgrade", "data", "--program", &slow]).spawn().unwrap();
+    let begun = Instant::now();
+    while !world.path("begun").exists() {
+        assert!(begun.elapsed() < Duration::from_secs(30));
+        thread::sleep(Duration::from_millis(5));
+    }
+    server.signal("TERM");
+    assert_eq!(server.ended(), 0);
+    let status = upgrade.wait().unwrap();
+    assert!(!status.success() && status.signal().is_none(), "its call was not answered");
+    let server = world.serve(&[], &members);
+    assert!(Client::connect(&server.nbd()).read(0, 4096) == pattern(1, 4096));
+    ends_well(&world, server);
+}

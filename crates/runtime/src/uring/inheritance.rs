@@ -1,0 +1,135 @@
+//! Descriptors that a program leaves to the one that takes its place in the same process (`execve`).
+//!
+//! Members stay locked through it: the descriptors that lock them are passed on, and an open that would claim
+//! what one of them has claimed gets that one. So no other program finds them free in between.
+
+use std::{
+    io,
+    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+
+use rustix::{
+    fs::{FileType, OFlags, Stat},
+    io::{Errno, FdFlags},
+};
+
+use super::operation::File;
+
+/// Files and devices that were opened as nothing but ours.
+static HELD: Mutex<Vec<Weak<File>>> = Mutex::new(Vec::new());
+/// What the program before us held, until an open wants it.
+static INHERITED: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
+
+fn lock<T>(list: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
+    list.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Remembers a file that is locked, for as long as it is open.
+pub(super) fn note(file: &Arc<File>) {
+    let mut held = lock(&HELD);
+    held.retain(|file| file.strong_count() > 0);
+    held.push(Arc::downgrade(file));
+}
+
+/// Descriptors that keep everything locked that this process has locked, whatever it closes.
+pub fn held() -> io::Result<Vec<OwnedFd>> {
+    let files: Vec<Arc<File>> = lock(&HELD).iter().filter_map(Weak::upgrade).collect();
+    files.iter().flat_map(|file| file.descriptors()).map(OwnedFd::try_clone).collect()
+}
+
+/// Has the opens that are to come use these, which the program before us held.
+pub fn inherit(descriptors: Vec<OwnedFd>) {
+    lock(&INHERITED).extend(descriptors);
+}
+
+/// Closes what no open has wanted.
+pub fn forget_inherited() {
+    lock(&INHERITED).clear();
+}
+
+/// The descriptor that was inherited of what `stat` is of, opened with these flags.
+pub(super) fn take(stat: &Stat, flags: OFlags) -> Option<OwnedFd> {
+    let wanted = identity(stat)?;
+    let how = OFlags::RWMODE | OFlags::DIRECT;
+    let is_it = |fd: &OwnedFd| {
+        let opened = rustix::fs::fcntl_getfl(fd).is_ok_and(|own| own & how == flags & how);
+        opened && rustix::fs::fstat(fd).is_ok_and(|stat| identity(&stat) == Some(wanted))
+    };
+    let mut inherited = lock(&INHERITED);
+    let place = inherited.iter().position(is_it)?;
+    Some(inherited.swap_remove(place))
+}
+
+/// What two names of the same thing have in common.
+fn identity(stat: &Stat) -> Option<(bool, u64, u64)> {
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::BlockDevice => Some((true, stat.st_rdev, 0)),
+        FileType::RegularFile => Some((false, stat.st_dev, stat.st_ino)),
+        _ => None,
+    }
+}
+
+/// Has a descriptor outlive `execve`. Its number, for [`adopt`] in the next program.
+pub fn pass_on(descriptor: &OwnedFd) -> io::Result<RawFd> {
+    rustix::io::fcntl_setfd(descriptor, FdFlags::empty())?;
+    Ok(descriptor.as_raw_fd())
+}
+
+/// The descriptor that the program before us has passed on under this number.
+pub fn adopt(number: RawFd) -> io::Result<OwnedFd> {
+    if number < 3 {
+        return Err(Errno::BADF.into());
+    }
+    // SAFETY: the number is only asked about, and that is an error if nothing is open under it.
+    let flags = rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(number) })?;
+    // Everything that this program opens is closed by `execve`. So what isn't was open before it began, and
+    // has no owner yet.
+    if flags.contains(FdFlags::CLOEXEC) {
+        return Err(Errno::BUSY.into());
+    }
+    // SAFETY: it is open, and as said above has no other owner.
+    let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
+    rustix::io::fcntl_setfd(&descriptor, FdFlags::CLOEXEC)?;
+    Ok(descriptor)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::uring::{OpenFile, OpenOptions};
+
+    use super::*;
+
+    #[test]
+    fn a_descriptor_is_adopted_once_and_only_if_it_was_passed_on() {
+        let file = OwnedFd::from(tempfile::tempfile().unwrap());
+        assert!(adopt(file.as_raw_fd()).is_err(), "it is ours");
+        assert!(adopt(2).is_err());
+        assert!(adopt(1_000_000).is_err());
+        let copy = file.try_clone().unwrap();
+        let number = pass_on(&copy).unwrap();
+        std::mem::forget(copy);
+        let adopted = adopt(number).unwrap();
+        assert_eq!(adopted.as_raw_fd(), number);
+        assert!(adopt(number).is_err());
+    }
+
+    #[test]
+    fn what_was_locked_is_opened_by_what_was_inherited_and_by_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("member");
+        std::fs::write(&path, vec![0; 1 << 16]).unwrap();
+        let (options, reader) =
+            (OpenOptions::default(), OpenOptions { read_only: true, ..OpenOptions::default() });
+        let open = OpenFile::open(&path, &options).unwrap();
+        let kept: Vec<OwnedFd> = open.file.descriptors().map(|fd| fd.try_clone().unwrap()).collect();
+        drop(open);
+        assert!(OpenFile::open(&path, &options).is_err(), "it is locked still");
+        inherit(kept);
+        assert!(OpenFile::open(&path, &reader).is_err(), "that is another way to open it");
+        let open = OpenFile::open(&path, &options).unwrap();
+        assert!(OpenFile::open(&path, &options).is_err(), "it can be had once");
+        drop(open);
+        OpenFile::open(&path, &options).unwrap();
+    }
+}
