@@ -107,7 +107,7 @@ const STEPS: &[Step] = &[
     .whole("xtask mutate --sample 420"),
     Step::new("fuzz", "everything that parses bytes from outside", "xtask fuzz --seconds 6")
         .whole("xtask fuzz --seconds 3600"),
-    Step::new("soak", "servers that are killed under load", "xtask soak kill --rounds 5")
+    Step::new("soak", "servers that are killed under load", "xtask soak kill --rounds 4")
         .whole("xtask soak kill --rounds 500"),
     Step::new("cost", "instructions of requests in the engine", "xtask cost"),
     Step::new("deb", "units, manual pages and completions of the Debian package", "xtask deb --parts")

@@ -448,7 +448,7 @@ fn what_has_every_write_starts_with_all_and_nothing_else_is_taken_for_it() {
 #[test]
 fn what_has_every_write_starts_with_any_and_nothing_else_is_taken_for_it() {
     explore_all(&[
-        (Level::Raid5, (3, 1), Starts::WithAny, 5, 100_000),
+        (Level::Raid5, (3, 1), Starts::WithAny, 4, 10_000),
         (Level::Raid5, (3, 2), Starts::WithAny, 3, 1000),
         (Level::Raid6, (4, 0), Starts::WithAny, 4, 50),
     ]);
