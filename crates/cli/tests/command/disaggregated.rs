@@ -47,6 +47,26 @@ fn namespaces(store: &Server) -> Vec<String> {
 }
 
 #[test]
+fn another_program_takes_the_place_of_the_client_of_the_servers() {
+    let world = World::new();
+    let (_stores, members) = two_servers(&world);
+    let server = world.serve(&["--shards", "1"], &members);
+    let mut client = Client::connect(&server.nbd());
+    let data = pattern(1, 1 << 20);
+    assert_eq!(client.write(0, &data), 0);
+    for round in 2..4 {
+        assert_eq!(world.run(&["upgrade", "data", "--json"]).ok().json()["connections"], 1);
+        assert!(client.read(0, data.len()) == data);
+        assert_eq!(client.write(round << 20, &pattern(round, 64 << 10)), 0);
+        let detail = world.run(&["detail", "data", "--json"]).ok().json();
+        assert_eq!((&detail["degraded"], &detail["failed"]), (&false.into(), &serde_json::json!([])));
+    }
+    world.run(&["check", "data"]).ok();
+    world.run(&["stop", "data", "--force"]).ok();
+    assert_eq!(server.ended(), 0);
+}
+
+#[test]
 fn after_all_servers_were_away_nothing_is_written_down_and_the_array_is_served_again() {
     let world = World::new();
     let (stores, members) = two_servers(&world);

@@ -560,8 +560,8 @@ fn ppl_closes_the_hole_of_raid5_with_four_members() {
     assert_closed(Level::Raid5, 4, Policy::Ppl);
 }
 
-/// An array that was whole, and some of the pairs; the rest is for `the_hole_is_closed_everywhere`, which takes
-/// minutes.
+/// An array that was whole, and some of the pairs; the rest is for `the_hole_is_closed_everywhere`, which
+/// takes minutes.
 #[test]
 fn the_double_parity_log_closes_the_hole_of_raid6_with_four_members() {
     let setting = Setting { level: Level::Raid6, members: 4, policy: Policy::DoubleParity, lost: None };
