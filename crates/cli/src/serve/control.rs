@@ -34,7 +34,7 @@ use super::{
     refusal::{self, refused},
     report,
     stopping::Stopping,
-    succession::{Candidate, Wish},
+    succession::{self, Candidate, Wish},
 };
 use crate::{create::random_uuid, member};
 
@@ -258,12 +258,17 @@ impl Inner {
                 "the array has failed: stop it, and start it when its members are there again",
             ));
         }
+        let devices = succession::devices(&array);
         drop(array);
         let program = PathBuf::from(parameters.program);
         if !program.is_absolute() {
             return Err(CallError::new(code::PARAMETERS, "the program's path must be absolute"));
         }
-        let candidate = blocking(move || Candidate::ask(&program)).await.map_err(|why| refused(&why))?;
+        let asked = blocking(move || {
+            succession::check_names(&devices)?;
+            Candidate::ask(&program)
+        });
+        let candidate = asked.await.map_err(|why| refused(&why))?;
         if self.stopping.is_wanted() {
             return Err(stopping());
         }

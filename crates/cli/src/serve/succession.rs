@@ -33,7 +33,10 @@ use pinstripe_engine::{
     options::{JournalMode, SyncSpeed},
 };
 use pinstripe_export::nbd::{Left, Negotiated};
-use pinstripe_runtime::{shard, uring::inheritance};
+use pinstripe_runtime::{
+    shard,
+    uring::{inheritance, path_of},
+};
 use rustix::{
     fs::MemfdFlags,
     time::{ClockId, clock_gettime},
@@ -44,7 +47,7 @@ use serde_json::Value;
 use crate::{
     command_line::{JournalModeChoice, Role},
     failure::Failure,
-    log,
+    log, member,
 };
 
 /// Of what goes over: another number is another content, which only programs that know it can take.
@@ -210,6 +213,21 @@ pub fn devices(array: &Array) -> Vec<String> {
     let journal = detail.journal.filter(|journal| !journal.failed).map(|journal| journal.device);
     let all: BTreeSet<String> = of_slots.chain(detail.spares).chain(journal).collect();
     all.into_iter().collect()
+}
+
+/// Refuses names under which the next program would find something else. Blocks.
+pub fn check_names(devices: &[String]) -> Result<(), String> {
+    let other = devices.iter().find(|name| {
+        let path = Path::new(name);
+        member::address(path).is_none() && !inheritance::holds(path_of(path).0)
+    });
+    other.map_or(Ok(()), |name| {
+        let name = printable(name);
+        Err(format!(
+            "{name} is not the member that the array has open under this name, but another one or nothing: stop the array, and \
+             start it with the names that hold now; nothing was changed"
+        ))
+    })
 }
 
 /// What goes over, as it is written down. Descriptors are numbers.

@@ -140,6 +140,11 @@ fn a_program_that_can_not_take_over_disturbs_nothing() {
     refused("/nonexistent", &["No such file", "nothing was changed"]);
     fs::write(world.path("text"), "hello").unwrap();
     refused("text", &["denied", "nothing was changed"]);
+    fs::rename(world.path("member0"), world.path("away")).unwrap();
+    refused(env!("CARGO_BIN_EXE_pinstripe"), &["member0", "another one or nothing", "nothing was changed"]);
+    world.file("member0", crate::world::MEMBER_BYTES);
+    refused(env!("CARGO_BIN_EXE_pinstripe"), &["member0", "nothing was changed"]);
+    fs::rename(world.path("away"), world.path("member0")).unwrap();
     let mut direct = control(&world);
     let parameters = serde_json::json!({ "program": "true" });
     let error = direct.call::<Value>("upgrade", parameters).unwrap_err();

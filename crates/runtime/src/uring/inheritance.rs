@@ -6,6 +6,7 @@
 use std::{
     io,
     os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+    path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
@@ -38,6 +39,14 @@ pub fn held() -> io::Result<Vec<OwnedFd>> {
     files.iter().flat_map(|file| file.descriptors()).map(OwnedFd::try_clone).collect()
 }
 
+/// Whether what is at this path now is locked by this process.
+pub fn holds(path: &Path) -> bool {
+    let Some(there) = rustix::fs::stat(path).ok().as_ref().and_then(identity) else { return false };
+    let files: Vec<Arc<File>> = lock(&HELD).iter().filter_map(Weak::upgrade).collect();
+    let is_there = |fd: &OwnedFd| rustix::fs::fstat(fd).is_ok_and(|stat| identity(&stat) == Some(there));
+    files.iter().flat_map(|file| file.descriptors()).any(is_there)
+}
+
 /// Has the opens that are to come use these, which the program before us held.
 pub fn inherit(descriptors: Vec<OwnedFd>) {
     lock(&INHERITED).extend(descriptors);
@@ -62,10 +71,11 @@ pub(super) fn take(stat: &Stat, flags: OFlags) -> Option<OwnedFd> {
 }
 
 /// What two names of the same thing have in common.
-fn identity(stat: &Stat) -> Option<(bool, u64, u64)> {
-    match FileType::from_raw_mode(stat.st_mode) {
-        FileType::BlockDevice => Some((true, stat.st_rdev, 0)),
-        FileType::RegularFile => Some((false, stat.st_dev, stat.st_ino)),
+fn identity(stat: &Stat) -> Option<(FileType, u64, u64)> {
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    match kind {
+        FileType::BlockDevice | FileType::CharacterDevice => Some((kind, stat.st_rdev, 0)),
+        FileType::RegularFile => Some((kind, stat.st_dev, stat.st_ino)),
         _ => None,
     }
 }
@@ -121,7 +131,9 @@ mod tests {
         std::fs::write(&path, vec![0; 1 << 16]).unwrap();
         let (options, reader) =
             (OpenOptions::default(), OpenOptions { read_only: true, ..OpenOptions::default() });
+        assert!(!holds(&path));
         let open = OpenFile::open(&path, &options).unwrap();
+        assert!(holds(&path) && !holds(folder.path()) && !holds(&folder.path().join("other")));
         let kept: Vec<OwnedFd> = open.file.descriptors().map(|fd| fd.try_clone().unwrap()).collect();
         drop(open);
         assert!(OpenFile::open(&path, &options).is_err(), "it is locked still");
