@@ -118,6 +118,12 @@ fn in_the_foreground_the_process_becomes_the_server_and_tells_its_manager_of_its
     configured.run(&["fail", "data", "1"]).ok();
     unit.wait("degraded: 1 of 3 members missing");
 
+    // Another program takes the server's place, in the process that the manager knows.
+    configured.run(&["upgrade", "data"]).ok();
+    let told = unit.wait("READY=1").concat();
+    assert!(!told.contains("STOPPING") && !told.contains("EXTEND_TIMEOUT"), "{told}");
+    unit.wait("WATCHDOG=1");
+
     let words = ["data is served already by process ", &unit.child.id().to_string(), "`pinstripe stop "];
     let second = configured.foreground(&manager).output().unwrap();
     assert_eq!(second.status.code(), Some(1));
