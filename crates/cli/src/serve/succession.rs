@@ -267,6 +267,20 @@ struct WrittenLeft {
     received: Vec<u8>,
 }
 
+impl From<Left> for WrittenLeft {
+    fn from(left: Left) -> Self {
+        let Left { negotiated: Negotiated { export, structured, allocation }, received } = left;
+        Self { export, structured, allocation, received }
+    }
+}
+
+impl From<WrittenLeft> for Left {
+    fn from(written: WrittenLeft) -> Self {
+        let WrittenLeft { export, structured, allocation, received } = written;
+        Self { negotiated: Negotiated { export, structured, allocation }, received }
+    }
+}
+
 fn monotonic() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
@@ -309,12 +323,9 @@ impl Estate {
     /// A connection that goes over.
     pub fn add(&mut self, protocol: &str, connection: Connected) {
         let Connected { socket, name, left } = connection;
-        let left = left.map(|Left { negotiated, received }| {
-            let Negotiated { export, structured, allocation } = negotiated;
-            WrittenLeft { export, structured, allocation, received }
-        });
-        let socket = keep(&mut self.descriptors, socket);
-        self.will.connections.push(WrittenConnection { protocol: protocol.to_owned(), socket, name, left });
+        let (protocol, socket) = (protocol.to_owned(), keep(&mut self.descriptors, socket));
+        let left = left.map(WrittenLeft::from);
+        self.will.connections.push(WrittenConnection { protocol, socket, name, left });
     }
 
     /// Becomes the other program; this one again, if that can't be. Returns only if neither can be.
@@ -456,10 +467,7 @@ impl Inheritance {
         let mut will = lock(&self.will);
         let mut connections = Vec::new();
         for WrittenConnection { protocol, socket, name, left } in will.connections.drain(..) {
-            let left = left.map(|WrittenLeft { export, structured, allocation, received }| Left {
-                negotiated: Negotiated { export, structured, allocation },
-                received,
-            });
+            let left = left.map(Left::from);
             if let Some(socket) = descriptors.remove(&socket) {
                 connections.push((protocol, Connected { socket, name, left }));
             }
@@ -490,4 +498,32 @@ pub struct Taken {
 pub async fn in_time<T>(start: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let late = || Failure::new(format!("it does not serve after {} s", START_NANOSECONDS / 1_000_000_000));
     shard::timeout(START_NANOSECONDS, start).await.unwrap_or_else(|| Err(late()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_agreed_with_a_client_is_read_as_it_was_written() {
+        for bits in 0..8_u8 {
+            let negotiated = Negotiated {
+                export: usize::from(bits & 1),
+                structured: bits & 2 > 0,
+                allocation: bits & 4 > 0,
+            };
+            let left = Left { negotiated, received: vec![bits; usize::from(bits) * 4] };
+            let written = serde_json::to_string(&WrittenLeft::from(left.clone())).unwrap();
+            assert_eq!(Left::from(serde_json::from_str::<WrittenLeft>(&written).unwrap()), left);
+        }
+    }
+
+    #[test]
+    fn a_program_is_told_its_role_behind_the_name_of_the_command() {
+        let words = ["serve", "--json", "a"].map(str::to_owned);
+        assert_eq!(with_role(&words, "ask"), ["serve", "--succession=ask", "--json", "a"]);
+        assert_eq!("ask".parse(), Ok(Role::Asked));
+        assert_eq!("12".parse(), Ok(Role::Successor(12)));
+        assert!("x".parse::<Role>().is_err());
+    }
 }

@@ -31,14 +31,17 @@ impl Client {
     }
 
     fn request(&mut self, kind: u16, offset: u64, length: usize, data: &[u8]) -> u32 {
-        let mut header = 0x2560_9513u32.to_be_bytes().to_vec();
-        header.extend([0, 0]);
-        header.extend(kind.to_be_bytes());
-        header.extend([7; 8]);
-        header.extend(offset.to_be_bytes());
-        header.extend(u32::try_from(length).unwrap().to_be_bytes());
-        header.extend(data);
-        self.stream.write_all(&header).unwrap();
+        self.say(&[&header(kind, offset, length), data].concat());
+        self.answer()
+    }
+
+    /// Sends bytes of requests.
+    pub fn say(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).unwrap();
+    }
+
+    /// Waits for the answer to a request; its error number. What was read follows it.
+    fn answer(&mut self) -> u32 {
         let mut reply = [0; 16];
         self.stream.read_exact(&mut reply).unwrap();
         assert_eq!(reply[..4], 0x6744_6698u32.to_be_bytes());
@@ -51,7 +54,13 @@ impl Client {
     }
 
     pub fn read(&mut self, offset: u64, length: usize) -> Vec<u8> {
-        assert_eq!(self.request(0, offset, length, &[]), 0);
+        self.say(&header(0, offset, length));
+        self.answer_of_read(length)
+    }
+
+    /// What a read has found that was asked for with [`Client::say`].
+    pub fn answer_of_read(&mut self, length: usize) -> Vec<u8> {
+        assert_eq!(self.answer(), 0);
         let mut data = vec![0; length];
         self.stream.read_exact(&mut data).unwrap();
         data
@@ -60,6 +69,17 @@ impl Client {
     pub fn flush(&mut self) {
         assert_eq!(self.request(3, 0, 0, &[]), 0);
     }
+}
+
+/// Of a request: 0 reads, 1 writes, 3 flushes.
+pub fn header(kind: u16, offset: u64, length: usize) -> Vec<u8> {
+    let mut header = 0x2560_9513u32.to_be_bytes().to_vec();
+    header.extend([0, 0]);
+    header.extend(kind.to_be_bytes());
+    header.extend([7; 8]);
+    header.extend(offset.to_be_bytes());
+    header.extend(u32::try_from(length).unwrap().to_be_bytes());
+    header
 }
 
 /// Bytes that differ by place and `seed`.

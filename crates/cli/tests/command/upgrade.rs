@@ -17,7 +17,7 @@ use rustix::fs::FlockOperation;
 use serde_json::Value;
 
 use crate::{
-    nbd::{Client, pattern},
+    nbd::{Client, header, pattern},
     world::{LoopDevice, Server, World},
 };
 
@@ -123,6 +123,34 @@ fn clients_see_nothing_of_a_change_of_programs() {
     let mut uris = after["nbd"].as_array().unwrap().iter();
     let port = uris.find_map(|uri| uri.as_str()?.strip_prefix("nbd://")?.strip_suffix("/data"));
     TcpStream::connect(port.unwrap()).unwrap();
+    ends_well(&world, server);
+}
+
+#[test]
+fn a_request_that_has_come_in_part_goes_over_with_its_connection() {
+    let world = World::new();
+    let server = world.serve(&["--shards", "2"], &world.raid5(3));
+    let bytes = pattern(3, 64 << 10);
+    assert_eq!(Client::connect(&server.nbd()).write(0, &bytes), 0);
+    let header = header(0, 0, bytes.len());
+    let mut clients: Vec<Client> = [1, 13, 27]
+        .iter()
+        .map(|begun| {
+            let mut client = Client::connect(&server.nbd());
+            client.say(&header[..*begun]);
+            client
+        })
+        .collect();
+    for _ in 0..2 {
+        let result = world.run(&["upgrade", "data", "--json"]).ok().json();
+        assert_eq!(result["connections"], 3);
+    }
+    for (client, begun) in clients.iter_mut().zip([1, 13, 27]) {
+        client.say(&header[begun..]);
+        assert!(client.answer_of_read(bytes.len()) == bytes);
+        assert!(client.read(0, 4096) == bytes[..4096]);
+    }
+    drop(clients);
     ends_well(&world, server);
 }
 
