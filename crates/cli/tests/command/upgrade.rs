@@ -126,6 +126,8 @@ fn clients_see_nothing_of_a_change_of_programs() {
     ends_well(&world, server);
 }
 
+const CLIENTS: usize = 100;
+
 #[test]
 fn a_request_that_has_come_in_part_goes_over_with_its_connection() {
     let world = World::new();
@@ -133,20 +135,20 @@ fn a_request_that_has_come_in_part_goes_over_with_its_connection() {
     let bytes = pattern(3, 64 << 10);
     assert_eq!(Client::connect(&server.nbd()).write(0, &bytes), 0);
     let header = header(0, 0, bytes.len());
-    let mut clients: Vec<Client> = [1, 13, 27]
-        .iter()
-        .map(|begun| {
+    let begun = |number: usize| [0, 1, 13, 27][number % 4];
+    let mut clients: Vec<Client> = (0..CLIENTS)
+        .map(|number| {
             let mut client = Client::connect(&server.nbd());
-            client.say(&header[..*begun]);
+            client.say(&header[..begun(number)]);
             client
         })
         .collect();
     for _ in 0..2 {
         let result = world.run(&["upgrade", "data", "--json"]).ok().json();
-        assert_eq!(result["connections"], 3);
+        assert_eq!(result["connections"], CLIENTS);
     }
-    for (client, begun) in clients.iter_mut().zip([1, 13, 27]) {
-        client.say(&header[begun..]);
+    for (number, client) in clients.iter_mut().enumerate() {
+        client.say(&header[begun(number)..]);
         assert!(client.answer_of_read(bytes.len()) == bytes);
         assert!(client.read(0, 4096) == bytes[..4096]);
     }
@@ -246,9 +248,18 @@ fn members_stay_locked_through_a_change() {
         let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
         rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
     };
+    let stolen = steal.clone();
     assert_eq!(thefts(&world, steal), 0);
     world.run(&["serve", &members[0], &members[1], &members[2]]).refused(1, &["held by another process"]);
-    ends_well(&world, server);
+    world.run(&["fail", "data", "0"]).ok();
+    world.run(&["remove", "data", &members[0]]).ok();
+    let begun = Instant::now();
+    while !stolen() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "what was taken out stays locked");
+        thread::sleep(Duration::from_millis(10));
+    }
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
 
     let world = World::new();
     let files = world.members(3);
@@ -311,13 +322,16 @@ fn an_order_to_end_that_comes_meanwhile_is_obeyed() {
     let server = world.serve(&[], &members);
     let mut client = Client::connect(&server.nbd());
     assert_eq!(client.write(0, &pattern(1, 4096)), 0);
-    let slow = program(&world, "slow", "touch begun; sleep 1; exec $PINSTRIPE \"$@\"");
+    let then = "$PINSTRIPE examine --json member0 >examined; touch begun; sleep 1; exec $PINSTRIPE \"$@\"";
+    let slow = program(&world, "slow", then);
     let mut upgrade = world.command(&["upgrade", "data", "--program", &slow]).spawn().unwrap();
     let begun = Instant::now();
     while !world.path("begun").exists() {
         assert!(begun.elapsed() < Duration::from_secs(30));
         thread::sleep(Duration::from_millis(5));
     }
+    let examined = fs::read_to_string(world.path("examined")).unwrap();
+    assert!(examined.contains("\"clean\": true"), "between the two, the array isn't clean: {examined}");
     server.signal("TERM");
     assert_eq!(server.ended(), 0);
     let status = upgrade.wait().unwrap();
