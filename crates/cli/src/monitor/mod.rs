@@ -86,10 +86,15 @@ struct SeenMember {
 impl Watch {
     fn follow_for_ever(&mut self) {
         loop {
+            let mut answered = false;
             let ended = match Client::connect(&self.array) {
-                Ok(mut client) => self.follow(&mut client).err(),
+                Ok(mut client) => self.follow(&mut client, &mut answered).err(),
                 Err(error) => Some(error),
             };
+            // Where another program takes the server's place, connections end, and new ones are served.
+            if answered {
+                continue;
+            }
             if let Some(error) = ended {
                 self.disappeared(&error);
             }
@@ -97,10 +102,11 @@ impl Watch {
         }
     }
 
-    /// Follows a server until the connection breaks.
-    fn follow(&mut self, client: &mut Client) -> Result<(), ClientError> {
+    /// Follows a server until the connection breaks. Says whether one has `answered`.
+    fn follow(&mut self, client: &mut Client, answered: &mut bool) -> Result<(), ClientError> {
         client.set_timeout(Some(WAIT + GRACE))?;
         let now: EventsResult = client.call("events", EventsParameters { after: u64::MAX, wait_ms: 0 })?;
+        *answered = true;
         self.appeared(client, now)?;
         loop {
             let ArrayState::Followed { last_reported, .. } = self.state else { return Ok(()) };

@@ -212,6 +212,24 @@ fn the_monitor_runs_a_program_for_every_event_in_order_over_two_servers() {
 }
 
 #[test]
+fn the_monitor_tells_of_no_loss_when_another_program_takes_the_servers_place() {
+    let world = World::new();
+    let server = world.serve(&[], &world.raid5(3));
+    let monitor = Monitor::new(&world, &["data"]);
+    for slot in [0, 2] {
+        world.run(&["upgrade", "data"]).ok();
+        assert_eq!(monitor.next("NewArray")["alarming"], false);
+        if slot == 2 {
+            world.run(&["fail", "data", "2"]).ok();
+            assert_eq!(monitor.next("Fail")["alarming"], true);
+        }
+    }
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
+    monitor.next("DeviceDisappeared");
+}
+
+#[test]
 fn a_monitor_that_looks_once_reports_what_is_wrong_and_ends() {
     let world = World::new();
     let members = world.raid5(3);
