@@ -6,6 +6,7 @@ mod maintenance;
 mod remote;
 mod service;
 mod show;
+mod sockets;
 mod tls;
 mod upgrade;
 mod values;
@@ -30,6 +31,7 @@ pub use service::{
     ReloadArguments, StartArguments, StatusArguments, Which,
 };
 pub use show::{DetailArguments, ListArguments, TopArguments};
+pub use sockets::SocketOptions;
 pub use tls::{TlsChoice, TlsClients, TlsOptions};
 pub use upgrade::{Role, UpgradeArguments};
 pub use values::{CpuList, NbdAddress};
@@ -309,6 +311,8 @@ pub struct ServeArguments {
     /// the control socket]
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Vec<NbdAddress>,
+    #[command(flatten)]
+    pub sockets: SocketOptions,
     /// Path of the control socket [default: NAME.sock in /run/pinstripe; for users other than root in
     /// $XDG_RUNTIME_DIR/pinstripe, if that is set]
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]

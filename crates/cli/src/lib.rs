@@ -28,6 +28,7 @@
 #![forbid(unsafe_code)]
 
 mod accept;
+mod accounts;
 mod ask_daemon;
 mod assemble;
 mod bench;

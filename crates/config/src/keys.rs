@@ -75,13 +75,16 @@ const fn of_one(name: &'static str, kind: Kind) -> OptionKey {
 
 /// The options of `serve` that make sense for good. Those that are consents for once (`--force`, `--run`,
 /// `--takeover`) are none of them.
-pub const OPTIONS: [OptionKey; 35] = [
+pub const OPTIONS: [OptionKey; 38] = [
     of_one("nbd", Kind::List),
     anywhere("ublk", Kind::FlagOrNumber),
     of_one("vhost-user", Kind::Path),
     of_one("fuse", Kind::Path),
     of_one("nvme-tcp", Kind::Text),
     of_one("nqn", Kind::Text),
+    anywhere("socket-mode", Kind::Text),
+    anywhere("socket-owner", Kind::Text),
+    anywhere("socket-group", Kind::Text),
     anywhere("dhchap-hosts", Kind::Path),
     anywhere("tls-certificates", Kind::Path),
     anywhere("tls", Kind::Text),

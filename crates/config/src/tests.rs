@@ -86,7 +86,7 @@ fn every_error_is_said_with_its_line() {
     errors(
         "[defaults]\nshard = 2\nmember_timeout = 3\n[alert]\n",
         &[
-            "2: unknown key \"shard\": [defaults] has ublk, dhchap-hosts",
+            "2: unknown key \"shard\": [defaults] has ublk, socket-mode",
             "3: unknown key \"member_timeout\": the key is \"member-timeout\"",
             "4: unknown section or key \"alert\"",
         ],

@@ -48,7 +48,7 @@ use std::{
 };
 
 pub use blocking::{blocking, computing, with_sent_files};
-pub use listener::{Leaver, ListenError, Listener};
+pub use listener::{Access, Leaver, ListenError, Listener};
 pub use open::{Holder, OpenError, OpenFile, OpenOptions, path_of, persistent_path};
 pub use passthrough::readable_path;
 pub use sent_file::{EventFile, SentFile};

@@ -8,7 +8,10 @@ use std::{
 };
 
 use pinstripe_control::place;
-use pinstripe_runtime::{trust::check_place, uring::Listener};
+use pinstripe_runtime::{
+    trust::check_place,
+    uring::{Access, Listener},
+};
 
 use super::{front::listen_unix, succession::Inheritance};
 use crate::{command_line::ServeArguments, failure::Failure};
@@ -40,7 +43,7 @@ impl ControlSocket {
             Some(path) => path.clone(),
             None => default_folder()?.join(format!("{stem}.sock")),
         };
-        let listener = listen_unix(inherited, PROTOCOL, &path)?;
+        let listener = listen_unix(inherited, PROTOCOL, &path, Access::default())?;
         let elsewhere = arguments.control.is_some().then(default_folder).and_then(Result::ok);
         let absolute = PathBuf::from(absolute(&path));
         let link = elsewhere.and_then(|folder| place::Link::new(&folder, uuid, &absolute));

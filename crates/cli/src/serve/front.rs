@@ -5,7 +5,16 @@
 //! there, *opened* on every shard when it is, serves, is *stopped* (what is under way is finished), and is
 //! *closed* when the array has stopped.
 
-use std::{cell::RefCell, io, net::SocketAddr, os::fd::OwnedFd, path::Path, pin::Pin, rc::Rc, sync::Arc};
+use std::{
+    cell::RefCell,
+    fs, io,
+    net::SocketAddr,
+    os::{fd::OwnedFd, unix::fs::MetadataExt},
+    path::Path,
+    pin::Pin,
+    rc::Rc,
+    sync::Arc,
+};
 
 use pinstripe_block::rate::RateLimit;
 use pinstripe_control::detail::Address;
@@ -13,7 +22,7 @@ use pinstripe_engine::shared::Shared;
 use pinstripe_runtime::{
     ShardHandle,
     shard::{self, JoinHandle},
-    uring::{Connection, Leaver, ListenError, Listener},
+    uring::{Access, Connection, Leaver, ListenError, Listener},
 };
 
 use super::{
@@ -29,6 +38,7 @@ use crate::{
     accept::{accept, in_turn},
     command_line::ServeArguments,
     failure::Failure,
+    log,
     open::listen,
 };
 
@@ -62,12 +72,14 @@ pub struct Identity<'a> {
     pub folder: &'a Path,
     /// What the program before has left, if this one takes its place.
     pub inherited: Option<&'a Inheritance>,
+    /// To which users the sockets of clients are open.
+    pub access: Access,
 }
 
 impl Identity<'_> {
     /// A unix socket of this protocol: a new one, or the one that was left.
     pub fn listen_unix(&self, protocol: &str, path: &Path) -> Result<Listener, ListenError> {
-        listen_unix(self.inherited, protocol, path)
+        listen_unix(self.inherited, protocol, path, self.access)
     }
 
     /// A TCP socket of this protocol: a new one, or the one that was left.
@@ -84,10 +96,27 @@ pub fn listen_unix(
     inherited: Option<&Inheritance>,
     protocol: &str,
     path: &Path,
+    access: Access,
 ) -> Result<Listener, ListenError> {
     match inherited.and_then(|inherited| inherited.listener(protocol)) {
         Some(socket) => Listener::inherited(socket, Some(path)),
-        None => Listener::unix(path),
+        None if access == Access::default() => Listener::unix(path),
+        None => {
+            warn_if_closed(path);
+            Listener::unix_for(path, access)
+        }
+    }
+}
+
+/// A socket for other users may be in a folder that is closed to them, such as the usual one.
+fn warn_if_closed(path: &Path) {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if fs::metadata(folder).is_ok_and(|folder| folder.mode() & 0o011 == 0) {
+        log::warn(&format!(
+            "other users can't reach the socket {}: only its owner may enter {}; name a path elsewhere",
+            path.display(),
+            folder.display()
+        ));
     }
 }
 

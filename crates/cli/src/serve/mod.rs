@@ -58,7 +58,7 @@ use pinstripe_engine::{
 use pinstripe_runtime::{
     ShardHandle,
     shard::{self, JoinHandle},
-    uring::{self, Context, Listener, RuntimeConfig, blocking},
+    uring::{self, Access, Context, Listener, RuntimeConfig, blocking},
 };
 use serde_json::json;
 
@@ -74,7 +74,7 @@ use self::{
 };
 use crate::{
     accept::accept,
-    command_line::{LimitOptions, Role, ServeArguments},
+    command_line::{LimitOptions, Role, ServeArguments, SocketOptions},
     create::Shape,
     ending::{self, Order, until_ordered},
     failure::Failure,
@@ -242,7 +242,8 @@ async fn start(context: Context, plan: Plan, inherited: Option<&Inheritance>) ->
     let opened = members.opened();
     let control = ControlSocket::listen(&plan.arguments, &members.name, &members.uuid, inherited)?;
     let (stem, folder) = (control.stem.as_str(), control.folder());
-    let identity = Identity { name: &members.name, uuid: &members.uuid, stem, folder, inherited };
+    let access = access(&plan.arguments.sockets);
+    let identity = Identity { name: &members.name, uuid: &members.uuid, stem, folder, inherited, access };
     let mut front_ends = FrontEnds::bind(&plan.arguments, identity).await?;
     log::describe(&members.name, &[("array", &members.name), ("uuid", &members.uuid)]);
     let journal = ServerLog::new(plan.arguments.json, &members.name)?;
@@ -274,6 +275,13 @@ async fn start(context: Context, plan: Plan, inherited: Option<&Inheritance>) ->
         limit,
     };
     Ok(Started { served, control, opened })
+}
+
+/// To which users the sockets of clients are open.
+fn access(options: &SocketOptions) -> Access {
+    let SocketOptions { socket_mode, socket_owner, socket_group } = *options;
+    let mode = socket_mode.or(socket_group.map(|_| 0o660));
+    Access { mode, owner: socket_owner, group: socket_group }
 }
 
 /// What the user should know of how the server was started: ports that are closed to other machines, and open

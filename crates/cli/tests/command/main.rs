@@ -22,6 +22,7 @@ mod nvme;
 mod occupied;
 mod parity_kernel;
 mod refusals;
+mod sockets;
 mod supervised;
 mod tls;
 mod top;

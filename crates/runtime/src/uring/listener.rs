@@ -12,7 +12,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{FileType, FlockOperation, Mode, OFlags},
+    fs::{FileType, FlockOperation, Gid, Mode, OFlags, Uid},
     io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt},
 };
@@ -28,6 +28,17 @@ use crate::{
 /// Connections that the kernel holds until they are accepted.
 const BACKLOG: i32 = 128;
 
+/// To which users a unix socket is open.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// The mode of its file; 0600 without.
+    pub mode: Option<u32>,
+    /// Its owner, if not this user.
+    pub owner: Option<u32>,
+    /// Its group, if not this user's.
+    pub group: Option<u32>,
+}
+
 /// Why an address can't be listened on. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
@@ -42,6 +53,14 @@ pub enum ListenError {
     NotASocket {
         /// The path.
         path: PathBuf,
+    },
+    /// The socket can't get the owner, group or mode that was asked for.
+    #[error("can't give the socket {} its owner, group and mode: {source}", path.display())]
+    Access {
+        /// The path.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
     },
     /// Any other error.
     #[error("can't listen on {address}: {source}")]
@@ -98,6 +117,20 @@ impl Listener {
         let path = path.as_ref();
         let (socket, identity) = listen_unix(path)?;
         Ok(Self::new(socket, Some((path.to_owned(), identity)), None))
+    }
+
+    /// The same, for users that may connect to it.
+    pub fn unix_for(path: impl AsRef<Path>, access: Access) -> Result<Self, ListenError> {
+        let path = path.as_ref();
+        let listener = Self::unix(path)?;
+        let Access { mode, owner, group } = access;
+        let (owner, group) = (owner.map(Uid::from_raw), group.map(Gid::from_raw));
+        let given = rustix::fs::chown(path, owner, group);
+        let given = given.and_then(|()| mode.map_or(Ok(()), |mode| rustix::fs::chmod(path, mode.into())));
+        match given {
+            Ok(()) => Ok(listener),
+            Err(error) => Err(ListenError::Access { path: path.to_owned(), source: error.into() }),
+        }
     }
 
     /// Listens on a TCP address; port 0 for any.

@@ -1,0 +1,63 @@
+//! To which users the sockets of clients are open.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+use crate::{
+    nbd::Client,
+    world::{World, without_privileges},
+};
+
+fn mode(world: &World, name: &str) -> u32 {
+    world.path(name).metadata().unwrap().permissions().mode() & 0o7777
+}
+
+#[test]
+fn sockets_of_clients_are_open_as_far_as_is_asked_for_and_the_control_socket_never() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let own = world.path("member0").metadata().unwrap().gid();
+    let group = own.to_string();
+    let paths = ["--nbd", "unix:data.nbd", "--vhost-user", "data.vhost"];
+    for (options, expected) in [
+        (vec![], 0o600),
+        (vec!["--socket-mode", "0666"], 0o666),
+        (vec!["--socket-group", &group], 0o660),
+        (vec!["--socket-group", &group, "--socket-mode", "600"], 0o600),
+    ] {
+        let server = world.serve(&[&paths[..], &options].concat(), &members);
+        for round in 0..2 {
+            assert_eq!(mode(&world, "data.nbd"), expected, "{options:?}, {round}");
+            assert_eq!(mode(&world, "data.vhost"), expected, "{options:?}, {round}");
+            assert_eq!(world.path("data.nbd").metadata().unwrap().gid(), own);
+            assert_eq!(mode(&world, "pinstripe/data.sock"), 0o600, "{options:?}, {round}");
+            Client::connect(&server.nbd());
+            world.run(&["upgrade", "data"]).ok();
+        }
+        world.run(&["stop", "data", "--force"]).ok();
+        assert_eq!(server.ended(), 0);
+    }
+}
+
+#[test]
+fn an_owner_that_can_not_be_given_and_a_folder_that_stays_closed_are_said() {
+    let world = World::new();
+    let members = world.raid5(3);
+    for (option, value) in [
+        ("--socket-mode", "060"),
+        ("--socket-mode", "0999"),
+        ("--socket-group", "no such"),
+        ("--socket-owner", "-"),
+    ] {
+        world.serve_refused(&[&format!("{option}={value}")], &members).refused(64, &[option]);
+    }
+    let server = world.serve(&["--socket-mode", "0666"], &members);
+    let (status, said) = server.end();
+    assert_eq!(status, 0);
+    assert!(said.contains("only its owner may enter"), "{said}");
+
+    world.give_away();
+    let mut command = world.command(&["serve", "--nbd", "unix:data.nbd", "--socket-owner", "0"]);
+    let output = without_privileges(command.args(&members)).output().unwrap();
+    crate::world::Ran::of(&output).refused(1, &["data.nbd", "owner", "not permitted"]);
+    assert!(!world.path("data.nbd").exists(), "the socket is left behind");
+}
