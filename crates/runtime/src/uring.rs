@@ -47,7 +47,7 @@ use std::{
     thread,
 };
 
-pub use blocking::{blocking, computing, with_sent_files};
+pub use blocking::{blocking, computing, run_wherever_the_process_may, with_sent_files};
 pub use listener::{Access, Leaver, ListenError, Listener};
 pub use open::{Holder, OpenError, OpenFile, OpenOptions, path_of, persistent_path};
 pub use passthrough::readable_path;

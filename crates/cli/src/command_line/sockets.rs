@@ -6,7 +6,7 @@ use crate::accounts;
 
 #[derive(Clone, Debug, Default, Args)]
 pub struct SocketOptions {
-    /// Mode of the unix sockets of --nbd and --vhost-user, octal. Programs that may write to such a socket may
+    /// Octal mode of the unix sockets of --nbd and --vhost-user. Programs that may write to such a socket may
     /// read and write everything [default: 0600, with --socket-group 0660]
     #[arg(long, value_name = "MODE", value_parser = mode)]
     pub socket_mode: Option<u32>,

@@ -35,7 +35,7 @@ use pinstripe_engine::{
 use pinstripe_export::nbd::{Left, Negotiated};
 use pinstripe_runtime::{
     shard,
-    uring::{inheritance, path_of},
+    uring::{inheritance, path_of, run_wherever_the_process_may},
 };
 use rustix::{
     fs::MemfdFlags,
@@ -382,6 +382,7 @@ fn become_program(
     match prepare() {
         Ok(file) => {
             log::flush();
+            run_wherever_the_process_may();
             Command::new(program).args(with_role(words, &file.as_raw_fd().to_string())).exec().to_string()
         }
         Err(error) => error.to_string(),

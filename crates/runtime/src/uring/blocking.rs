@@ -183,9 +183,9 @@ fn leave_signals_to_others() {
     }
 }
 
-/// A thread begins on the CPUs of the one that made it, which for a shard is one CPU. The scheduler shall
-/// find an idle one wherever the process may run, as its main thread shows.
-fn run_wherever_the_process_may() {
+/// Lets this thread run wherever the process may, as its main thread shows. A thread begins on the CPUs of
+/// the one that made it, and so does the program that a thread becomes: for a shard that is one CPU.
+pub fn run_wherever_the_process_may() {
     use rustix::thread::{sched_getaffinity, sched_setaffinity};
     // If it fails, this thread is in the shard's way, but works.
     let _ = sched_getaffinity(Some(rustix::process::getpid())).and_then(|all| sched_setaffinity(None, &all));
