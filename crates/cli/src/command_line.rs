@@ -355,6 +355,11 @@ pub struct ServeArguments {
     /// Memory for the cache of parity, in bytes. 0 turns it off
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = pinstripe_control::size::memory)]
     pub cache: ByteSize,
+    /// Memory that the server may take in all, at least 64 MiB beside the cache, the program and 40 MiB for
+    /// each shard. Clients wait where there is none [default: 1 GiB for what they ask and get, 1 GiB to
+    /// compute parity]
+    #[arg(long, value_name = "SIZE", value_parser = pinstripe_control::size::memory)]
+    pub memory_max: Option<ByteSize>,
     /// Seconds that a member may take for a request. After that, it is dropped. 0 means no limit
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(0..=86_400))]
     pub member_timeout: u32,

@@ -2,14 +2,23 @@
 
 use pinstripe_control::size::ByteSize;
 use pinstripe_runtime::uring::RuntimeConfig;
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 /// The bit of the capability with which a process may lock any amount of memory.
 const CAP_IPC_LOCK: u32 = 14;
 
+/// Has the process open as many files as it may at all: a shell's usual 1024 are fewer than a server's
+/// connections.
+pub fn open_all_files() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // It is no more than was allowed already.
+    let _ = setrlimit(Resource::Nofile, limit);
+}
+
 /// A warning if less memory may be locked than the shards' requests use at most.
-pub fn locked_memory_warning(shards: usize) -> Option<String> {
-    let wanted = RuntimeConfig::unpinned(shards).arena_bytes.saturating_mul(shards);
+pub fn locked_memory_warning(config: &RuntimeConfig) -> Option<String> {
+    let wanted = config.arena_bytes.saturating_mul(config.shards);
     let allowed = if may_lock_all() { None } else { getrlimit(Resource::Memlock).current };
     warning(u64::try_from(wanted).unwrap_or(u64::MAX), allowed)
 }

@@ -42,10 +42,12 @@ pub fn run(arguments: TargetArguments) -> Result<(), Failure> {
         (None, None) => RuntimeConfig::default(),
     };
     let config = RuntimeConfig { cpus: cpus.or(base.cpus.clone()), termination_signals: true, ..base };
-    uring::run(&config, move |context| serve(context, arguments))?
+    limits::open_all_files();
+    let warning = limits::locked_memory_warning(&config);
+    uring::run(&config, move |context| serve(context, arguments, warning))?
 }
 
-async fn serve(context: Context, arguments: TargetArguments) -> Result<(), Failure> {
+async fn serve(context: Context, arguments: TargetArguments, warning: Option<String>) -> Result<(), Failure> {
     log::begin(arguments.log, "target")?;
     log::describe("target", &[("nqn", &arguments.nqn)]);
     let shards: Vec<ShardHandle> = context.shards().to_vec();
@@ -54,6 +56,9 @@ async fn serve(context: Context, arguments: TargetArguments) -> Result<(), Failu
         return Ok(());
     };
     let (listener, subsystem) = started?;
+    if let Some(warning) = warning {
+        log::warn(&warning);
+    }
     accept(&listener, order, in_turn(&shards, nvme_server::hand_over)).await;
     drop(listener);
     nvme_server::stop(&shards).await;
@@ -87,9 +92,6 @@ async fn start(
             nvme_server::open(subsystem, services);
         });
         opened.await?;
-    }
-    if let Some(warning) = limits::locked_memory_warning(shards.len()) {
-        log::warn(&warning);
     }
     if listens.ip().is_loopback()
         && !(arguments.read_only || arguments.allow_unauthenticated || arguments.dhchap_hosts.is_some())

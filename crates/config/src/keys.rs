@@ -75,7 +75,7 @@ const fn of_one(name: &'static str, kind: Kind) -> OptionKey {
 
 /// The options of `serve` that make sense for good. Those that are consents for once (`--force`, `--run`,
 /// `--takeover`) are none of them.
-pub const OPTIONS: [OptionKey; 38] = [
+pub const OPTIONS: [OptionKey; 39] = [
     of_one("nbd", Kind::List),
     anywhere("ublk", Kind::FlagOrNumber),
     of_one("vhost-user", Kind::Path),
@@ -96,6 +96,7 @@ pub const OPTIONS: [OptionKey; 38] = [
     anywhere("shards", Kind::Number),
     anywhere("cpus", Kind::Text),
     anywhere("cache", Kind::Size),
+    anywhere("memory-max", Kind::Size),
     anywhere("policy", Kind::Text),
     anywhere("offload", Kind::Text),
     anywhere("reducer", Kind::Text),

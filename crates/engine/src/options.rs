@@ -10,6 +10,9 @@ pub struct ArrayOptions {
     pub policy: WritePolicy,
     /// Bytes of parity kept; 0 turns the cache off.
     pub parity_cache_bytes: usize,
+    /// Bytes that all requests under way may take beside what they bring and answer: for what parity, or lost
+    /// data, is computed from. A request that is alone may exceed it.
+    pub memory_bytes: usize,
     /// Serve reads only; nothing on the members changes.
     pub read_only: bool,
     /// Assemble although dirty and degraded, or with stale members' superblocks: data may be lost.
@@ -66,6 +69,7 @@ impl Default for ArrayOptions {
         Self {
             policy: WritePolicy::Cost,
             parity_cache_bytes: 64 << 20,
+            memory_bytes: 1 << 30,
             read_only: false,
             force: false,
             newly_degraded: true,

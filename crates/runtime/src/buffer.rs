@@ -32,7 +32,7 @@ const CLASS_MIN: u32 = 12;
 const HUGE_PAGE: usize = 2 << 20;
 /// Blocks from here on are mapped one by one, so that giving one back makes the process smaller.
 const MAPPED_BYTES_MIN: usize = 128 << 10;
-/// Bytes of blocks outside of the arena that a pool keeps for reuse.
+/// Bytes of blocks outside of the arena that a pool keeps for reuse, unless told.
 const SPARE_BYTES_MAX: usize = 64 << 20;
 /// Number of block sizes: 4 KiB to 128 MiB.
 const CLASSES: usize = 16;
@@ -64,6 +64,8 @@ struct PoolCore {
     returned_count: AtomicU32,
     /// Bytes of blocks outside of the arena that wait to be used again, here or in the pool's own lists.
     spare_bytes: AtomicUsize,
+    /// Most of these.
+    spare_bytes_max: AtomicUsize,
     /// Bytes of all blocks outside of the arena.
     system_bytes: AtomicUsize,
     arena: NonNull<u8>,
@@ -109,7 +111,7 @@ impl PoolCore {
         }
         let bytes = block.bytes();
         let before = self.spare_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let keeps = before + bytes <= SPARE_BYTES_MAX;
+        let keeps = before + bytes <= self.spare_bytes_max.load(Ordering::Relaxed);
         if !keeps {
             self.spare_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
@@ -255,6 +257,7 @@ impl Pool {
                 closed: AtomicBool::new(false),
                 returned_count: AtomicU32::new(0),
                 spare_bytes: AtomicUsize::new(0),
+                spare_bytes_max: AtomicUsize::new(SPARE_BYTES_MAX),
                 system_bytes: AtomicUsize::new(0),
                 arena,
                 arena_bytes,
@@ -285,6 +288,11 @@ impl Pool {
     /// Bytes of blocks outside of the arena that are kept for reuse.
     pub fn spare_bytes(&self) -> usize {
         self.home.spare_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Keeps at most so many bytes from now on.
+    pub fn keep_spare(&self, bytes: usize) {
+        self.home.spare_bytes_max.store(bytes, Ordering::Relaxed);
     }
 
     /// Bytes of all blocks outside of the arena, held or spare.
@@ -687,6 +695,9 @@ mod tests {
             assert_eq!((pool.heap_blocks(), pool.spare_bytes()), (made, 0), "what was kept is not used");
             drop(again);
             assert_eq!((pool.spare_bytes(), pool.system_bytes()), (SPARE_BYTES_MAX, SPARE_BYTES_MAX));
+            pool.keep_spare(0);
+            drop(pool.buffer(BYTES));
+            assert_eq!(pool.system_bytes(), SPARE_BYTES_MAX - BYTES, "more is kept than was wanted");
         }
     }
 

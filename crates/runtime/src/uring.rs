@@ -69,6 +69,8 @@ pub struct RuntimeConfig {
     /// Bytes of each shard's buffer arena, which is registered with the kernel, and so takes memory, as it is
     /// used, where `RLIMIT_MEMLOCK` allows.
     pub arena_bytes: usize,
+    /// Bytes of memory outside of its arena that each shard keeps for reuse.
+    pub spare_bytes: usize,
     /// How long a shard without work looks around before it sleeps, in nanoseconds. Waking a sleeper costs
     /// its waker a system call and some 20 us until it runs; looking costs this much CPU each time. 0 suits
     /// one shard alone.
@@ -78,7 +80,7 @@ pub struct RuntimeConfig {
     pub termination_signals: bool,
 }
 
-/// A modest arena: 64 MiB per shard.
+/// A modest arena, and as much beside it: 64 MiB per shard.
 const ARENA_BYTES: usize = 64 << 20;
 /// About the price of a sleep and a wake.
 const SPIN_NS: u64 = 30_000;
@@ -95,7 +97,14 @@ impl RuntimeConfig {
     /// `shards` shards that the kernel may move. They look around before they sleep if each can have a CPU.
     pub fn unpinned(shards: usize) -> Self {
         let spin_ns = if shards > 1 && shards <= cpus_allowed().len() { SPIN_NS } else { 0 };
-        Self { shards, cpus: None, arena_bytes: ARENA_BYTES, spin_ns, termination_signals: false }
+        Self {
+            shards,
+            cpus: None,
+            arena_bytes: ARENA_BYTES,
+            spare_bytes: ARENA_BYTES,
+            spin_ns,
+            termination_signals: false,
+        }
     }
 }
 
@@ -345,6 +354,7 @@ fn set_up(config: &RuntimeConfig, index: usize) -> Result<(Rc<Shard>, Rc<Driver>
         rustix::thread::sched_setaffinity(None, &set).map_err(|e| pin(e.into()))?;
     }
     let shard = Shard::new(&ShardConfig { index, arena_bytes: config.arena_bytes, clock: None });
+    shard.pool().keep_spare(config.spare_bytes);
     let driver = Driver::new(shard.pool(), config.spin_ns)?;
     Ok((shard, driver))
 }

@@ -78,7 +78,9 @@ use crate::{
     create::Shape,
     ending::{self, Order, until_ordered},
     failure::Failure,
-    limits, log, member, nvme_server,
+    limits, log, member,
+    memory::Division,
+    nvme_server,
     supervisor::Supervised,
 };
 
@@ -98,7 +100,9 @@ pub fn run(arguments: ServeArguments) -> Result<(), Failure> {
         }
         None => None,
     };
-    let (config, heir) = (plan.runtime(), inherited.clone());
+    plan.memory.take_effect();
+    limits::open_all_files();
+    let (config, heir) = (plan.runtime.clone(), inherited.clone());
     match (uring::run(&config, move |context| serve(context, plan, heir)), inherited) {
         (Ok(outcome), _) => outcome,
         (Err(error), Some(inherited)) => Err(inherited.go_back(&error.into())),
@@ -111,11 +115,24 @@ pub fn check(arguments: ServeArguments) -> Result<(), Failure> {
     Plan::new(arguments).map(drop)
 }
 
+/// The shards that are asked for.
+fn runtime(arguments: &ServeArguments) -> RuntimeConfig {
+    let cpus = arguments.cpus.as_ref().map(|list| list.0.clone());
+    let base = match (arguments.shards, &cpus) {
+        (Some(shards), _) => RuntimeConfig::unpinned(shards.into()),
+        (None, Some(cpus)) => RuntimeConfig::unpinned(cpus.len()),
+        (None, None) => RuntimeConfig::default(),
+    };
+    RuntimeConfig { cpus: cpus.or(base.cpus.clone()), termination_signals: true, ..base }
+}
+
 /// The arguments, checked against each other.
 struct Plan {
     arguments: ServeArguments,
     /// With `--create`.
     shape: Option<Shape>,
+    runtime: RuntimeConfig,
+    memory: Division,
 }
 
 impl Plan {
@@ -134,7 +151,9 @@ impl Plan {
         if shape.is_some() && arguments.read_only {
             return Err(Failure::usage("--create makes an empty array, which --read-only would keep so"));
         }
-        let plan = Self { arguments, shape };
+        let runtime = runtime(&arguments);
+        let memory = Division::new(arguments.memory_max, runtime.shards, arguments.cache)?;
+        let plan = Self { arguments, shape, runtime: memory.of_shards(runtime), memory };
         let speed = plan.sync_speed();
         if speed.max_kib < speed.min_kib {
             return Err(Failure::usage(format!(
@@ -143,16 +162,6 @@ impl Plan {
             )));
         }
         Ok(plan)
-    }
-
-    fn runtime(&self) -> RuntimeConfig {
-        let cpus = self.arguments.cpus.as_ref().map(|list| list.0.clone());
-        let base = match (self.arguments.shards, &cpus) {
-            (Some(shards), _) => RuntimeConfig::unpinned(shards.into()),
-            (None, Some(cpus)) => RuntimeConfig::unpinned(cpus.len()),
-            (None, None) => RuntimeConfig::default(),
-        };
-        RuntimeConfig { cpus: cpus.or(base.cpus.clone()), termination_signals: true, ..base }
     }
 
     fn sync_speed(&self) -> SyncSpeed {
@@ -192,6 +201,8 @@ impl Plan {
         ArrayOptions {
             policy: self.arguments.policy.into(),
             parity_cache_bytes: usize::try_from(self.arguments.cache.0).unwrap_or(usize::MAX),
+
+            memory_bytes: self.memory.work(),
             read_only: self.arguments.read_only,
             force: self.arguments.force,
             newly_degraded: self.arguments.run || left_out,
@@ -264,7 +275,7 @@ async fn start(context: Context, plan: Plan, inherited: Option<&Inheritance>) ->
     let served = Served {
         journal,
         stopping: Stopping::new(),
-        warnings: warnings(&plan.arguments, &front_ends, context.shards().len()),
+        warnings: warnings(&plan, &front_ends),
         control_path: control.absolute_path(),
         kinds: devices::Kinds { memory: plan.shape.is_some(), poll: plan.arguments.poll },
         array,
@@ -286,12 +297,13 @@ fn access(options: &SocketOptions) -> Access {
 
 /// What the user should know of how the server was started: ports that are closed to other machines, and open
 /// to every user of this one, and limits that are too low.
-fn warnings(arguments: &ServeArguments, front_ends: &FrontEnds, shards: usize) -> Vec<String> {
+fn warnings(plan: &Plan, front_ends: &FrontEnds) -> Vec<String> {
+    let arguments = &plan.arguments;
     let advice = "to prevent that, serve on a unix socket, or on NVMe/TCP with --dhchap-hosts; to accept it, use --allow-remote";
     let open = front_ends.loopback_ports().into_iter();
     let open = open.filter(|_| !arguments.read_only && !arguments.allow_remote);
     open.map(|address| nvme_server::open_to_users(address, advice))
-        .chain(limits::locked_memory_warning(shards))
+        .chain(limits::locked_memory_warning(&plan.runtime))
         .collect()
 }
 

@@ -17,6 +17,7 @@ mod limit;
 mod log;
 mod maintenance;
 mod membership;
+mod memory;
 mod nbd;
 mod nvme;
 mod occupied;

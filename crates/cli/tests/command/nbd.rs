@@ -41,7 +41,7 @@ impl Client {
     }
 
     /// Waits for the answer to a request; its error number. What was read follows it.
-    fn answer(&mut self) -> u32 {
+    pub fn answer(&mut self) -> u32 {
         let mut reply = [0; 16];
         self.stream.read_exact(&mut reply).unwrap();
         assert_eq!(reply[..4], 0x6744_6698u32.to_be_bytes());

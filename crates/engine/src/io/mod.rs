@@ -13,6 +13,7 @@ pub(crate) mod missed;
 pub(crate) mod parity;
 pub(crate) mod read;
 pub(crate) mod remote;
+pub(crate) mod room;
 pub(crate) mod row;
 pub mod service;
 pub(crate) mod striped;

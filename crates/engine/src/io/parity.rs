@@ -14,6 +14,7 @@ use crate::{
     io::{
         base::{Pooled, VolumeBase},
         fan_out::FanOut,
+        room::Room,
         row::RowRange,
         write::context::WriteContext,
     },
@@ -37,6 +38,7 @@ pub(crate) struct ParityVolume {
     pub(crate) kernel: &'static Kernel,
     pub(crate) write_contexts: Pooled<WriteContext>,
     pub(crate) rows: Pooled<RowRange>,
+    pub(crate) room: Room,
     /// Stripes of longer writes that tasks of their own write now.
     branches: Cell<usize>,
 }
@@ -51,8 +53,10 @@ impl Deref for ParityVolume {
 
 impl ParityVolume {
     pub(crate) fn new(base: VolumeBase, geometry: ParityGeometry) -> Rc<Self> {
+        let room = Room::new(base.shared.options.memory_bytes / base.shared.shards.len());
         Rc::new(Self {
             base,
+            room,
             geometry,
             kernel: pinstripe_parity::kernel(),
             write_contexts: Pooled::default(),

@@ -204,7 +204,10 @@ impl ParityVolume {
             let view = self.members.view();
             let (mut by_rows, mut result) = (self.is_partly_there(&view, piece, repair.is_some()), Ok(()));
             if !by_rows {
+                let columns = self.geometry.slots(piece.stripe).columns();
+                let taken = self.room.for_row(columns, piece.length).await;
                 result = self.read_row(&view, piece.stripe, range, want, &mut row).await;
+                drop(taken);
                 by_rows =
                     matches!(result, Err(IoError::Unreadable { .. })) && self.is_divisible(&view, piece);
             }

@@ -34,6 +34,7 @@ use crate::{
     io::{
         entry::{Inside, Intended, Moved, Writing},
         parity::ParityVolume,
+        room::Taken,
         row::Want,
         write::context::WriteContext,
     },
@@ -95,6 +96,7 @@ impl ParityVolume {
             // The owner vanished only if the array is being torn down.
             Entered::Joined(answer) => answer.unwrap_or(Err(IoError::Stopping)),
             Entered::Owner(claim, piece) => {
+                let _taken = self.room.context().await;
                 let mut context = self.write_contexts.take();
                 if let Some(piece) = piece {
                     context.image.add(piece);
@@ -150,7 +152,11 @@ impl ParityVolume {
     ) -> Answer {
         let mut healed = false;
         loop {
-            match self.attempt(stripe, claim.as_deref_mut(), context).await {
+            let mut taken = self.room.nothing();
+            let attempted = self.attempt(stripe, claim.as_deref_mut(), context, &mut taken).await;
+            context.let_go();
+            drop(taken);
+            match attempted {
                 Ok(generation) => {
                     self.settle(stripe, context).await?;
                     match context.rest.pop() {
@@ -182,9 +188,9 @@ impl ParityVolume {
         stripe: StripeId,
         mut claim: Option<&mut Claim<'_, Piece, Answer>>,
         context: &mut WriteContext,
+        taken: &mut Taken<'_>,
     ) -> Result<u64, Aborted> {
         let inside = self.enter().await?;
-        context.pre_read.clear();
         context.timed = self.members.sample();
         self.join_claim(claim.as_deref_mut(), context);
         if self.write_in_place(&inside, stripe, claim.as_deref_mut(), context).await? {
@@ -192,12 +198,12 @@ impl ParityVolume {
         }
         // What this membership can't read, the one that has taken its place meanwhile may be able to (C1).
         let stale = |error: Aborted| if inside.has_moved() { Aborted::Replan } else { error };
-        let intended = self.prepare(&inside, stripe, context).await.map_err(stale)?;
+        let intended = self.prepare(&inside, stripe, context, taken).await.map_err(stale)?;
 
         // Freeze: what has arrived by now is the last to join. What it adds is read and marked like the rest.
         let late = if self.join_claim(claim, context) > 0 && !active(Mutant::LateJoinerNotPlanned) {
             self.counters().joined_late.add(1);
-            Some(self.prepare(&inside, stripe, context).await.map_err(stale)?)
+            Some(self.prepare(&inside, stripe, context, taken).await.map_err(stale)?)
         } else {
             None
         };
@@ -251,6 +257,7 @@ impl ParityVolume {
         inside: &'i Inside<'_>,
         stripe: StripeId,
         context: &mut WriteContext,
+        taken: &mut Taken<'_>,
     ) -> Result<Intended<'i>, Aborted> {
         let view = inside.view();
         self.cut_at_bad_blocks(view, stripe, context);
@@ -261,6 +268,9 @@ impl ParityVolume {
         let servers = self.servers_for(view, &facts, context);
         self.plan(view, stripe, &facts, context, servers.is_some())?;
         context.remote.take_up(servers, &facts, &context.plan);
+        if context.remote.is_empty() {
+            taken.wait(context.plan.memory()).await;
+        }
         // Now, so that the bits are written while we read.
         let marked = inside.mark(stripe, self.rows(stripe, context));
         if context.remote.is_empty() {

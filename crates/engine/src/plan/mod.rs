@@ -59,6 +59,7 @@ use crate::{
     stripe::image::Image,
 };
 use choose::{Candidate, Chooser};
+use pinstripe_runtime::block_bytes;
 pub use weigh::COMPUTE_NS_PER_KIB;
 
 /// How to choose between read-modify-write and reconstruct-write where both are possible.
@@ -369,6 +370,14 @@ impl Plan {
             (Some(first), Some(last)) => (first.start, last.end),
             _ => (0, 0),
         }
+    }
+
+    /// Bytes of memory that it takes to carry it out, beside what is to be written.
+    pub fn memory(&self) -> usize {
+        let reads = self.reads.list.iter().map(|read| block_bytes(read.length() as usize));
+        // Read-modify-write turns the old parity into the new one where it is.
+        let others = self.runs.iter().filter(|run| !matches!(run.method, Method::Rmw | Method::DataOnly));
+        reads.sum::<usize>() + others.map(|run| 2 * block_bytes(run.length() as usize)).sum::<usize>()
     }
 
     /// Whether it needs nothing from members before it can write.

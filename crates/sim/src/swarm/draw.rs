@@ -229,6 +229,13 @@ impl Setup {
         self
     }
 
+    /// In one array of four, requests wait for memory: from a stream of its own, as above.
+    pub fn draw_memory(&mut self, rng: &mut Rng) {
+        if rng.chance(1, 4) {
+            self.options.memory_bytes = rng.pick(&[1, 32 << 10, 256 << 10]);
+        }
+    }
+
     /// Whether faults are planned for later, which a crash or the end must forget.
     pub fn plans_faults(&self) -> bool {
         self.atlas.is_some() || self.wide.is_some() || self.vast.is_some() || self.marks.is_some()

@@ -34,6 +34,7 @@ pub const FIRST_SEED_OF_MARKS: u64 = 13_000_000;
 pub(super) fn drawn(seed: u64) -> (Setup, Rng) {
     let mut rng = Rng::new(seed);
     let mut setup = Setup::drawn(&mut rng.fork(1)).with_log(&mut Rng::new(seed).fork(3));
+    setup.draw_memory(&mut Rng::new(seed).fork(6));
     let lives = rng.fork(2);
     let kind = |first: u64| seed / 1_000_000 == first / 1_000_000;
     if seed / FIRST_SEED_WITH_ATLAS % 2 == 1 {

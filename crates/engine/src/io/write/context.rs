@@ -100,11 +100,16 @@ impl WriteContext {
         self.is_split = true;
     }
 
+    /// Lets go of what was read and computed.
+    pub(super) fn let_go(&mut self) {
+        self.pre_read.clear();
+        self.parity.clear();
+    }
+
     /// Lets go of every buffer and of all that was found out; the vectors are used again.
     pub(super) fn end(&mut self) {
         self.image.clear();
-        self.pre_read.clear();
-        self.parity.clear();
+        self.let_go();
         self.avoid = Set64::EMPTY;
         self.set.clear();
         self.requests.clear();

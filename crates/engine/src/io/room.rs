@@ -1,0 +1,237 @@
+//! Memory that the requests of a shard take beside what they bring and what they answer: contexts of stripe
+//! writes, old bytes that parity is computed from, new parity, and what lost bytes are made of.
+//!
+//! What has taken some waits for members, and for changes of the membership that come before none of it; it
+//! doesn't wait for more. So all that is taken comes back, whatever waits for it.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::VecDeque,
+    future::poll_fn,
+    rc::Rc,
+    task::{Poll, Waker},
+};
+
+use pinstripe_runtime::block_bytes;
+
+/// About what the context of a stripe write takes.
+const CONTEXT_BYTES: usize = 64 << 10;
+/// More stripe writes of a shard at a time keep no device busier.
+const CONTEXTS_MAX: usize = 1024;
+
+/// See the module.
+pub(crate) struct Room {
+    /// Contexts of stripe writes that hold a claim, and nothing else yet.
+    contexts: Stock,
+    /// Bytes.
+    bytes: Stock,
+}
+
+impl Room {
+    /// A quarter of `bytes` is for contexts.
+    pub(crate) fn new(bytes: usize) -> Self {
+        let contexts = Stock::new((bytes / 4 / CONTEXT_BYTES).clamp(1, CONTEXTS_MAX));
+        Self { contexts, bytes: Stock::new(bytes - bytes / 4) }
+    }
+
+    /// Waits until a stripe write may have a context.
+    pub(crate) async fn context(&self) -> Taken<'_> {
+        let mut taken = Taken { stock: &self.contexts, amount: 0 };
+        taken.wait(1).await;
+        taken
+    }
+
+    /// Nothing of the bytes, for a beginning.
+    pub(crate) fn nothing(&self) -> Taken<'_> {
+        Taken { stock: &self.bytes, amount: 0 }
+    }
+
+    /// Waits until a lost range of so many bytes can be made of what `columns` others have.
+    pub(crate) async fn for_row(&self, columns: usize, length: u32) -> Taken<'_> {
+        let mut taken = self.nothing();
+        taken.wait((columns + 2) * block_bytes(length as usize)).await;
+        taken
+    }
+}
+
+/// What one request has taken.
+pub(crate) struct Taken<'r> {
+    stock: &'r Stock,
+    amount: usize,
+}
+
+impl Taken<'_> {
+    /// Waits for so much. What has taken some already gets more at once.
+    pub(crate) async fn wait(&mut self, amount: usize) {
+        if self.amount == 0 && !self.stock.take_now(amount) {
+            // Boxed, so that requests which find some carry no more than a pointer.
+            Box::pin(self.stock.wait(amount)).await;
+        } else if self.amount > 0 {
+            self.stock.held.set(self.stock.held.get() + amount);
+        }
+        self.amount += amount;
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.stock.give_back(self.amount);
+    }
+}
+
+/// So much of something, given in the order of asking. What is alone may have more than there is.
+struct Stock {
+    limit: usize,
+    held: Cell<usize>,
+    line: RefCell<VecDeque<Rc<Place>>>,
+}
+
+/// A place in the line.
+struct Place {
+    amount: usize,
+    is_served: Cell<bool>,
+    waker: Cell<Option<Waker>>,
+}
+
+impl Stock {
+    fn new(limit: usize) -> Self {
+        Self { limit, held: Cell::new(0), line: RefCell::default() }
+    }
+
+    fn take(&self, amount: usize) -> bool {
+        let sum = self.held.get() + amount;
+        let fits = self.held.get() == 0 || sum <= self.limit;
+        if fits {
+            self.held.set(sum);
+        }
+        fits
+    }
+
+    /// Whether it is there and nothing has asked before.
+    fn take_now(&self, amount: usize) -> bool {
+        self.line.borrow().is_empty() && self.take(amount)
+    }
+
+    fn give_back(&self, amount: usize) {
+        self.held.set(self.held.get() - amount);
+        self.serve();
+    }
+
+    /// Gives what is there to those that have waited longest.
+    fn serve(&self) {
+        let mut line = self.line.borrow_mut();
+        while let Some(first) = line.front()
+            && self.take(first.amount)
+        {
+            first.is_served.set(true);
+            if let Some(waker) = first.waker.take() {
+                waker.wake();
+            }
+            line.pop_front();
+        }
+    }
+
+    async fn wait(&self, amount: usize) {
+        let place = Rc::new(Place { amount, is_served: Cell::new(false), waker: Cell::default() });
+        self.line.borrow_mut().push_back(Rc::clone(&place));
+        let waiting = Waiting { stock: self, place };
+        poll_fn(|cx| {
+            if waiting.place.is_served.get() {
+                return Poll::Ready(());
+            }
+            waiting.place.waker.set(Some(cx.waker().clone()));
+            Poll::Pending
+        })
+        .await;
+        // From here on the guard of the caller has it.
+        waiting.place.is_served.set(false);
+    }
+}
+
+/// What has asked, until it has been served: it may be given up before.
+struct Waiting<'s> {
+    stock: &'s Stock,
+    place: Rc<Place>,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if self.place.is_served.get() {
+            return self.stock.give_back(self.place.amount);
+        }
+        self.stock.line.borrow_mut().retain(|other| !Rc::ptr_eq(other, &self.place));
+        self.stock.serve();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        pin::{Pin, pin},
+        task::Context,
+    };
+
+    use super::*;
+
+    fn is_ready<F: Future>(future: Pin<&mut F>) -> bool {
+        future.poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    #[test]
+    fn bytes_go_in_the_order_of_asking_and_come_back() {
+        let room = Room::new(400);
+        let (mut first, mut large, mut small) = (room.nothing(), room.nothing(), room.nothing());
+        assert!(is_ready(pin!(first.wait(1000))), "what is alone may have more than there is");
+        {
+            let (mut large, mut small) = (Box::pin(large.wait(200)), Box::pin(small.wait(50)));
+            assert!(!is_ready(large.as_mut()) && !is_ready(small.as_mut()));
+            drop(first);
+            assert!(is_ready(large.as_mut()) && is_ready(small.as_mut()));
+        }
+        assert!(is_ready(pin!(small.wait(900))), "what has some waits for more");
+        let mut next = room.nothing();
+        let mut waits = Box::pin(next.wait(1));
+        assert!(!is_ready(waits.as_mut()));
+        drop(waits);
+        drop((large, small));
+        assert_eq!((room.bytes.held.get(), room.bytes.line.borrow().len()), (0, 0));
+    }
+
+    #[test]
+    fn what_is_given_up_while_it_waits_keeps_nothing_and_stops_nothing() {
+        let room = Room::new(400);
+        let (mut first, mut large, mut small) = (room.nothing(), room.nothing(), room.nothing());
+        assert!(is_ready(pin!(first.wait(200))));
+        {
+            let (mut large, mut small) = (Box::pin(large.wait(250)), Box::pin(small.wait(100)));
+            assert!(!is_ready(large.as_mut()) && !is_ready(small.as_mut()), "it passes what asked before");
+            drop(large);
+            assert!(is_ready(small.as_mut()), "it waits for what has gone");
+        }
+        let mut served = room.nothing();
+        let mut waits = Box::pin(served.wait(300));
+        assert!(!is_ready(waits.as_mut()));
+        drop((first, small));
+        // It has been served, and goes without having seen that.
+        drop(waits);
+        assert_eq!(room.bytes.held.get(), 0);
+    }
+
+    #[test]
+    fn contexts_are_few_where_there_is_little_memory() {
+        let room = Room::new(8 * CONTEXT_BYTES);
+        let (mut first, mut third) = (Box::pin(room.context()), Box::pin(room.context()));
+        let (mut second, mut least) = (Box::pin(room.context()), Box::pin(room.context()));
+        let Poll::Ready(first) = first.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
+            panic!()
+        };
+        let Poll::Ready(_second) = second.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
+            panic!()
+        };
+        assert!(!is_ready(third.as_mut()) && !is_ready(least.as_mut()));
+        drop(first);
+        assert!(is_ready(third.as_mut()));
+        assert!(is_ready(pin!(Room::new(0).context())), "one goes in any case");
+        assert_eq!(Room::new(1 << 40).contexts.limit, CONTEXTS_MAX);
+    }
+}
