@@ -205,7 +205,8 @@ impl ParityVolume {
             let (mut by_rows, mut result) = (self.is_partly_there(&view, piece, repair.is_some()), Ok(()));
             if !by_rows {
                 let columns = self.geometry.slots(piece.stripe).columns();
-                let taken = self.room.for_row(columns, piece.length).await;
+                let urgent = self.caching_journal().is_some();
+                let taken = self.room.for_row(columns, piece.length, urgent).await;
                 result = self.read_row(&view, piece.stripe, range, want, &mut row).await;
                 drop(taken);
                 by_rows =

@@ -1,8 +1,10 @@
 //! Memory that the requests of a shard take beside what they bring and what they answer: contexts of stripe
 //! writes, old bytes that parity is computed from, new parity, and what lost bytes are made of.
 //!
-//! What has taken some waits for members, and for changes of the membership that come before none of it; it
-//! doesn't wait for more. So all that is taken comes back, whatever waits for it.
+//! A context is taken before the claim of a stripe, so no claim waits for one. What has taken some of the bytes
+//! waits for members, for changes of the membership that come before none of it, and for room in a log, and
+//! asks for no more. But room in a journal that caches comes of writing out stripes, whose claims may wait for
+//! bytes: there, no stripe write waits for them. So all that is taken comes back.
 
 use std::{
     cell::{Cell, RefCell},
@@ -21,7 +23,7 @@ const CONTEXTS_MAX: usize = 1024;
 
 /// See the module.
 pub(crate) struct Room {
-    /// Contexts of stripe writes that hold a claim, and nothing else yet.
+    /// Contexts of stripe writes.
     contexts: Stock,
     /// Bytes.
     bytes: Stock,
@@ -36,19 +38,19 @@ impl Room {
 
     /// Waits until a stripe write may have a context.
     pub(crate) async fn context(&self) -> Taken<'_> {
-        let mut taken = Taken { stock: &self.contexts, amount: 0 };
+        let mut taken = Taken { stock: &self.contexts, amount: 0, urgent: false };
         taken.wait(1).await;
         taken
     }
 
-    /// Nothing of the bytes, for a beginning.
-    pub(crate) fn nothing(&self) -> Taken<'_> {
-        Taken { stock: &self.bytes, amount: 0 }
+    /// None of the bytes, for a beginning. What is `urgent` never waits.
+    pub(crate) fn nothing(&self, urgent: bool) -> Taken<'_> {
+        Taken { stock: &self.bytes, amount: 0, urgent }
     }
 
     /// Waits until a lost range of so many bytes can be made of what `columns` others have.
-    pub(crate) async fn for_row(&self, columns: usize, length: u32) -> Taken<'_> {
-        let mut taken = self.nothing();
+    pub(crate) async fn for_row(&self, columns: usize, length: u32, urgent: bool) -> Taken<'_> {
+        let mut taken = self.nothing(urgent);
         taken.wait((columns + 2) * block_bytes(length as usize)).await;
         taken
     }
@@ -58,16 +60,17 @@ impl Room {
 pub(crate) struct Taken<'r> {
     stock: &'r Stock,
     amount: usize,
+    urgent: bool,
 }
 
 impl Taken<'_> {
     /// Waits for so much. What has taken some already gets more at once.
     pub(crate) async fn wait(&mut self, amount: usize) {
-        if self.amount == 0 && !self.stock.take_now(amount) {
+        if self.urgent || self.amount > 0 {
+            self.stock.held.set(self.stock.held.get() + amount);
+        } else if !self.stock.take_now(amount) {
             // Boxed, so that requests which find some carry no more than a pointer.
             Box::pin(self.stock.wait(amount)).await;
-        } else if self.amount > 0 {
-            self.stock.held.set(self.stock.held.get() + amount);
         }
         self.amount += amount;
     }
@@ -180,7 +183,8 @@ mod tests {
     #[test]
     fn bytes_go_in_the_order_of_asking_and_come_back() {
         let room = Room::new(400);
-        let (mut first, mut large, mut small) = (room.nothing(), room.nothing(), room.nothing());
+        let (mut first, mut large, mut small) =
+            (room.nothing(false), room.nothing(false), room.nothing(false));
         assert!(is_ready(pin!(first.wait(1000))), "what is alone may have more than there is");
         {
             let (mut large, mut small) = (Box::pin(large.wait(200)), Box::pin(small.wait(50)));
@@ -189,7 +193,8 @@ mod tests {
             assert!(is_ready(large.as_mut()) && is_ready(small.as_mut()));
         }
         assert!(is_ready(pin!(small.wait(900))), "what has some waits for more");
-        let mut next = room.nothing();
+        assert!(is_ready(pin!(room.nothing(true).wait(900))), "it waits all the same");
+        let mut next = room.nothing(false);
         let mut waits = Box::pin(next.wait(1));
         assert!(!is_ready(waits.as_mut()));
         drop(waits);
@@ -200,7 +205,8 @@ mod tests {
     #[test]
     fn what_is_given_up_while_it_waits_keeps_nothing_and_stops_nothing() {
         let room = Room::new(400);
-        let (mut first, mut large, mut small) = (room.nothing(), room.nothing(), room.nothing());
+        let (mut first, mut large, mut small) =
+            (room.nothing(false), room.nothing(false), room.nothing(false));
         assert!(is_ready(pin!(first.wait(200))));
         {
             let (mut large, mut small) = (Box::pin(large.wait(250)), Box::pin(small.wait(100)));
@@ -208,7 +214,7 @@ mod tests {
             drop(large);
             assert!(is_ready(small.as_mut()), "it waits for what has gone");
         }
-        let mut served = room.nothing();
+        let mut served = room.nothing(false);
         let mut waits = Box::pin(served.wait(300));
         assert!(!is_ready(waits.as_mut()));
         drop((first, small));

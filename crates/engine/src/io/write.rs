@@ -92,11 +92,11 @@ impl ParityVolume {
     /// Writes a piece of one stripe: as the owner of the stripe, or in the owner's batch.
     pub(crate) async fn write_stripe(&self, stripe: StripeId, piece: Piece) -> Answer {
         self.shared.recent.note(stripe.0, piece.data.len() as u64);
+        let _taken = self.room.context().await;
         match self.shared.stripes.claim(self.shard, stripe.0, Some(piece)).await {
             // The owner vanished only if the array is being torn down.
             Entered::Joined(answer) => answer.unwrap_or(Err(IoError::Stopping)),
             Entered::Owner(claim, piece) => {
-                let _taken = self.room.context().await;
                 let mut context = self.write_contexts.take();
                 if let Some(piece) = piece {
                     context.image.add(piece);
@@ -152,7 +152,7 @@ impl ParityVolume {
     ) -> Answer {
         let mut healed = false;
         loop {
-            let mut taken = self.room.nothing();
+            let mut taken = self.room.nothing(self.caching_journal().is_some());
             let attempted = self.attempt(stripe, claim.as_deref_mut(), context, &mut taken).await;
             context.let_go();
             drop(taken);

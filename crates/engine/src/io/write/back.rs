@@ -132,7 +132,6 @@ impl ParityVolume {
         data: impl IntoIterator<Item = (u32, Slice)>,
         written_out: bool,
     ) -> Answer {
-        let _taken = self.room.context().await;
         let mut context = self.write_contexts.take();
         context.is_written_out = written_out;
         for (start, data) in data {
