@@ -36,22 +36,29 @@ impl Room {
         Self { contexts, bytes: Stock::new(bytes - bytes / 4) }
     }
 
+    /// Lets a stripe write have a context, unless it has to wait for it.
+    #[inline]
+    pub(crate) fn context_now(&self) -> Option<Taken<'_>> {
+        self.contexts.take_now(1).then(|| Taken { stock: &self.contexts, amount: 1 })
+    }
+
     /// Waits until a stripe write may have a context.
     pub(crate) async fn context(&self) -> Taken<'_> {
-        let mut taken = Taken { stock: &self.contexts, amount: 0, urgent: false };
-        taken.wait(1).await;
+        let mut taken = Taken { stock: &self.contexts, amount: 0 };
+        taken.wait(1, false).await;
         taken
     }
 
-    /// None of the bytes, for a beginning. What is `urgent` never waits.
-    pub(crate) fn nothing(&self, urgent: bool) -> Taken<'_> {
-        Taken { stock: &self.bytes, amount: 0, urgent }
+    /// None of the bytes, for a beginning.
+    #[inline]
+    pub(crate) fn nothing(&self) -> Taken<'_> {
+        Taken { stock: &self.bytes, amount: 0 }
     }
 
     /// Waits until a lost range of so many bytes can be made of what `columns` others have.
     pub(crate) async fn for_row(&self, columns: usize, length: u32, urgent: bool) -> Taken<'_> {
-        let mut taken = self.nothing(urgent);
-        taken.wait((columns + 2) * block_bytes(length as usize)).await;
+        let mut taken = self.nothing();
+        taken.wait((columns + 2) * block_bytes(length as usize), urgent).await;
         taken
     }
 }
@@ -60,19 +67,27 @@ impl Room {
 pub(crate) struct Taken<'r> {
     stock: &'r Stock,
     amount: usize,
-    urgent: bool,
 }
 
 impl Taken<'_> {
-    /// Waits for so much. What has taken some already gets more at once.
-    pub(crate) async fn wait(&mut self, amount: usize) {
-        if self.urgent || self.amount > 0 {
+    /// Takes so much, unless it has to wait for it. What is `urgent`, or has taken some already, needn't.
+    #[inline]
+    pub(crate) fn take_now(&mut self, amount: usize, urgent: bool) -> bool {
+        if urgent || self.amount > 0 {
             self.stock.held.set(self.stock.held.get() + amount);
         } else if !self.stock.take_now(amount) {
-            // Boxed, so that requests which find some carry no more than a pointer.
-            Box::pin(self.stock.wait(amount)).await;
+            return false;
         }
         self.amount += amount;
+        true
+    }
+
+    /// The same, and waits.
+    pub(crate) async fn wait(&mut self, amount: usize, urgent: bool) {
+        if !self.take_now(amount, urgent) {
+            self.stock.wait(amount).await;
+            self.amount += amount;
+        }
     }
 }
 
@@ -101,6 +116,7 @@ impl Stock {
         Self { limit, held: Cell::new(0), line: RefCell::default() }
     }
 
+    #[inline]
     fn take(&self, amount: usize) -> bool {
         let sum = self.held.get() + amount;
         let fits = self.held.get() == 0 || sum <= self.limit;
@@ -111,13 +127,17 @@ impl Stock {
     }
 
     /// Whether it is there and nothing has asked before.
+    #[inline]
     fn take_now(&self, amount: usize) -> bool {
         self.line.borrow().is_empty() && self.take(amount)
     }
 
+    #[inline]
     fn give_back(&self, amount: usize) {
         self.held.set(self.held.get() - amount);
-        self.serve();
+        if !self.line.borrow().is_empty() {
+            self.serve();
+        }
     }
 
     /// Gives what is there to those that have waited longest.
@@ -183,19 +203,18 @@ mod tests {
     #[test]
     fn bytes_go_in_the_order_of_asking_and_come_back() {
         let room = Room::new(400);
-        let (mut first, mut large, mut small) =
-            (room.nothing(false), room.nothing(false), room.nothing(false));
-        assert!(is_ready(pin!(first.wait(1000))), "what is alone may have more than there is");
+        let (mut first, mut large, mut small) = (room.nothing(), room.nothing(), room.nothing());
+        assert!(is_ready(pin!(first.wait(1000, false))), "what is alone may have more than there is");
         {
-            let (mut large, mut small) = (Box::pin(large.wait(200)), Box::pin(small.wait(50)));
+            let (mut large, mut small) = (Box::pin(large.wait(200, false)), Box::pin(small.wait(50, false)));
             assert!(!is_ready(large.as_mut()) && !is_ready(small.as_mut()));
             drop(first);
             assert!(is_ready(large.as_mut()) && is_ready(small.as_mut()));
         }
-        assert!(is_ready(pin!(small.wait(900))), "what has some waits for more");
-        assert!(is_ready(pin!(room.nothing(true).wait(900))), "it waits all the same");
-        let mut next = room.nothing(false);
-        let mut waits = Box::pin(next.wait(1));
+        assert!(is_ready(pin!(small.wait(900, false))), "what has some waits for more");
+        assert!(is_ready(pin!(room.nothing().wait(900, true))), "it waits all the same");
+        let mut next = room.nothing();
+        let mut waits = Box::pin(next.wait(1, false));
         assert!(!is_ready(waits.as_mut()));
         drop(waits);
         drop((large, small));
@@ -205,17 +224,16 @@ mod tests {
     #[test]
     fn what_is_given_up_while_it_waits_keeps_nothing_and_stops_nothing() {
         let room = Room::new(400);
-        let (mut first, mut large, mut small) =
-            (room.nothing(false), room.nothing(false), room.nothing(false));
-        assert!(is_ready(pin!(first.wait(200))));
+        let (mut first, mut large, mut small) = (room.nothing(), room.nothing(), room.nothing());
+        assert!(is_ready(pin!(first.wait(200, false))));
         {
-            let (mut large, mut small) = (Box::pin(large.wait(250)), Box::pin(small.wait(100)));
+            let (mut large, mut small) = (Box::pin(large.wait(250, false)), Box::pin(small.wait(100, false)));
             assert!(!is_ready(large.as_mut()) && !is_ready(small.as_mut()), "it passes what asked before");
             drop(large);
             assert!(is_ready(small.as_mut()), "it waits for what has gone");
         }
-        let mut served = room.nothing(false);
-        let mut waits = Box::pin(served.wait(300));
+        let mut served = room.nothing();
+        let mut waits = Box::pin(served.wait(300, false));
         assert!(!is_ready(waits.as_mut()));
         drop((first, small));
         // It has been served, and goes without having seen that.

@@ -36,7 +36,7 @@ use crate::{
         parity::ParityVolume,
         room::Taken,
         row::Want,
-        write::context::WriteContext,
+        write::{back::caching_journal, context::WriteContext},
     },
     members::MemberId,
     membership::snapshot::{Snapshot, View},
@@ -92,7 +92,11 @@ impl ParityVolume {
     /// Writes a piece of one stripe: as the owner of the stripe, or in the owner's batch.
     pub(crate) async fn write_stripe(&self, stripe: StripeId, piece: Piece) -> Answer {
         self.shared.recent.note(stripe.0, piece.data.len() as u64);
-        let _taken = self.room.context().await;
+        // Boxed, so that writes that needn't wait carry no more than a pointer.
+        let _taken = match self.room.context_now() {
+            Some(taken) => taken,
+            None => Box::pin(self.room.context()).await,
+        };
         match self.shared.stripes.claim(self.shard, stripe.0, Some(piece)).await {
             // The owner vanished only if the array is being torn down.
             Entered::Joined(answer) => answer.unwrap_or(Err(IoError::Stopping)),
@@ -152,7 +156,7 @@ impl ParityVolume {
     ) -> Answer {
         let mut healed = false;
         loop {
-            let mut taken = self.room.nothing(self.caching_journal().is_some());
+            let mut taken = self.room.nothing();
             let attempted = self.attempt(stripe, claim.as_deref_mut(), context, &mut taken).await;
             context.let_go();
             drop(taken);
@@ -269,7 +273,10 @@ impl ParityVolume {
         self.plan(view, stripe, &facts, context, servers.is_some())?;
         context.remote.take_up(servers, &facts, &context.plan);
         if context.remote.is_empty() {
-            taken.wait(context.plan.memory()).await;
+            let (wanted, urgent) = (context.plan.memory(), caching_journal(view).is_some());
+            if !taken.take_now(wanted, urgent) {
+                Box::pin(taken.wait(wanted, urgent)).await;
+            }
         }
         // Now, so that the bits are written while we read.
         let marked = inside.mark(stripe, self.rows(stripe, context));

@@ -114,7 +114,13 @@ impl Explorer {
         // Without its journal the array is refused, and after that by force it is what its members say.
         let geometry = bed.setup.geometry().filter(|_| !bed.journal_lost && !marks::is_marring(bed));
         let looked = geometry.map_or(Ok(()), |geometry| self.look(bed, &geometry));
-        looked.map_err(|verdict| Verdict::AfterCrash { step: steps, verdict: Box::new(verdict) })
+        match looked {
+            // As in a run of its own.
+            Err(Verdict::Abandoned) => Ok(()),
+            looked => {
+                looked.map_err(|verdict| Verdict::AfterCrash { step: steps, verdict: Box::new(verdict) })
+            }
+        }
     }
 
     fn look(&mut self, bed: &Testbed, geometry: &ParityGeometry) -> Result<(), Verdict> {

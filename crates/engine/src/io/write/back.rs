@@ -20,6 +20,7 @@ use crate::{
     error::IoError,
     geometry::{ParityGeometry, StripeId},
     io::{parity::ParityVolume, write::context::WriteContext},
+    membership::snapshot::View,
     mutants::{Mutant, active},
     shared::Answer,
     stripe::{
@@ -30,13 +31,19 @@ use crate::{
     units::{to_u32, to_usize},
 };
 
+/// The journal, if anything is cached or may be.
+#[inline]
+pub(super) fn caching_journal(view: &View) -> Option<&Arc<Journal>> {
+    match &view.snapshot.log {
+        Log::Journal(journal) if journal.caches() => Some(journal),
+        _ => None,
+    }
+}
+
 impl ParityVolume {
-    /// The journal, if anything is cached or may be.
+    /// See [`caching_journal`].
     pub(crate) fn caching_journal(&self) -> Option<Arc<Journal>> {
-        self.members.ask(|view| match &view.snapshot.log {
-            Log::Journal(journal) if journal.caches() => Some(Arc::clone(journal)),
-            _ => None,
-        })
+        self.members.ask(|view| caching_journal(view).map(Arc::clone))
     }
 
     fn cache_key(&self, stripe: StripeId) -> Key {
