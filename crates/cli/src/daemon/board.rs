@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use super::{
     Daemon, Message, listen, scheme,
     secretary::host,
-    tls::{self, Tls},
+    tls::Tls,
     web::{
         self, Token,
         throughput::Throughput,
@@ -47,11 +47,11 @@ struct Place {
 pub struct Board {
     /// The address that the command line gives.
     given: Option<SocketAddr>,
-    /// The certificates that it gives.
-    given_tls: Option<pinstripe_config::Tls>,
+    /// The folder of certificates that it gives.
+    given_tls: Option<PathBuf>,
     /// The token's file, unless the configuration names another one.
     token: PathBuf,
-    server: Option<(Place, listen::Server)>,
+    server: Option<(Place, Token, listen::Server)>,
     views: watch::Sender<Arc<View>>,
     /// By the array's key.
     throughput: BTreeMap<String, Throughput>,
@@ -70,7 +70,7 @@ impl Board {
         let (views, _) = watch::channel(Arc::default());
         let mut board = Self {
             given,
-            given_tls: certificates.map(tls::of_folder),
+            given_tls: certificates.map(PathBuf::from),
             token: folder.join("web.token"),
             server: None,
             views,
@@ -85,6 +85,14 @@ impl Board {
             .into_iter()
             .for_each(|told| board.remember(told));
         board
+    }
+
+    /// The command line names a folder, and which clients are let in stays as the configuration says.
+    fn tls(&self, configured: Option<&pinstripe_config::Tls>) -> Option<pinstripe_config::Tls> {
+        let certified = configured.is_some_and(|tls| tls.certified);
+        let given =
+            self.given_tls.clone().map(|certificates| pinstripe_config::Tls { certificates, certified });
+        given.or_else(|| configured.cloned())
     }
 
     /// Whether there is a page.
@@ -141,11 +149,8 @@ impl Daemon {
                 Some(path) => (path.clone(), false),
                 None => (self.board.token.clone(), true),
             },
-            tls: self.board.given_tls.clone().or_else(|| configured.tls.clone()),
+            tls: self.board.tls(configured.tls.as_ref()),
         });
-        if self.board.server.as_ref().map(|(place, _)| place) == wanted.as_ref() {
-            return Ok(());
-        }
         let Some(place) = wanted else {
             self.board.server = None;
             return Ok(());
@@ -154,21 +159,25 @@ impl Daemon {
         let (path, make) = &place.token;
         // Before the other page ends: what can't be used changes nothing.
         let token = Token::of_file(path, *make).map_err(Failure::new)?;
+        if self.board.server.as_ref().is_some_and(|(own, known, _)| *own == place && *known == token) {
+            return Ok(());
+        }
         let tls = place.tls.as_ref().map(|tls| Tls::load(tls, "page", &self.log)).transpose()?;
         let scheme = scheme(tls.is_some());
-        self.board.server = None;
+        // One at another address goes on until this one is there.
+        self.board.server.take_if(|(own, ..)| own.address == place.address);
         self.board.views.send_replace(Arc::new(self.view()));
         let sender = self.sender.clone();
         let report = move |array, sentence| {
             let _ = sender.send(Message::Acted { array, sentence });
         };
         let views = self.board.views.subscribe();
-        let server = web::serve(place.address, tls, token, views, Box::new(report));
+        let server = web::serve(place.address, tls, token.clone(), views, Box::new(report));
         let failed = |error| Failure::new(format!("can't serve the page on {}: {error}", place.address));
         let server = server.map_err(failed)?;
         let words = format!("page on {scheme}://{}/, with the token in {}", server.address, path.display());
         self.log.note(&words);
-        self.board.server = Some((place, server));
+        self.board.server = Some((place, token, server));
         Ok(())
     }
 

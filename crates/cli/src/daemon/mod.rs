@@ -243,7 +243,8 @@ struct Daemon {
     /// By [`Wanted::identity`].
     arrays: BTreeMap<String, Kept>,
     remarks: Vec<String>,
-    http: Option<listen::Server>,
+    /// As it was configured when it began.
+    http: Option<(Metrics, listen::Server)>,
     look: Look,
     chores: Chores,
     board: Board,
@@ -258,7 +259,7 @@ struct Daemon {
 impl Daemon {
     fn run(mut self, messages: &Receiver<Message>, socket: socket::Socket) -> Result<(), Failure> {
         let files = self.configuration.files.len();
-        self.serve_http(None)?;
+        self.serve_http()?;
         self.serve_web()?;
         self.log.note(&format!("ready: {files} configuration files; socket {}", socket.path.display()));
         supervisor::tell_ready();
@@ -298,10 +299,10 @@ impl Daemon {
         Ok(())
     }
 
-    /// Listens where the configuration says, if that isn't how it did `before`, or didn't.
-    fn serve_http(&mut self, before: Option<&Metrics>) -> Result<(), Failure> {
-        let wanted = &self.configuration.metrics;
-        if before == Some(wanted) && self.http.is_some() == wanted.listen.is_some() {
+    /// Listens where the configuration says, if that isn't how it does.
+    fn serve_http(&mut self) -> Result<(), Failure> {
+        let wanted = self.configuration.metrics.clone();
+        if self.http.as_ref().is_some_and(|(own, _)| *own == wanted) {
             return Ok(());
         }
         let Some(address) = wanted.listen else {
@@ -311,11 +312,12 @@ impl Daemon {
         // Before the other one ends: certificates that can't be used change nothing.
         let tls = wanted.tls.as_ref().map(|tls| Tls::load(tls, "metrics", &self.log)).transpose()?;
         let scheme = scheme(tls.is_some());
-        self.http = None;
+        // One at another address goes on until this one is there.
+        self.http.take_if(|(own, _)| own.listen == wanted.listen);
         let failed = |error| Failure::new(format!("can't listen for HTTP on {address}: {error}"));
         let server = http::serve(address, tls, self.sender.clone()).map_err(failed)?;
         self.log.note(&format!("metrics on {scheme}://{}/metrics", server.address));
-        self.http = Some(server);
+        self.http = Some((wanted, server));
         Ok(())
     }
 
@@ -624,14 +626,15 @@ impl Daemon {
         }
         let reloaded = Reloaded { files: new.files.clone(), changes };
         self.log.note(&format!("the configuration was read again: {} files", new.files.len()));
-        let before = std::mem::replace(&mut self.configuration, new).metrics;
-        for served in [self.serve_http(Some(&before)), self.serve_web()] {
+        self.configuration = new;
+        self.problem = None;
+        for served in [self.serve_http(), self.serve_web()] {
             if let Err(failure) = served {
                 self.log.warn(failure.sentence());
+                self.problem = Some(failure.sentence().to_owned());
             }
         }
         self.generation += 1;
-        self.problem = None;
         self.look.wanted = true;
         Ok(reloaded)
     }

@@ -1,10 +1,6 @@
 //! TLS of the daemon's HTTP servers: from the configuration to what a connection is secured with.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use pinstripe_export::tls::{Acceptor, Clients, Credentials};
 use tokio::{net::TcpStream, time::timeout};
@@ -26,6 +22,8 @@ const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 pub struct Tls {
     credentials: Arc<Credentials>,
     complaints: Complaints,
+    /// What is served so.
+    what: String,
     log: ServerLog,
 }
 
@@ -36,13 +34,14 @@ impl Tls {
         let folder = credentials::certificates().unwrap_or_else(|| tls.certificates.clone());
         let credentials = Credentials::load(&folder, clients)
             .map_err(|error| Failure::new(format!("TLS of the {what}: {error}")))?;
-        let log = log.of(what);
-        Ok(Self { credentials: Arc::new(credentials), complaints: Complaints::new(log.clone()), log })
+        let (log, what) = (log.clone(), what.to_owned());
+        Ok(Self { credentials: Arc::new(credentials), complaints: Complaints::new(log.clone()), what, log })
     }
 
     /// Shakes hands; what the connection is secured with, too. None if that doesn't come about in time.
     pub async fn secure(&self, stream: TcpStream) -> Option<(TlsStream<TcpStream>, Acceptor)> {
         let client = stream.peer_addr().map_or_else(|_| "a client".to_owned(), |address| address.to_string());
+        let client = format!("{client}, a client of the {},", self.what);
         let acceptor = self.credentials.acceptor();
         let handshake = TlsAcceptor::from(acceptor.for_http()).accept(stream);
         match timeout(HANDSHAKE_LIMIT, handshake).await {
@@ -60,17 +59,13 @@ impl Tls {
             let credentials = Arc::clone(&self.credentials);
             // A folder may be slow to answer.
             match tokio::task::spawn_blocking(move || credentials.refresh()).await {
-                Ok(Ok(true)) => self.log.note("TLS: new connections use the new certificates"),
+                Ok(Ok(true)) => self.log.note(&format!("TLS of the {}: new connections use the new certificates", self.what)),
                 Ok(Err(error)) => self.log.warn(&format!(
-                    "TLS: {error}; new connections use the certificates from before until that is mended"
+                    "TLS of the {}: {error}; new connections use the certificates from before until that is mended",
+                    self.what
                 )),
                 Ok(Ok(false)) | Err(_) => {}
             }
         }
     }
-}
-
-/// TLS with the files of a folder, for any client.
-pub fn of_folder(folder: &Path) -> pinstripe_config::Tls {
-    pinstripe_config::Tls { certificates: PathBuf::from(folder), certified: false }
 }

@@ -46,12 +46,13 @@ pub fn text(record: &Record, context: &Context, priorities: bool) -> String {
     let time = humantime::format_rfc3339_seconds(record.time);
     let label = record.text("array").or(context.label.as_deref());
     let label = label.map(|label| format!("{}: ", printable(label))).unwrap_or_default();
-    let message = if record.lines {
-        printable_lines(&record.message).replace('\n', &format!("\n{prefix}  "))
-    } else {
-        printable(&record.message)
-    };
+    let message = message(record).replace('\n', &format!("\n{prefix}  "));
     format!("{prefix}pinstripe: {time} {label}{message}\n")
+}
+
+/// What is said, with lines only where they are meant: a name may have them, too.
+fn message(record: &Record) -> String {
+    if record.lines { printable_lines(&record.message) } else { printable(&record.message) }
 }
 
 /// An object on one line.
@@ -72,7 +73,7 @@ impl Serialize for Json<'_> {
         map.serialize_entry("time", &rfc3339(record.time))?;
         map.serialize_entry("level", record.level.name())?;
         map.serialize_entry("target", &record.target)?;
-        map.serialize_entry("message", &printable_lines(&record.message))?;
+        map.serialize_entry("message", &message(record))?;
         for (name, value) in context.fields(record) {
             match value {
                 Value::Text(text) => map.serialize_entry(name, &printable(text))?,
@@ -90,7 +91,7 @@ fn rfc3339(time: SystemTime) -> String {
 /// A datagram, see <https://systemd.io/JOURNAL_NATIVE_PROTOCOL>.
 pub fn journal(record: &Record, context: &Context) -> Vec<u8> {
     let mut entry = Vec::new();
-    field(&mut entry, "MESSAGE", &printable_lines(&record.message));
+    field(&mut entry, "MESSAGE", &message(record));
     field(&mut entry, "PRIORITY", &priority(record.level).to_string());
     field(&mut entry, "SYSLOG_IDENTIFIER", "pinstripe");
     field(&mut entry, "PINSTRIPE_TARGET", &printable(&record.target));
@@ -157,7 +158,7 @@ mod tests {
         assert_eq!(line.matches('\n').count(), 1, "{line}");
         assert!(line.starts_with("{\"time\":\"1970-01-01T00:00:01.500Z\",\"level\":\"warning\","), "{line}");
         let value: serde_json::Value = serde_json::from_str(&line).unwrap();
-        assert_eq!(value["message"], "a\n\"}\u{fffd}");
+        assert_eq!(value["message"], "a\u{fffd}\"}\u{fffd}");
         assert_eq!(value["member"], "x\u{fffd}{\"level\":\"error\"}");
         assert_eq!((&value["slot"], &value["array"]), (&"3".into(), &"data".into()), "its own comes first");
     }
@@ -183,9 +184,12 @@ mod tests {
     #[test]
     fn the_journals_fields_cannot_be_forged() {
         let own = record("a\nPRIORITY=0\n", &[("member", "x\nPINSTRIPE_ARRAY=y")]);
-        let fields = fields(&journal(&own, &context()));
+        let fields = fields(&journal(&Record { lines: true, ..own.clone() }, &context()));
+        let said = fields.iter().find(|(own, _)| own == "MESSAGE").map(|(_, said)| said.as_str());
+        assert_eq!(said, Some("a\nPRIORITY=0"), "lines that are meant");
+        let fields = self::fields(&journal(&own, &context()));
         let named = |name| fields.iter().filter(move |(own, _)| own == name).map(|(_, v)| v.as_str());
-        assert_eq!(named("MESSAGE").collect::<Vec<_>>(), ["a\nPRIORITY=0"]);
+        assert_eq!(named("MESSAGE").collect::<Vec<_>>(), ["a\u{fffd}PRIORITY=0\u{fffd}"]);
         assert_eq!(named("PRIORITY").collect::<Vec<_>>(), ["4"]);
         assert_eq!(named("PINSTRIPE_ARRAY").collect::<Vec<_>>(), ["data"]);
         assert_eq!(named("PINSTRIPE_MEMBER").collect::<Vec<_>>(), ["x\u{fffd}PINSTRIPE_ARRAY=y"]);

@@ -37,6 +37,8 @@ use self::{
 };
 use crate::command_line::{LogLevel, LogOptions};
 
+/// Bytes that are told of a panic.
+const PANIC_BYTES_MAX: usize = 64 << 10;
 /// How long the end waits until all is written.
 const FLUSH_LIMIT: Duration = Duration::from_millis(500);
 
@@ -167,6 +169,8 @@ pub fn panicked(panic: &PanicHookInfo<'_>) -> bool {
     if trace.status() == std::backtrace::BacktraceStatus::Captured {
         let _ = write!(message, "\n{trace}");
     }
+    // A datagram of the journal's takes no more.
+    message.truncate(message.floor_char_boundary(PANIC_BYTES_MAX));
     let record = Record { lines: true, message, ..Record::new(LogLevel::Error, "") };
     log.queue.flush(Some(record), FLUSH_LIMIT);
     true

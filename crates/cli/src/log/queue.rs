@@ -138,12 +138,13 @@ impl<W: FnMut(&Record)> Writer<W> {
                 None => items.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(due) => items.recv_timeout(Instant::saturating_duration_since(&due, Instant::now())),
             };
+            let mut done = None;
             match item {
                 Ok(Item::Record(record)) => self.write(&record),
                 Ok(Item::Look) | Err(RecvTimeoutError::Timeout) => next = self.tell(false),
-                Ok(Item::Flush(done)) => {
+                Ok(Item::Flush(asked)) => {
                     next = self.tell(true);
-                    let _ = done.send(());
+                    done = Some(asked);
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -151,6 +152,9 @@ impl<W: FnMut(&Record)> Writer<W> {
             let left_out = self.shared.left_out.swap(0, Ordering::Relaxed);
             if left_out > 0 {
                 (self.write)(&not_kept_up(left_out));
+            }
+            if let Some(done) = done {
+                let _ = done.send(());
             }
         }
     }

@@ -189,6 +189,34 @@ fn addresses_and_certificates_that_cannot_be_used_are_refused_with_their_line() 
 }
 
 #[test]
+fn metrics_are_secured_as_soon_as_their_certificates_can_be_used() {
+    let configured = Configured::new(&format!("[metrics]\nlisten = '127.0.0.1:0'\n{DATA}"));
+    let daemon = Daemon::start(&configured, &[]);
+    assert!(daemon.log().contains("metrics on http://"));
+    configured.write("pinstripe.toml", &format!("{METRICS}{DATA}"));
+    configured.run(&["reload"]).ok();
+    wait_for_log(&daemon, "TLS of the metrics");
+    daemon.wait("the problem", |status| status["configuration_error"].is_string());
+    Authority::new().put(&configured.world, "tls");
+    configured.run(&["reload"]).ok();
+    wait_for_log(&daemon, "metrics on https://");
+    daemon.wait("no problem", |status| status["configuration_error"].is_null());
+}
+
+#[test]
+fn which_clients_are_let_in_is_the_configurations_matter_wherever_the_certificates_are() {
+    let configured = Configured::new(&format!("{PAGE}tls-clients = 'certified'\n{DATA}"));
+    let authority = Authority::new();
+    authority.put(&configured.world, "tls");
+    authority.put(&configured.world, "other");
+    let other = configured.world.path("other").display().to_string();
+    let daemon = Daemon::start(&configured, &["--web", "127.0.0.1:0", "--web-tls", &other]);
+    let port = port(&daemon, "page");
+    assert!(get(&authority.stranger(), port, "/login").is_err(), "one without a certificate came in");
+    assert!(get(&authority.client("x"), port, "/login").unwrap().starts_with("HTTP/1.1 200 "));
+}
+
+#[test]
 fn what_a_service_manager_hands_over_takes_the_place_of_the_folder() {
     let configured = Configured::new(&format!("{METRICS}{DATA}"));
     let (authority, handed) = (Authority::new(), Authority::new());

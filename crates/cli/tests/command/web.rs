@@ -393,6 +393,27 @@ fn readers_see_what_changes_and_slow_ones_hold_up_nothing() {
 }
 
 #[test]
+fn what_is_done_for_a_browser_that_has_hung_up_is_told_all_the_same() {
+    let configured = configured();
+    let daemon = Daemon::start(&configured, &[]);
+    daemon.wait_for("data", "serving");
+    let browser = Browser::open(&daemon, &configured);
+    browser.wait("it shows the array", |page| page.contains("slot 2"));
+    let (uuid, device) = (uuid(&configured), device(&configured, "member1"));
+    let form =
+        browser.confirmation(&[("action", "fail"), ("slot", "1"), ("device", &device), ("array", &uuid)]);
+    let body = form_urlencoded::Serializer::new(String::new()).extend_pairs(&form).finish();
+    let Browser { address, cookie } = &browser;
+    drop(browser.send(&format!(
+        "POST /act HTTP/1.1\r\nHost: {address}\r\nOrigin: http://{address}\r\nCookie: {cookie}\r\n\
+         Content-Type: application/x-www-form-urlencoded\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )));
+    browser.wait("it is told", |page| page.contains("by the page: "));
+    assert_eq!(configured.run(&["detail", "data", "--json"]).ok().json()["degraded"], true);
+}
+
+#[test]
 fn only_loopback_addresses_are_taken_without_tls() {
     let configured = Configured::new(DATA);
     for address in ["192.0.2.1:9661", "0.0.0.0:9661", "[::]:9661"] {
@@ -410,10 +431,20 @@ fn only_loopback_addresses_are_taken_without_tls() {
     let daemon = Daemon::start(&configured, &["--web", "[::1]:0"]);
     let browser = Browser::new(&daemon);
     assert!(browser.address.starts_with("[::1]:"), "{}", browser.address);
+    // As a browser asks that was sent on from the page, to which a link of another site led.
+    let from_elsewhere = "Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: navigate";
+    let asks = format!("GET /login HTTP/1.1\r\nHost: {}\r\n{from_elsewhere}\r\n\r\n", browser.address);
+    let mut answer = String::new();
+    browser.send(&asks).read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     let opened = browser.post("/login", &[("token", "0123456789abcdef0123456789abcdef")]);
     assert_eq!(opened.status, 303, "{opened:?}");
     // The file counts anew.
     fs::write(configured.world.path("token"), "fedcba9876543210fedcba9876543210\n").unwrap();
+    configured.run(&["reload"]).ok();
+    let browser = Browser::new(&daemon);
+    assert_eq!(browser.post("/login", &[("token", "0123456789abcdef0123456789abcdef")]).status, 403);
+    assert_eq!(browser.post("/login", &[("token", "fedcba9876543210fedcba9876543210")]).status, 303);
     daemon.signal("TERM");
     daemon.ended();
 }

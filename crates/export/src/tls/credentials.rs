@@ -150,6 +150,8 @@ struct Current {
     acceptor: Acceptor,
     /// Of the files when they were looked at last, usable or not.
     stamps: Stamps,
+    /// Why they were not usable then: that may be mended without a change of them, such as a folder's mode.
+    problem: Option<String>,
 }
 
 /// What changes when a file changes; nothing of one that isn't there.
@@ -168,7 +170,11 @@ impl Credentials {
         // Before they are read: what changes meanwhile is looked at once more.
         let stamps = stamps(folder);
         let acceptor = acceptor(folder, &clients)?;
-        Ok(Self { folder: folder.to_owned(), clients, current: Mutex::new(Current { acceptor, stamps }) })
+        Ok(Self {
+            folder: folder.to_owned(),
+            clients,
+            current: Mutex::new(Current { acceptor, stamps, problem: None }),
+        })
     }
 
     /// What connections that come now are secured with.
@@ -176,19 +182,26 @@ impl Credentials {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).acceptor.clone()
     }
 
-    /// Reads the files again if they have changed since the last look, which may block. Says whether they
-    /// have; if they can't be used, what was read before stays.
+    /// Reads the files again if they have changed since the last look or were not usable then, which may
+    /// block. Says whether others are used now. If they can't be used, what was read before stays, and that
+    /// is an error once.
     pub fn refresh(&self) -> Result<bool, CredentialsError> {
-        let stamps = stamps(&self.folder);
-        {
-            let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-            if std::mem::replace(&mut current.stamps, stamps) == stamps {
-                return Ok(false);
-            }
+        let current = || self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let (stamps, before) = (stamps(&self.folder), current().problem.clone());
+        if std::mem::replace(&mut current().stamps, stamps) == stamps && before.is_none() {
+            return Ok(false);
         }
-        let acceptor = acceptor(&self.folder, &self.clients)?;
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).acceptor = acceptor;
-        Ok(true)
+        let read = acceptor(&self.folder, &self.clients);
+        let mut current = current();
+        current.problem = read.as_ref().err().map(ToString::to_string);
+        match read {
+            Ok(acceptor) => {
+                current.acceptor = acceptor;
+                Ok(true)
+            }
+            Err(_) if current.problem == before => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 }
 

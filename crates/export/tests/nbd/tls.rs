@@ -428,6 +428,18 @@ fn new_files_are_used_and_bad_ones_are_not() {
     fs::remove_file(folder.path().join("server-key.pem")).unwrap();
     assert!(credentials.refresh().is_err());
     assert!(believes(&next));
+
+    // What keeps them from use is not always in the files.
+    let (certificate, key) = authority.sign("server.example", 9);
+    let mode = |mode| fs::set_permissions(folder.path(), fs::Permissions::from_mode(mode)).unwrap();
+    mode(0o777);
+    put(folder.path(), "server-cert.pem", &certificate);
+    put(folder.path(), "server-key.pem", &key);
+    assert!(credentials.refresh().unwrap_err().to_string().contains("chmod"));
+    mode(0o755);
+    assert!(credentials.refresh().unwrap(), "the mended folder is not looked at again");
+    assert!(believes(&authority) && !believes(&next));
+    assert!(!credentials.refresh().unwrap());
 }
 
 #[test]
@@ -516,7 +528,7 @@ fn left_by_its_server(before: bool) -> SessionEnd {
         } else {
             greet(&pipe).await;
         }
-        let leaving = shard::spawn_joined(async move { server.leave(1000 * SECOND).await });
+        let leaving = shard::spawn_joined(async move { server.leave(1000 * SECOND, 2000 * SECOND).await });
         shard::sleep(SECOND).await;
         if !before {
             assert!(Secured::ask(&pipe, &config).await.is_none(), "TLS can't be left");

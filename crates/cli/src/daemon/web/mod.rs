@@ -155,7 +155,8 @@ impl Site {
         let secured = request.extensions().get::<Secured>().cloned();
         let is_for = |name: &str| secured.as_ref().is_some_and(|Secured(acceptor)| acceptor.is_for(name));
         let names: Option<guard::Names<'_>> = if secured.is_some() { Some(&is_for) } else { None };
-        let checked = guard::check(&method, request.uri(), request.headers(), path == "/", names);
+        let checked =
+            guard::check(&method, request.uri(), request.headers(), matches!(&*path, "/" | "/login"), names);
         if let Err(refused) = checked {
             return text(StatusCode::FORBIDDEN, refused.in_words());
         }
@@ -283,7 +284,7 @@ impl Site {
         }
     }
 
-    async fn outcome(&self, fields: Fields) -> Result<String, (StatusCode, String)> {
+    async fn outcome(self: &Arc<Self>, fields: Fields) -> Result<String, (StatusCode, String)> {
         let refused = |why: String| (StatusCode::CONFLICT, why);
         let uuid = field(&fields, "array").unwrap_or_default().to_owned();
         let action = Action::read(&fields).map_err(|why| (StatusCode::BAD_REQUEST, why))?;
@@ -294,16 +295,18 @@ impl Site {
             return Err((StatusCode::SERVICE_UNAVAILABLE, "too much is being done: try it again".to_owned()));
         };
         let label = status.array.clone();
+        let page = Arc::clone(self);
         let done = tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            action.carry_out(&control, &uuid)
+            let outcome = action.carry_out(&control, &uuid);
+            // Here, for a client that hangs up ends what waits for this.
+            match &outcome {
+                Ok(sentence) => (page.report)(label, format!("by the page: {sentence}")),
+                Err(why) => (page.report)(label, format!("by the page, and nothing was done: {why}")),
+            }
+            outcome
         });
-        let outcome = done.await.map_err(|error| refused(error.to_string()))?;
-        match &outcome {
-            Ok(sentence) => (self.report)(label, format!("by the page: {sentence}")),
-            Err(why) => (self.report)(label, format!("by the page, and nothing was done: {why}")),
-        }
-        outcome.map_err(refused)
+        done.await.map_err(|error| refused(error.to_string()))?.map_err(refused)
     }
 }
 

@@ -27,6 +27,7 @@ const TOKEN_MAX: u64 = 4096;
 const OTHERS: u32 = 0o077;
 
 /// What opens a session.
+#[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
 impl Token {
