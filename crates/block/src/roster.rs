@@ -38,17 +38,23 @@ impl<L: ?Sized> Roster<L> {
     /// Lets a connection in, and gives its number. If there are too many, in all or of its peer, the oldest
     /// that hasn't settled is `cut`; `None` if all have.
     pub fn admit(&self, peer: Option<IpAddr>, link: Rc<L>, cut: impl Fn(&L)) -> Option<u64> {
-        let peer = peer.map(machine);
-        let of_peer = |entry: &Entry<L>| peer.is_some() && entry.peer == peer;
+        let machine = peer.map(machine);
+        let of_peer = |entry: &Entry<L>| machine.is_some() && entry.peer == machine;
         if self.count(of_peer) >= PEER_CONNECTIONS_MAX && !self.evict(of_peer, &cut) {
             return None;
         }
         if self.count(|_| true) >= CONNECTIONS_MAX && !self.evict(|_| true, &cut) {
             return None;
         }
+        Some(self.put(peer, link))
+    }
+
+    /// Lets a connection in, however many there are: one that was let in by another process.
+    pub fn put(&self, peer: Option<IpAddr>, link: Rc<L>) -> u64 {
         let number = self.next.replace(self.next.get() + 1);
+        let peer = peer.map(machine);
         self.entries.borrow_mut().push(Entry { number, peer, settled: false, evicted: false, link });
-        Some(number)
+        number
     }
 
     fn count(&self, which: impl Fn(&Entry<L>) -> bool) -> usize {

@@ -36,7 +36,12 @@ pub fn run(arguments: &ListArguments) -> Result<(), Failure> {
 pub fn servers() -> Vec<(PathBuf, Result<Detail, ClientError>)> {
     let mut found = Vec::new();
     for path in place::sockets() {
-        match ask(&path) {
+        let answer = match ask(&path) {
+            // It may be another program that answers from now on.
+            Err(ClientError::Ended { .. }) => ask(&path),
+            answer => answer,
+        };
+        match answer {
             // A socket that a server left behind when it was killed, or one that ends just now.
             Err(ClientError::NotServed { .. } | ClientError::Ended { .. }) => {}
             answer => found.push((path, answer)),

@@ -23,22 +23,27 @@ pub fn run(arguments: &UpgradeArguments) -> Result<(), Failure> {
         Some(array) => vec![array.clone()],
         None => list::servers().into_iter().map(|(path, _)| path.display().to_string()).collect(),
     };
-    let (mut told, mut failed) = (Vec::new(), false);
+    let (mut told, mut failed, mut printed) = (Vec::new(), false, Ok(()));
     for array in &arrays {
         let outcome = upgrade(array, program);
         failed |= outcome.is_err();
-        match outcome {
-            Ok(result) if arguments.json => told.push(value(array, &result)),
-            Ok(result) => output::print(&in_words(array, &result))?,
+        let line = match outcome {
+            Ok(result) if arguments.json => {
+                told.push(value(array, &result));
+                continue;
+            }
+            Ok(result) => in_words(array, &result),
             Err(failure) if arguments.all && arguments.json => {
                 told.push(json!({ "array": array, "error": failure.sentence() }));
+                continue;
             }
-            Err(failure) if arguments.all => {
-                output::print(&format!("{}: {}\n", printable(array), failure.sentence()))?;
-            }
+            Err(failure) if arguments.all => format!("{}: {}\n", printable(array), failure.sentence()),
             Err(failure) => return Err(failure),
-        }
+        };
+        // Where nothing reads it, the others are upgraded all the same.
+        printed = printed.and(output::print(&line));
     }
+    printed?;
     match told.as_slice() {
         [one] if arguments.json && !arguments.all => output::print_json(one)?,
         all if arguments.json => output::print_json(&all)?,

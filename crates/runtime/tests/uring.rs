@@ -1102,10 +1102,10 @@ fn a_listening_socket_that_is_left_goes_on_in_another_listener() {
         let task = shard::spawn_joined(async move {
             let _ = shard::timeout(2_000_000, listener.accept()).await;
         });
-        let left = leaver.leave().unwrap();
+        let (left, file) = (leaver.leave().unwrap(), leaver.file().unwrap());
         task.join().await;
         let client = uring::connect_unix(&path).await.unwrap();
-        let next = Listener::inherited(left, Some(&path)).unwrap();
+        let next = Listener::inherited(left, Some((&path, file))).unwrap();
         drop(next.accept().await.unwrap());
         drop(client);
         drop(next);
@@ -1128,14 +1128,35 @@ fn an_inherited_socket_that_was_never_accepted_on_goes_on_listening() {
     let path = folder.0.join("socket");
     run(1, move |_| async move {
         let listener = Listener::unix(&path).unwrap();
-        let left = listener.leaver().leave().unwrap();
+        let leaver = listener.leaver();
+        let (left, file) = (leaver.leave().unwrap(), leaver.file().unwrap());
         drop(listener);
         let again = left.try_clone().unwrap();
-        drop(Listener::inherited(left, Some(&path)).unwrap());
+        drop(Listener::inherited(left, Some((&path, file))).unwrap());
         assert!(path.exists(), "it goes back to the one before");
-        let next = Listener::inherited(again, Some(&path)).unwrap();
+        let next = Listener::inherited(again, Some((&path, file))).unwrap();
         let _client = uring::connect_unix(&path).await.unwrap();
         next.accept().await.unwrap();
+        // Another program's file is there now.
+        std::fs::remove_file(&path).unwrap();
+        let other = Listener::unix(&path).unwrap();
+        drop(next);
+        assert!(path.exists(), "the file of another socket is removed");
+        drop(other);
+    });
+}
+
+#[test]
+fn a_socket_that_is_not_left_after_all_ends_with_its_listener() {
+    let folder = Folder::disk();
+    let path = folder.0.join("socket");
+    run(1, move |_| async move {
+        let listener = Listener::unix(&path).unwrap();
+        let leaver = listener.leaver();
+        drop(leaver.leave().unwrap());
+        leaver.stay();
+        drop(listener);
+        assert!(!path.exists());
     });
 }
 
@@ -1148,7 +1169,7 @@ fn a_connection_that_comes_while_its_listener_is_left_is_not_lost() {
             let listener = Listener::unix(&path).unwrap();
             let leaver = listener.leaver();
             assert!(shard::timeout(2_000_000, listener.accept()).await.is_none());
-            let left = leaver.leave().unwrap();
+            let (left, file) = (leaver.leave().unwrap(), leaver.file().unwrap());
             let mut client = UnixStream::connect(&path).unwrap();
             // The ring may have accepted it by then, or not.
             shard::sleep(later).await;
@@ -1158,7 +1179,7 @@ fn a_connection_that_comes_while_its_listener_is_left_is_not_lost() {
             assert!(accepted.is_some() || later == 0);
             let connection = match accepted {
                 Some(socket) => Connection::new(socket),
-                None => Listener::inherited(left, Some(&path)).unwrap().accept().await.unwrap(),
+                None => Listener::inherited(left, Some((&path, file))).unwrap().accept().await.unwrap(),
             };
             let connection = connection.attach().unwrap();
             client.write_all(b"here").unwrap();

@@ -3,7 +3,6 @@
 use std::{
     cell::{Cell, RefCell},
     io,
-    os::fd::OwnedFd,
     path::PathBuf,
     rc::Rc,
     sync::Arc,
@@ -34,7 +33,7 @@ use super::{
     refusal::{self, refused},
     report,
     stopping::Stopping,
-    succession::{self, Candidate, Wish},
+    succession::{Caller, Candidate, Means, Wish, fitness},
 };
 use crate::{create::random_uuid, member};
 
@@ -116,23 +115,25 @@ impl ControlServer {
     }
 
     /// Answers the call that the program before got, and serves its connection.
-    pub fn resume(&self, socket: OwnedFd, call: Value, outcome: Result<Value, CallError>) {
-        self.begin(Connection::new(socket), Some(response(call, outcome)));
+    pub fn resume(&self, caller: Caller, outcome: Result<Value, CallError>) {
+        let Caller { socket, call, received } = caller;
+        self.begin(Connection::new(socket), Some(response(call, outcome)), received);
     }
 
     /// Serves a connection in a task of its own.
     pub fn spawn(&self, connection: Connection) {
-        self.begin(connection, None);
+        self.begin(connection, None, Vec::new());
     }
 
-    /// Says something, if that is due, and serves a connection.
-    fn begin(&self, connection: Connection, due: Option<String>) {
+    /// Says something, if that is due, and serves a connection on which something has come already.
+    fn begin(&self, connection: Connection, due: Option<String>, received: Vec<u8>) {
         let Ok(stream) = connection.attach() else { return };
         let inner = Rc::clone(&self.0);
         if inner.connections.borrow().len() >= CONNECTIONS_MAX && !inner.make_room() {
             return;
         }
-        let conversation = Rc::new(Conversation { stream, calling: Cell::new(false) });
+        let conversation =
+            Rc::new(Conversation { stream, received: received.into(), calling: Cell::new(false) });
         inner.connections.borrow_mut().push(Rc::clone(&conversation));
         shard::spawn(async move {
             let said = match due {
@@ -150,6 +151,8 @@ impl ControlServer {
 /// A control connection.
 struct Conversation {
     stream: Rc<SocketStream>,
+    /// What has come and isn't answered yet.
+    received: RefCell<Vec<u8>>,
     /// A call of it is under way, other than waiting for events.
     calling: Cell<bool>,
 }
@@ -166,16 +169,16 @@ impl Inner {
     }
 
     async fn converse(&self, conversation: &Conversation) {
-        let stream = &*conversation.stream;
-        let mut received: Vec<u8> = Vec::new();
+        let Conversation { stream, received, .. } = conversation;
         loop {
-            while let Some(end) = received.iter().position(|&byte| byte == b'\n') {
-                let line: Vec<u8> = received.drain(..=end).collect();
+            loop {
+                let line = next_line(&mut received.borrow_mut());
+                let Some(line) = line else { break };
                 if !self.answer(conversation, &line).await {
                     return;
                 }
             }
-            if received.len() >= REQUEST_BYTES_MAX {
+            if received.borrow().len() >= REQUEST_BYTES_MAX {
                 let message = format!("a request has at most {REQUEST_BYTES_MAX} bytes");
                 let line = response(Value::Null, Err(CallError::new(code::INVALID, &message)));
                 send(stream, &line).await;
@@ -184,7 +187,7 @@ impl Inner {
             let outcome = stream.receive(shard::buffer(RECEIVE_BYTES)).await;
             match (outcome.result, outcome.buffer) {
                 (Ok(count), Some(buffer)) if (1..=buffer.len()).contains(&count) => {
-                    received.extend_from_slice(&buffer[..count]);
+                    received.borrow_mut().extend_from_slice(&buffer[..count]);
                 }
                 _ => return,
             }
@@ -253,30 +256,35 @@ impl Inner {
         if self.kinds.memory {
             return Err(refused("the members are this process's memory, which another program doesn't get"));
         }
-        if array.shared().has_failed() {
-            return Err(refused(
-                "the array has failed: stop it, and start it when its members are there again",
-            ));
-        }
-        let devices = succession::devices(&array);
+        let unfit = |why: String| refused(&format!("{why}; nothing was changed"));
+        fitness::refuse(&array.detail()).map_err(unfit)?;
+        let devices = fitness::devices(&array);
+        let own = self.own_devices();
         drop(array);
         let program = PathBuf::from(parameters.program);
         if !program.is_absolute() {
             return Err(CallError::new(code::PARAMETERS, "the program's path must be absolute"));
         }
         let asked = blocking(move || {
-            succession::check_names(&devices)?;
+            fitness::check_names(&devices)?;
+            fitness::check_program(&program, &own)?;
             Candidate::ask(&program)
         });
         let candidate = asked.await.map_err(|why| refused(&why))?;
         if self.stopping.is_wanted() {
             return Err(stopping());
         }
+        // What was asked took time, in which a member may have gone.
+        let array = self.array.borrow().clone().ok_or_else(stopping)?;
+        fitness::refuse(&array.detail()).map_err(unfit)?;
+        drop(array);
         let cannot = |error: io::Error| refused(&format!("descriptors can't be handed on: {error}"));
         let wish = Wish {
             candidate,
+            means: Means::new().map_err(cannot)?,
             locks: inheritance::held().map_err(cannot)?,
             caller: conversation.stream.leave().map_err(cannot)?.into(),
+            received: conversation.received.take(),
             call: call.cloned(),
             listeners: self.leavers.leave().map_err(cannot)?,
         };
@@ -375,12 +383,17 @@ impl Inner {
 
     /// Refuses what is in the array, which would otherwise be waited for, and the array itself as its clients
     /// have it, whose requests would wait for themselves.
+    /// The block devices and files as which the array is served.
+    fn own_devices(&self) -> Vec<PathBuf> {
+        let addresses = self.front_ends.addresses().into_iter().map(|address| PathBuf::from(address.uri));
+        addresses.filter(|path| path.is_absolute()).collect()
+    }
+
     async fn refuse_part(&self, array: &Array, device: &str) -> Result<(), CallError> {
         if let Some(part) = names::part_of(array, device).await {
             return Err(refused(&format!("{device} is {part} already; nothing was done")));
         }
-        let addresses = self.front_ends.addresses().into_iter().map(|address| PathBuf::from(address.uri));
-        let own: Vec<PathBuf> = addresses.filter(|path| path.is_absolute()).collect();
+        let own = self.own_devices();
         let path = PathBuf::from(device);
         // Nothing answers the kernel if what is asked about is this array, and this shard waits.
         if blocking(move || member::is_over(&path, &own)).await {
@@ -437,6 +450,12 @@ impl Inner {
         self.journal.note(&format!("slot {slot} is being copied to {device}"));
         Ok(DeviceResult { slot: Some(slot), device })
     }
+}
+
+/// Takes the next line that is there whole.
+fn next_line(received: &mut Vec<u8>) -> Option<Vec<u8>> {
+    let end = received.iter().position(|&byte| byte == b'\n')?;
+    Some(received.drain(..=end).collect())
 }
 
 /// Sends all of `text`. False if the connection is gone, or nothing reads at its other end.

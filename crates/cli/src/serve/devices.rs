@@ -12,6 +12,7 @@ use pinstripe_runtime::{
     uring::{OpenFile, OpenOptions, blocking, path_of},
 };
 
+use super::succession::Inheritance;
 use crate::{
     command_line::ServeArguments,
     create::Shape,
@@ -27,6 +28,8 @@ const CLOSE_NANOSECONDS: u64 = 2_000_000_000;
 /// Pause before a member that is absent is looked for again.
 const RETRY_NANOSECONDS: u64 = 500_000_000;
 const CLOSE_LOOK_NANOSECONDS: u64 = 1_000_000;
+/// How long a member may take to show its superblock that another program has just written.
+const SHOW_NANOSECONDS: u64 = 10_000_000_000;
 /// How long a device may take to show its superblock when only the array's name is wanted.
 const LOOK_NANOSECONDS: u64 = 30_000_000_000;
 
@@ -59,7 +62,13 @@ impl Opened {
 /// An open file as every shard attaches it.
 impl OpenedDevices {
     /// Opens what the command line names; with `shape`, makes it of memory.
-    pub async fn open(arguments: &ServeArguments, shape: Option<&Shape>) -> Result<Self, Failure> {
+    /// Where another program was served by them until now, they must be readable; if there is none to go back
+    /// to, those that aren't are left out, as that program would have dropped them.
+    pub async fn open(
+        arguments: &ServeArguments,
+        shape: Option<&Shape>,
+        inherited: Option<&Inheritance>,
+    ) -> Result<Self, Failure> {
         if let Some(shape) = shape {
             return Self::of_memory(&arguments.devices, shape).await;
         }
@@ -68,6 +77,7 @@ impl OpenedDevices {
         let mut members = Self::default();
         let patience = arguments.run_after.map(|seconds| u64::from(seconds) * 1_000_000_000);
         let last_try = shard::now() + patience.unwrap_or(0);
+        let goes_back = inherited.is_some_and(Inheritance::is_return);
         for path in &arguments.devices {
             if is_memory(path) {
                 return Err(Failure::usage(format!(
@@ -76,9 +86,8 @@ impl OpenedDevices {
                 )));
             }
             let member = match open_until(path, &options, last_try).await {
-                Err(missing) if patience.is_some() && is_absent(path) => {
-                    log::warn(&format!("{}; the array is started without it", missing.sentence()));
-                    members.left_out = true;
+                Err(missing) if patience.is_some() && (goes_back || is_absent(path)) => {
+                    members.leave_out(&missing);
                     continue;
                 }
                 opened => opened?,
@@ -88,11 +97,36 @@ impl OpenedDevices {
             }
             members.sources.push(member.source());
         }
+        if inherited.is_some() {
+            members.check_readable(goes_back).await?;
+        }
         if members.sources.is_empty() {
             return Err(Failure::new("none of the members could be opened: name at least one that exists"));
         }
         members.find_name().await?;
         Ok(members)
+    }
+
+    fn leave_out(&mut self, why: &Failure) {
+        log::warn(&format!("{}; the array is started without it", why.sentence()));
+        self.left_out = true;
+    }
+
+    /// Refuses members that don't show their superblock, or leaves them out. All are looked at side by side:
+    /// clients wait.
+    async fn check_readable(&mut self, leaves_out: bool) -> Result<(), Failure> {
+        let look = |source: Arc<dyn DeviceSource>| {
+            shard::spawn_joined(async move { (is_readable(&source).await, source) })
+        };
+        let looking: Vec<_> = self.sources.drain(..).map(look).collect();
+        for looking in looking {
+            match looking.join().await {
+                (Ok(()), source) => self.sources.push(source),
+                (Err(failure), _) if leaves_out => self.leave_out(&failure),
+                (Err(failure), _) => return Err(failure),
+            }
+        }
+        Ok(())
     }
 
     pub fn opened(&self) -> Opened {
@@ -135,6 +169,18 @@ impl OpenedDevices {
         let wish = shape.on(&infos)?;
         create_with(&wish, shape.log(), &attached).await?;
         Ok(Self { sources, name: wish.name.short(), uuid: wish.set_uuid.to_string(), ..Self::default() })
+    }
+}
+
+/// Whether a member shows its superblock, soon.
+async fn is_readable(source: &Arc<dyn DeviceSource>) -> Result<(), Failure> {
+    let unreadable = |why: &str| Failure::new(format!("the member {} {why}", source.name()));
+    let device = source.attach().map_err(|error| unreadable(&format!("can't be used: {error}")))?;
+    match shard::timeout(SHOW_NANOSECONDS, read_superblock(&*device)).await {
+        Some(Ok(Some(_))) => Ok(()),
+        Some(Ok(None)) => Err(unreadable("has no superblock any more")),
+        Some(Err(error)) => Err(unreadable(&format!("shows no superblock: {error}"))),
+        None => Err(unreadable(&format!("doesn't answer for {} s", SHOW_NANOSECONDS / 1_000_000_000))),
     }
 }
 

@@ -31,7 +31,7 @@ use super::{
     nbd, nvme,
     service::ServedArray,
     stopping::Stopping,
-    succession::{Connected, Inheritance},
+    succession::{Connected, Inheritance, LeftListener},
     ublk, vhost_user,
 };
 use crate::{
@@ -85,7 +85,7 @@ impl Identity<'_> {
     /// A TCP socket of this protocol: a new one, or the one that was left.
     pub async fn listen_tcp(&self, protocol: &str, address: SocketAddr) -> Result<Listener, ListenError> {
         match self.inherited.and_then(|inherited| inherited.listener(protocol)) {
-            Some(socket) => Listener::inherited(socket, None),
+            Some(left) => Listener::inherited(left.socket, None),
             None => listen(address).await,
         }
     }
@@ -99,7 +99,7 @@ pub fn listen_unix(
     access: Access,
 ) -> Result<Listener, ListenError> {
     match inherited.and_then(|inherited| inherited.listener(protocol)) {
-        Some(socket) => Listener::inherited(socket, Some(path)),
+        Some(left) => Listener::inherited(left.socket, left.file.map(|file| (path, file))),
         None if access == Access::default() => Listener::unix(path),
         None => {
             warn_if_closed(path);
@@ -211,8 +211,17 @@ impl Leavers {
     }
 
     /// All sockets, which don't end with their listeners any more.
-    pub fn leave(&self) -> io::Result<Vec<(&'static str, OwnedFd)>> {
-        self.0.borrow().iter().map(|(protocol, leaver)| Ok((*protocol, leaver.leave()?))).collect()
+    pub fn leave(&self) -> io::Result<Vec<LeftListener>> {
+        let leavers = self.0.borrow();
+        let left = |(protocol, leaver): &(&'static str, Leaver)| {
+            let (socket, file) = (leaver.leave()?, leaver.file());
+            Ok(LeftListener { protocol: (*protocol).to_owned(), socket, file })
+        };
+        let all = leavers.iter().map(left).collect();
+        if io::Result::is_err(&all) {
+            leavers.iter().for_each(|(_, leaver)| leaver.stay());
+        }
+        all
     }
 
     /// Connections that were being accepted when the listeners went.

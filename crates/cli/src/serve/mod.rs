@@ -42,7 +42,7 @@ pub use control_socket::default_folder;
 pub use journal::{ServerLog, severity};
 pub use tls::Complaints;
 
-use std::{io, path::PathBuf, rc::Rc, sync::Arc};
+use std::{path::PathBuf, rc::Rc, sync::Arc};
 
 use pinstripe_block::{
     first_of::{First, first_of},
@@ -58,7 +58,7 @@ use pinstripe_engine::{
 use pinstripe_runtime::{
     ShardHandle,
     shard::{self, JoinHandle},
-    uring::{self, Access, Context, Listener, RuntimeConfig, blocking},
+    uring::{self, Access, Connection, Context, Listener, RuntimeConfig, blocking, inheritance},
 };
 use serde_json::json;
 
@@ -70,7 +70,8 @@ use self::{
     pool::Pool,
     reconnect::Reconnector,
     stopping::Stopping,
-    succession::{Connected, Estate, Inheritance, Settings, Taken},
+    succession::{Connected, Estate, Inheritance, Settings, Taken, Wish, fitness},
+    tls::Tls,
 };
 use crate::{
     accept::accept,
@@ -84,15 +85,19 @@ use crate::{
     supervisor::Supervised,
 };
 
+/// Time that checks and repairs get to tell how far they came, before another program goes on.
+const SCRUBS_NANOSECONDS: u64 = 2_000_000_000;
+
 pub fn run(arguments: ServeArguments) -> Result<(), Failure> {
     if arguments.own_session {
         // A process that leads its group has a session of its own already, or is asked for nothing.
         let _ = rustix::process::setsid();
     }
-    let role = arguments.succession.clone();
-    let plan = Plan::new(arguments)?;
-    let inherited = match role {
-        Some(Role::Asked) => return succession::answer(),
+    let inherited = match arguments.succession.clone() {
+        Some(Role::Asked) => {
+            Plan::new(arguments)?.rehearse()?;
+            return succession::answer();
+        }
         Some(Role::Successor(number)) => {
             // The program before may have been called by its descriptor's path.
             let _ = rustix::thread::set_name(c"pinstripe");
@@ -100,13 +105,17 @@ pub fn run(arguments: ServeArguments) -> Result<(), Failure> {
         }
         None => None,
     };
-    plan.memory.take_effect();
-    limits::open_all_files();
-    let (config, heir) = (plan.runtime.clone(), inherited.clone());
-    match (uring::run(&config, move |context| serve(context, plan, heir)), inherited) {
+    let heir = inherited.clone();
+    let outcome = Plan::new(arguments).and_then(|plan| {
+        plan.memory.take_effect();
+        limits::open_all_files();
+        let config = plan.runtime.clone();
+        uring::run(&config, move |context| serve(context, plan, heir)).map_err(Failure::from)
+    });
+    match (outcome, inherited) {
         (Ok(outcome), _) => outcome,
-        (Err(error), Some(inherited)) => Err(inherited.go_back(&error.into())),
-        (Err(error), None) => Err(error.into()),
+        (Err(failure), Some(inherited)) => Err(inherited.go_back(&failure)),
+        (Err(failure), None) => Err(failure),
     }
 }
 
@@ -164,6 +173,17 @@ impl Plan {
         Ok(plan)
     }
 
+    /// Tries what a start takes beside the array: the files that it reads, and a ring. Changes nothing.
+    fn rehearse(self) -> Result<(), Failure> {
+        uring::run(&RuntimeConfig::unpinned(1), move |_| async move {
+            let ServeArguments { remote, tls, dhchap_hosts, .. } = self.arguments;
+            blocking(move || member::know(&remote)).await?;
+            Tls::load(&tls).await?;
+            nvme_server::hosts(dhchap_hosts).await?;
+            Ok(())
+        })?
+    }
+
     fn sync_speed(&self) -> SyncSpeed {
         let usual = SyncSpeed::default();
         SyncSpeed {
@@ -181,7 +201,9 @@ impl Plan {
     fn inherit(mut self, inherited: &Inheritance) -> Self {
         let (arguments, settings) = (&mut self.arguments, inherited.settings());
         arguments.devices = inherited.devices();
-        (arguments.force, arguments.takeover) = (false, false);
+        // But what is only read may be read on.
+        arguments.force &= arguments.read_only;
+        arguments.takeover = false;
         // As if a member had been lost there.
         (arguments.run, arguments.run_after) = (true, Some(0));
         arguments.sync_speed_min = Some(settings.sync_speed_min_kib);
@@ -219,20 +241,24 @@ impl Plan {
 }
 
 async fn serve(context: Context, plan: Plan, inherited: Option<Arc<Inheritance>>) -> Result<(), Failure> {
-    log::begin(plan.arguments.log, "serve")?;
     let mut order = Order::new();
     let supervised = Supervised::begin(context.shards(), inherited.is_some());
     let Some(inherited) = inherited else {
+        log::begin(plan.arguments.log, "serve")?;
         let started = until_ordered(&mut order, Box::pin(start(context, plan, None))).await;
         let Some(started) = started.transpose()? else { return Ok(()) };
         return started.run(order, supervised, None).await;
     };
+    // Clients wait for it, and a device of the kernel's: an order to end is obeyed when they can be told.
+    ending::finish_start();
     let plan = plan.inherit(&inherited);
-    let in_time = succession::in_time(start(context, plan, Some(&inherited)));
-    match until_ordered(&mut order, Box::pin(in_time)).await {
-        None => Ok(()),
-        Some(Err(failure)) => Err(inherited.go_back(&failure)),
-        Some(Ok(started)) => started.run(order, supervised, Some(inherited.take())).await,
+    let started = succession::in_time(async {
+        log::begin(plan.arguments.log, "serve")?;
+        start(context, plan, Some(&inherited)).await
+    });
+    match Box::pin(started).await {
+        Err(failure) => Err(inherited.go_back(&failure)),
+        Ok(started) => started.run(order, supervised, Some(inherited.take())).await,
     }
 }
 
@@ -249,7 +275,7 @@ async fn start(context: Context, plan: Plan, inherited: Option<&Inheritance>) ->
     blocking(move || member::know(&remote)).await?;
     member::prepare(context.shards().len())?;
     let pool = Pool::new(&plan.arguments)?;
-    let members = OpenedDevices::open(&plan.arguments, plan.shape.as_ref()).await?;
+    let members = OpenedDevices::open(&plan.arguments, plan.shape.as_ref(), inherited).await?;
     let opened = members.opened();
     let control = ControlSocket::listen(&plan.arguments, &members.name, &members.uuid, inherited)?;
     let (stem, folder) = (control.stem.as_str(), control.folder());
@@ -366,10 +392,8 @@ impl Started {
             First::One(()) => "by a signal",
             First::Other(()) => "as asked for over the control socket",
         };
-        match served.estate() {
-            Some(Ok(estate)) => return served.hand_over(&controller, accepting, opened, estate, order).await,
-            Some(Err(error)) => served.journal.warn(&format!("nothing can be handed over: {error}")),
-            None => {}
+        if let Some(wish) = served.stopping.successor() {
+            return served.hand_over(&controller, accepting, opened, wish, order).await;
         }
         served.journal.note(&format!("stopping, {why}"));
         supervised.stopping();
@@ -422,18 +446,15 @@ impl Served {
                 Err(refusal::failed(&format!("the program could not take over: {words}")))
             }
         };
-        self.front_ends.resume(&self.shards, connections);
-        if let Some((socket, call)) = caller {
-            controller.resume(socket, call, outcome);
+        let (own, others): (Vec<_>, Vec<_>) =
+            connections.into_iter().partition(|(protocol, _)| protocol == control_socket::PROTOCOL);
+        self.front_ends.resume(&self.shards, others);
+        for (_, connection) in own {
+            controller.spawn(Connection::new(connection.socket));
         }
-    }
-
-    /// What the next program gets, if one is to go on.
-    fn estate(&self) -> Option<io::Result<Estate>> {
-        let wish = self.stopping.successor()?;
-        self.journal.note(&format!("{} is to take over", wish.candidate.in_words()));
-        let settings = Settings::of(&self.array, limit::now(&self.limit));
-        Some(Estate::new(wish, settings, succession::devices(&self.array)))
+        if let Some(caller) = caller {
+            controller.resume(caller, outcome);
+        }
     }
 
     /// Ends, so that another program goes on in this process. Returns only if none can.
@@ -442,9 +463,14 @@ impl Served {
         controller: &ControlServer,
         accepting: Vec<JoinHandle<()>>,
         opened: devices::Opened,
-        mut estate: Estate,
+        wish: Wish,
         mut order: Order,
     ) -> Result<(), Failure> {
+        self.journal.note(&format!("{} is to take over", wish.candidate.in_words()));
+        let limit = limit::now(&self.limit);
+        let mut estate = Estate::new(wish, Settings::of(&self.array, limit));
+        // They tell how far they came. What else is under way goes on in the next program.
+        shard::timeout(SCRUBS_NANOSECONDS, self.array.end_scrubs()).await;
         for task in accepting {
             task.join().await;
         }
@@ -452,9 +478,13 @@ impl Served {
         for (protocol, connection) in self.front_ends.leave(&self.shards).await {
             estate.add(protocol, connection);
         }
+        // As it is now, with what was changed and what came until the end.
+        let settings = Settings::of(&self.array, limit);
         if let Err(error) = self.array.stop().await {
             self.journal.warn(&format!("the superblocks could not be marked clean: {error}"));
         }
+        let locks = inheritance::held().unwrap_or_default();
+        estate.settle(settings, fitness::devices(&self.array), locks);
         self.front_ends.close(&self.shards).await;
         controller.answer_others().await;
         controller.release();

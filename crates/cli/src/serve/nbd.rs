@@ -38,8 +38,11 @@ const PROTOCOL: &str = "nbd";
 
 /// Time that connections get for their last replies when the server stops.
 const GRACE_NANOSECONDS: u64 = 5_000_000_000;
-/// Time that they get when another program is to go on with them: all of them wait for the last one.
+/// Time that they get for what they say and take when another program is to go on with them: all of them wait
+/// for the last one.
 const LEAVE_NANOSECONDS: u64 = 1_000_000_000;
+/// The same with requests under way: more than a member gets.
+const LEAVE_LIMIT_NANOSECONDS: u64 = 60_000_000_000;
 
 thread_local! {
     /// This shard's server.
@@ -139,17 +142,13 @@ impl FrontEnd for Nbd {
     }
 
     fn accept(&self, way: Accepting<'_>) -> Vec<JoinHandle<()>> {
-        let Some(log) = &self.log else { return Vec::new() };
-        let complaints = Complaints::new(log.clone());
+        let (Some(log), Some(welcome)) = (&self.log, self.welcome()) else { return Vec::new() };
         let accept = |listener: Listener| {
-            let (clients, complaints, tls) =
-                (Arc::clone(&self.clients), complaints.clone(), self.tls.clone());
+            let (clients, welcome) = (Arc::clone(&self.clients), welcome.clone());
             let by_tcp = listener.tcp_address().is_some();
             way.hand_out(PROTOCOL, listener, move |shard, connection| {
                 let client = Client::new(&clients, peer(&connection));
-                let security = tls.as_ref().map(|tls| tls.security(by_tcp)).unwrap_or_default();
-                let greeting = Start::Greeting(security, complaints.clone());
-                hand_over(shard, connection, greeting, client);
+                hand_over(shard, connection, welcome.greeting(by_tcp), client);
             })
         };
         let accepting = self.listeners.take().into_iter().map(accept);
@@ -164,7 +163,7 @@ impl FrontEnd for Nbd {
     fn leave<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, Vec<Connected>> {
         let leave = || async {
             if let Some(server) = current() {
-                server.leave(LEAVE_NANOSECONDS).await;
+                server.leave(LEAVE_NANOSECONDS, LEAVE_LIMIT_NANOSECONDS).await;
             }
         };
         Box::pin(async move {
@@ -179,8 +178,17 @@ impl FrontEnd for Nbd {
 
     fn resume(&self, shard: &ShardHandle, connection: Connected) {
         let Connected { socket, name, left } = connection;
-        let Some(left) = left else { return };
-        hand_over(shard, Connection::new(socket), Start::Left(left), Client::new(&self.clients, name));
+        let connection = Connection::new(socket);
+        let (name, start) = match (left, self.welcome()) {
+            (Some(left), _) => (name, Start::Left(left)),
+            // It came at the last moment.
+            (None, Some(welcome)) => {
+                let by_tcp = matches!(connection.peer(), Some(Peer::Address(_)));
+                (peer(&connection), welcome.greeting(by_tcp))
+            }
+            (None, None) => return,
+        };
+        hand_over(shard, connection, start, Client::new(&self.clients, name));
     }
 
     fn stop<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, ()> {
@@ -195,6 +203,28 @@ impl FrontEnd for Nbd {
     fn close<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, ()> {
         // Dropped outside of the borrow: a destructor may look for the server.
         Box::pin(on_shards(shards, || async { drop(SERVER.with(RefCell::take)) }))
+    }
+}
+
+impl Nbd {
+    /// Once the array is there.
+    fn welcome(&self) -> Option<Welcome> {
+        let complaints = Complaints::new(self.log.clone()?);
+        Some(Welcome { tls: self.tls.clone(), complaints })
+    }
+}
+
+/// How new connections are greeted.
+#[derive(Clone)]
+struct Welcome {
+    tls: Option<Tls>,
+    complaints: Complaints,
+}
+
+impl Welcome {
+    fn greeting(&self, by_tcp: bool) -> Start {
+        let security = self.tls.as_ref().map(|tls| tls.security(by_tcp)).unwrap_or_default();
+        Start::Greeting(security, self.complaints.clone())
     }
 }
 

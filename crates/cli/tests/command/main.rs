@@ -11,6 +11,7 @@ mod devices;
 mod disaggregated;
 mod exchange;
 mod fuse;
+mod handover;
 mod https;
 mod life;
 mod limit;

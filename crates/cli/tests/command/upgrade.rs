@@ -25,7 +25,7 @@ const RELAXED: Ordering = Ordering::Relaxed;
 
 /// A program that says that it can take over, and then does this. `$PINSTRIPE` is the real one. (Other shells
 /// no longer hold back the signals that the server does.)
-fn program(world: &World, name: &str, then: &str) -> String {
+pub fn program(world: &World, name: &str, then: &str) -> String {
     let path = world.path(name);
     let pinstripe = env!("CARGO_BIN_EXE_pinstripe");
     let text = format!(
@@ -41,13 +41,13 @@ fn slow(world: &World) -> String {
     program(world, "slow", "sleep 0.4; exec $PINSTRIPE \"$@\"")
 }
 
-fn version(world: &World) -> (u64, String) {
+pub fn version(world: &World) -> (u64, String) {
     let mut client = control(world);
     let version: pinstripe_control::Version = client.call("version", Value::Null).unwrap();
     (version.pid.into(), version.instance)
 }
 
-fn control(world: &World) -> pinstripe_control::client::Client {
+pub fn control(world: &World) -> pinstripe_control::client::Client {
     pinstripe_control::client::Client::connect(&world.path("pinstripe/data.sock").to_string_lossy()).unwrap()
 }
 
@@ -65,7 +65,7 @@ fn talk(mut client: Client, first: u64, end: &AtomicBool) -> u64 {
     rounds
 }
 
-fn ends_well(world: &World, server: Server) {
+pub fn ends_well(world: &World, server: Server) {
     assert_eq!(world.run(&["check", "data"]).ok().status, 0);
     let socket = server.nbd();
     world.run(&["stop", "data", "--force"]).ok();
@@ -197,7 +197,10 @@ fn the_program_before_goes_on_if_the_other_one_can_not_serve() {
         format!("#!/bin/sh\nrm $0\nexec {} \"$@\"\n", env!("CARGO_BIN_EXE_pinstripe")),
     )
     .unwrap();
-    let programs = [(program(&world, "nowhere", nowhere), "nowhere/socket"), (vanishing, "No such file")];
+    let programs = [
+        (program(&world, "nowhere", nowhere), "nowhere/socket"),
+        (vanishing, "isn't the file any more that was asked"),
+    ];
     for (round, (program, why)) in programs.iter().enumerate() {
         let (pid, instance) = version(&world);
         let words = ["could not take over", why, "goes on"];
@@ -291,10 +294,15 @@ fn the_array_is_taken_over_as_it_is_and_not_as_it_was_started() {
     let spare = world.file("spare", crate::world::MEMBER_BYTES);
     let shards = world.run(&["detail", "data", "--json"]).ok().json()["shards"].clone();
     world.run(&["fail", "data", "1"]).ok();
+    world.run(&["sync", "data", "--speed-min", "4321", "--speed-max", "54321"]).ok();
+    world.run(&["sync", "data", "pause"]).ok();
     world.run(&["upgrade", "data"]).ok();
     let detail = world.run(&["detail", "data", "--json"]).ok().json();
     assert_eq!(detail["shards"], shards, "it may run where the one before might");
     assert_eq!(detail["degraded"], true, "what was taken out stays out");
+    let speeds = (&detail["sync_speed_min_kib"], &detail["sync_speed_max_kib"]);
+    assert_eq!((speeds, &detail["sync_paused"]), ((&4321.into(), &54321.into()), &true.into()));
+    world.run(&["sync", "data", "resume"]).ok();
     world.run(&["add", "--wait", "data", &spare]).ok();
     world.run(&["upgrade", "data"]).ok();
     let detail = world.run(&["detail", "data", "--json"]).ok().json();
@@ -336,8 +344,9 @@ fn an_order_to_end_that_comes_meanwhile_is_obeyed() {
     assert!(examined.contains("\"clean\": true"), "between the two, the array isn't clean: {examined}");
     server.signal("TERM");
     assert_eq!(server.ended(), 0);
-    let status = upgrade.wait().unwrap();
-    assert!(!status.success() && status.signal().is_none(), "its call was not answered");
+    assert!(upgrade.wait().unwrap().signal().is_none());
+    let left = ["data.sock", "data.nbd"].map(|name| world.path("pinstripe").join(name).exists());
+    assert_eq!(left, [false; 2], "sockets are left behind");
     let server = world.serve(&[], &members);
     assert!(Client::connect(&server.nbd()).read(0, 4096) == pattern(1, 4096));
     ends_well(&world, server);

@@ -56,4 +56,11 @@ impl Array {
     pub fn stop_scrubs(&self) -> Result<(), SyncError> {
         self.maintenance()?.stop_scrubs()
     }
+
+    /// The same before the array stops; returns when all of them have told how far they came.
+    pub async fn end_scrubs(&self) {
+        if let Ok(maintenance) = self.maintenance() {
+            maintenance.end_scrubs().await;
+        }
+    }
 }

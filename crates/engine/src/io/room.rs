@@ -1,10 +1,10 @@
 //! Memory that the requests of a shard take beside what they bring and what they answer: contexts of stripe
 //! writes, old bytes that parity is computed from, new parity, and what lost bytes are made of.
 //!
-//! A context is taken before the claim of a stripe, so no claim waits for one. What has taken some of the bytes
-//! waits for members, for changes of the membership that come before none of it, and for room in a log, and
-//! asks for no more. But room in a journal that caches comes of writing out stripes, whose claims may wait for
-//! bytes: there, no stripe write waits for them. So all that is taken comes back.
+//! A context is taken before the claim of a stripe, so no claim waits for one. What has taken some of the
+//! bytes waits for members, for changes of the membership that come before none of it, and for room in a
+//! log, and asks for no more. But room in a journal that caches comes of writing out stripes, whose claims
+//! may wait for bytes: there, no stripe write waits for them. So all that is taken comes back.
 
 use std::{
     cell::{Cell, RefCell},

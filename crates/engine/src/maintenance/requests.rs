@@ -78,6 +78,14 @@ impl Maintenance {
         })
     }
 
+    /// Ends check and repair, and waits until none is left.
+    pub(crate) async fn end_scrubs(&self) {
+        let _ = self.stop_scrubs();
+        let controller = &self.controller;
+        let over = || controller.stopped.get() || controller.shared().has_failed();
+        controller.work.wait_until(|| self.scrubs.borrow().is_empty() || over()).await;
+    }
+
     /// Ends check and repair, the one under way and those that wait (MD: `sync_action` `idle`).
     pub(crate) fn stop_scrubs(&self) -> Result<(), SyncError> {
         let controller = &self.controller;

@@ -50,6 +50,10 @@ pub(super) struct Link<T: ?Sized> {
     tls: OnceCell<Session>,
     outgoing: RefCell<Outgoing>,
     requests: Cell<usize>,
+    /// The latest of them is still coming.
+    pub is_coming: Cell<bool>,
+    /// One waits to be let in.
+    waits_for_room: Cell<bool>,
     share: Share,
     receiving: Cell<bool>,
     /// The receiver has ended, and the client hadn't said that it leaves.
@@ -75,6 +79,8 @@ impl<T: Stream + ?Sized> Link<T> {
             tls: OnceCell::new(),
             outgoing: RefCell::default(),
             requests: Cell::new(0),
+            is_coming: Cell::new(false),
+            waits_for_room: Cell::new(false),
             share: Share::new(budget),
             receiving: Cell::new(true),
             abandoned: Cell::new(false),
@@ -190,6 +196,7 @@ impl<T: Stream + ?Sized> Link<T> {
             let held = self.share.held();
             self.requests.get() < REQUESTS_MAX && (held == 0 || held + bytes <= HELD_BYTES_MAX)
         };
+        self.waits_for_room.set(true);
         self.receiver.wait_for(|| (room() || self.broken.get()).then_some(())).await;
         let mut acquired = pin!(self.share.acquire(bytes));
         let mut ended = pin!(self.receiver.wait_for(|| self.broken.get().then_some(())));
@@ -200,6 +207,7 @@ impl<T: Stream + ?Sized> Link<T> {
             acquired.as_mut().poll(cx).map(|()| true)
         });
         let alive = alive.await;
+        self.waits_for_room.set(false);
         if alive {
             self.requests.set(self.requests.get() + 1);
         }
@@ -343,6 +351,8 @@ pub(super) trait Stoppable {
     fn stop(&self);
     /// Closes now.
     fn cut(&self);
+    /// Whether it has requests under way, or waits for others' memory, and not for its client alone.
+    fn is_busy(&self) -> bool;
 }
 
 impl<T: Stream + ?Sized> Stoppable for Link<T> {
@@ -365,5 +375,9 @@ impl<T: Stream + ?Sized> Stoppable for Link<T> {
         self.give_up();
         self.sender.wake();
         self.receiver.wake();
+    }
+
+    fn is_busy(&self) -> bool {
+        self.waits_for_room.get() || self.requests.get() > usize::from(self.is_coming.get())
     }
 }

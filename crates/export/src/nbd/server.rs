@@ -210,7 +210,11 @@ impl<S: BlockService> Server<S> {
         let link = Rc::new(Link::new(stream, Arc::clone(&server.budget)));
         let admit = || {
             let link = Rc::clone(&link) as Rc<dyn Stoppable>;
-            server.connections.admit(peer, link, Stoppable::cut)
+            match beginning {
+                session::Beginning::Greeting(_) => server.connections.admit(peer, link, Stoppable::cut),
+                // It was let in before.
+                session::Beginning::Left(_) => Some(server.connections.put(peer, link)),
+            }
         };
         let Some(number) = (!server.stopping.get()).then(admit).flatten() else {
             link.stream.shutdown();
@@ -246,22 +250,32 @@ impl<S: BlockService> Server<S> {
     ///
     /// When it returns, no request is in flight. Call it once.
     pub async fn stop(&self, grace_nanoseconds: u64) {
-        self.end(grace_nanoseconds, |connection| connection.stop()).await;
-    }
-
-    /// Stops, but leaves the connections to another process: each ends with [`SessionEnd::Left`] after the
-    /// requests that have come whole, and its stream stays open. One that can't be left in time, or is in
-    /// TLS, is ended as by [`Server::stop`].
-    pub async fn leave(&self, grace_nanoseconds: u64) {
-        self.end(grace_nanoseconds, |connection| connection.leave()).await;
-    }
-
-    async fn end(&self, grace_nanoseconds: u64, order: impl Fn(&dyn Stoppable)) {
         self.0.stopping.set(true);
-        self.each_connection(order);
+        self.each_connection(|connection| connection.stop());
         if shard::timeout(grace_nanoseconds, self.stopped()).await.is_none() {
             self.each_connection(|connection| connection.cut());
             self.stopped().await;
+        }
+    }
+
+    /// Stops, but leaves the connections to another process: each ends with [`SessionEnd::Left`] after the
+    /// requests that have come whole, and its stream stays open. One that waits for its client after
+    /// `grace_nanoseconds`, for data or to take answers, is cut; so is one that is in TLS. One that has
+    /// requests under way has until `limit_nanoseconds`.
+    pub async fn leave(&self, grace_nanoseconds: u64, limit_nanoseconds: u64) {
+        self.0.stopping.set(true);
+        self.each_connection(|connection| connection.leave());
+        let begun = shard::now();
+        while shard::timeout(grace_nanoseconds, self.stopped()).await.is_none() {
+            let is_late = shard::now() - begun >= limit_nanoseconds;
+            for connection in self.0.connections.all() {
+                if is_late || !connection.is_busy() {
+                    connection.cut();
+                }
+            }
+            if is_late {
+                return self.stopped().await;
+            }
         }
     }
 

@@ -80,20 +80,13 @@ impl<T: Stream + ?Sized> Inbound<T> {
         Self { end: kept, ..inbound }
     }
 
-    /// Receives more, when all was consumed. False at the connection's end.
-    async fn more(&mut self) -> bool {
-        self.refill(async |link, part| link.receive(part).await).await
-    }
-
-    /// The same between two requests. False at the end too of a connection that shall be left.
-    async fn more_requests(&mut self) -> bool {
-        self.refill(async |link, part| link.receive_request(part).await).await
-    }
-
-    async fn refill(&mut self, receive: impl AsyncFn(&Link<T>, Buffer) -> (usize, Option<Buffer>)) -> bool {
+    /// Receives more, when all was consumed. False at the connection's end; `between` two requests at the
+    /// end too of a connection that shall be left.
+    async fn more(&mut self, between: bool) -> bool {
         let Some(mut staging) = self.staging.take() else { return false };
         let part = staging.split_to(self.window.min(STAGING_BYTES));
-        let (received, part) = receive(&self.link, part).await;
+        let (received, part) =
+            if between { self.link.receive_request(part).await } else { self.link.receive(part).await };
         let Some(mut part) = part else { return false };
         part.unsplit(staging);
         self.staging = Some(part);
@@ -160,7 +153,7 @@ async fn handshake<T: Stream + ?Sized>(
         link.send_copy(&[output], 0);
         output.clear();
         link.room().await;
-        if inbound.bytes().is_empty() && !inbound.more().await {
+        if inbound.bytes().is_empty() && !inbound.more(false).await {
             return Err(SessionEnd::Closed);
         }
         if link.stopping() {
@@ -210,7 +203,9 @@ impl<T: Stream + ?Sized + 'static, S: BlockService> Receiver<T, S> {
             if let Some(left) = self.left() {
                 return SessionEnd::Left(left);
             }
-            if self.inbound.bytes().is_empty() && !self.inbound.more_requests().await {
+            // What belongs to a request that was refused comes whole, too.
+            let between = self.core.begun_header().is_some();
+            if self.inbound.bytes().is_empty() && !self.inbound.more(between).await {
                 return self.left().map_or(SessionEnd::Closed, SessionEnd::Left);
             }
             if self.requests.link.stopping() {
@@ -258,7 +253,10 @@ impl<T: Stream + ?Sized + 'static, S: BlockService> Receiver<T, S> {
                 requests.link.release(left);
             }),
             Operation::Write { offset, length, fua } => {
-                let Some(data) = self.payload(length as usize).await else {
+                requests.link.is_coming.set(true);
+                let data = self.payload(length as usize).await;
+                requests.link.is_coming.set(false);
+                let Some(data) = data else {
                     requests.link.release(held_bytes + REPLY_BYTES);
                     return false;
                 };
@@ -327,7 +325,7 @@ impl<T: Stream + ?Sized + 'static, S: BlockService> Receiver<T, S> {
                 count
             } else if length - filled < DIRECT_BYTES {
                 // Memory is held for it: a client that announces data and sends none must not keep it.
-                if !shard::timeout(PEER_TIMEOUT_NANOSECONDS, self.inbound.more()).await? {
+                if !shard::timeout(PEER_TIMEOUT_NANOSECONDS, self.inbound.more(false)).await? {
                     return None;
                 }
                 continue;

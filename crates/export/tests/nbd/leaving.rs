@@ -33,7 +33,7 @@ impl Post {
     /// The server leaves its connections, of which another one finds nothing under way.
     async fn change(&self) {
         let old = self.server.borrow().clone();
-        old.leave(1000 * SECOND).await;
+        old.leave(1000 * SECOND, 2000 * SECOND).await;
         assert_eq!((old.connections(), self.array.seen.borrow().running), (0, 0));
         self.server.replace(self.array.server());
         self.changes.set(self.changes.get() + 1);
@@ -143,7 +143,7 @@ fn an_idle_connection_is_left_at_once_and_with_what_has_come_of_a_header() {
                 shard::sleep(SECOND).await;
             }
             let before = shard::now();
-            server.leave(1000 * SECOND).await;
+            server.leave(1000 * SECOND, 2000 * SECOND).await;
             assert_eq!(shard::now(), before, "nothing had to be waited for");
             let SessionEnd::Left(left) = session.join().await else { panic!("it was ended") };
             assert_eq!(left.received, header[..begun]);
@@ -160,7 +160,7 @@ fn requests_that_came_and_found_no_room_are_carried_out_by_the_next_server() {
         let bytes: Vec<u8> = (0..requests).flat_map(|cookie| request(0, READ, cookie, 0, 512)).collect();
         assert!(client.send_all(&bytes).await);
         shard::sleep(SECOND).await;
-        let leaving = shard::spawn_joined(async move { server.leave(1000 * SECOND).await });
+        let leaving = shard::spawn_joined(async move { server.leave(1000 * SECOND, 2000 * SECOND).await });
         shard::sleep(SECOND).await;
         array.open();
         leaving.join().await;
@@ -219,7 +219,7 @@ fn a_write_that_has_begun_to_come_is_finished_and_one_that_does_not_come_is_cut_
             let half = bytes.len() / 2;
             assert!(client.send_all(&bytes[..half]).await);
             shard::sleep(SECOND).await;
-            let leaving = shard::spawn_joined(async move { server.leave(2 * SECOND).await });
+            let leaving = shard::spawn_joined(async move { server.leave(2 * SECOND, 2000 * SECOND).await });
             shard::sleep(SECOND).await;
             let before = shard::now();
             if comes {
@@ -236,13 +236,52 @@ fn a_write_that_has_begun_to_come_is_finished_and_one_that_does_not_come_is_cut_
 }
 
 #[test]
+fn a_request_that_takes_long_is_waited_for_but_not_for_ever() {
+    for (takes, is_left) in [(30, true), (70, false)] {
+        with_client(8, move |client, session, array, server| async move {
+            array.close();
+            assert!(client.send_all(&request(0, READ, 1, 0, 512)).await);
+            shard::sleep(SECOND).await;
+            let begun = shard::now();
+            let leaving = shard::spawn_joined(async move { server.leave(SECOND, 60 * SECOND).await });
+            shard::sleep(takes * SECOND).await;
+            array.open();
+            leaving.join().await;
+            let end = session.join().await;
+            assert_eq!(matches!(end, SessionEnd::Left(_)), is_left, "{end:?}");
+            assert_eq!(reply(&client, |_| 512).await.is_some(), is_left);
+            assert!(shard::now() - begun <= takes * SECOND + MILLISECOND);
+            client.shutdown();
+        });
+    }
+}
+
+#[test]
+fn the_data_of_a_write_that_is_refused_comes_whole_before_the_connection_is_left() {
+    with_client(9, |client, session, _, server| async move {
+        // Past the end.
+        let bytes = [request(0, WRITE, 1, 64 << 20, 4096), vec![7; 4096]].concat();
+        assert!(client.send_all(&bytes[..100]).await);
+        shard::sleep(SECOND).await;
+        let leaving = shard::spawn_joined(async move { server.leave(2 * SECOND, 60 * SECOND).await });
+        shard::sleep(SECOND).await;
+        assert!(client.send_all(&bytes[100..]).await);
+        assert!(reply(&client, |_| 0).await.is_some_and(|reply| reply.error != 0));
+        leaving.join().await;
+        let SessionEnd::Left(left) = session.join().await else { panic!("it was ended") };
+        assert!(left.received.is_empty());
+        client.shutdown();
+    });
+}
+
+#[test]
 fn a_client_that_does_not_take_its_replies_is_cut_off_and_not_left() {
     with_client(4, |client, session, _, server| async move {
         for cookie in 0..4 {
             assert!(client.send_all(&request(0, READ, cookie, 0, 1 << 20)).await);
         }
         shard::sleep(SECOND).await;
-        server.leave(2 * SECOND).await;
+        server.leave(2 * SECOND, 2000 * SECOND).await;
         assert_eq!(session.join().await, SessionEnd::Closed);
         assert_eq!(client.receive_exactly(8 << 20).await, None);
     });
@@ -258,7 +297,7 @@ fn a_connection_that_has_not_chosen_yet_may_still_do_so() {
         let (client, there) = pipe(&inner, 4096);
         let one = server.clone();
         let session = shard::spawn_joined(async move { one.serve(there).await });
-        shard::spawn(async move { server.leave(5 * SECOND).await });
+        shard::spawn(async move { server.leave(5 * SECOND, 2000 * SECOND).await });
         shard::sleep(SECOND).await;
         choose(&client, false).await;
         let SessionEnd::Left(left) = session.join().await else { panic!("it was ended") };

@@ -5,7 +5,7 @@
 
 use std::{
     io,
-    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
@@ -81,7 +81,8 @@ fn identity(stat: &Stat) -> Option<(FileType, u64, u64)> {
 }
 
 /// Has a descriptor outlive `execve`. Its number, for [`adopt`] in the next program.
-pub fn pass_on(descriptor: &OwnedFd) -> io::Result<RawFd> {
+pub fn pass_on(descriptor: impl AsFd) -> io::Result<RawFd> {
+    let descriptor = descriptor.as_fd();
     rustix::io::fcntl_setfd(descriptor, FdFlags::empty())?;
     Ok(descriptor.as_raw_fd())
 }

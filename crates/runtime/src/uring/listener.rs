@@ -92,6 +92,7 @@ pub struct Leaver {
     descriptor: Rc<Descriptor>,
     accepted: Rc<RefCell<Option<OwnedFd>>>,
     is_left: Rc<Cell<bool>>,
+    file: Option<(u64, u64)>,
 }
 
 impl Leaver {
@@ -101,6 +102,16 @@ impl Leaver {
         let socket = self.descriptor.file().fd.try_clone()?;
         self.is_left.set(true);
         Ok(socket)
+    }
+
+    /// It isn't left after all.
+    pub fn stay(&self) {
+        self.is_left.set(false);
+    }
+
+    /// Device and inode of a unix socket's file, by which [`Listener::inherited`] knows it.
+    pub fn file(&self) -> Option<(u64, u64)> {
+        self.file
     }
 
     /// The connection that was being accepted when the listener went, if one was. The ring must have had time
@@ -158,11 +169,11 @@ impl Listener {
         }
     }
 
-    /// A socket that another process has left; with the path of a unix socket's file. It is ours from the
-    /// first [`Listener::accept`] on: if this goes before, the socket goes on listening.
-    pub fn inherited(socket: OwnedFd, path: Option<&Path>) -> Result<Self, ListenError> {
-        let listener = if let Some(path) = path {
-            let identity = identity(path).map_err(|e| failed(&path.display(), e))?;
+    /// A socket that another process has left; of a unix socket with the path of its file, and which file
+    /// that is: another one that is there now is none of ours. It is ours from the first
+    /// [`Listener::accept`] on: if this goes before, the socket goes on listening.
+    pub fn inherited(socket: OwnedFd, file: Option<(&Path, (u64, u64))>) -> Result<Self, ListenError> {
+        let listener = if let Some((path, identity)) = file {
             Self::new(socket, Some((path.to_owned(), identity)), None)
         } else {
             let failed = |e| failed(&"an inherited socket", e);
@@ -179,6 +190,7 @@ impl Listener {
             descriptor: Rc::clone(&self.descriptor),
             accepted: Rc::clone(&self.accepted),
             is_left: Rc::clone(&self.is_left),
+            file: self.path.as_ref().map(|(_, identity)| *identity),
         }
     }
 

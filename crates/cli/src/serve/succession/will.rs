@@ -1,0 +1,378 @@
+//! What goes over to the next program: written down in a file of memory, and read there.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{self, Read, Seek, Write},
+    os::{
+        fd::{AsRawFd, OwnedFd, RawFd},
+        unix::{fs::MetadataExt, process::CommandExt},
+    },
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use pinstripe_control::{UpgradeResult, text::printable};
+use pinstripe_export::nbd::{Left, Negotiated};
+use pinstripe_runtime::uring::{inheritance, run_wherever_the_process_may};
+use rustix::{
+    fs::{MemfdFlags, Mode, OFlags},
+    io::Errno,
+    time::{ClockId, clock_gettime},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{Candidate, Connected, FORMAT, LeftListener, Settings, Wish, candidate::with_role};
+use crate::{failure::Failure, log};
+
+/// What goes over, as it is written down. Descriptors are numbers.
+#[derive(Serialize, Deserialize)]
+struct Will {
+    format: u32,
+    /// The program before.
+    version: String,
+    program: RawFd,
+    words: Vec<String>,
+    devices: Vec<PathBuf>,
+    settings: Settings,
+    locks: Vec<RawFd>,
+    listeners: Vec<WrittenListener>,
+    connections: Vec<WrittenConnection>,
+    caller: RawFd,
+    received: Vec<u8>,
+    call: Option<Value>,
+    /// When clients began to wait, by the machine's monotonic clock.
+    since_ns: u64,
+    /// Why the program that was to take over didn't; then this goes back.
+    failed: Option<String>,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+struct WrittenListener {
+    protocol: String,
+    socket: RawFd,
+    file: Option<(u64, u64)>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WrittenConnection {
+    protocol: String,
+    socket: RawFd,
+    name: String,
+    left: Option<WrittenLeft>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WrittenLeft {
+    export: usize,
+    structured: bool,
+    allocation: bool,
+    received: Vec<u8>,
+}
+
+impl From<Left> for WrittenLeft {
+    fn from(left: Left) -> Self {
+        let Left { negotiated: Negotiated { export, structured, allocation }, received } = left;
+        Self { export, structured, allocation, received }
+    }
+}
+
+impl From<WrittenLeft> for Left {
+    fn from(written: WrittenLeft) -> Self {
+        let WrittenLeft { export, structured, allocation, received } = written;
+        Self { negotiated: Negotiated { export, structured, allocation }, received }
+    }
+}
+
+fn monotonic() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+}
+
+/// What it takes to become another program. It is there before anything is disturbed.
+pub struct Means {
+    /// The program that runs now. It need not be readable.
+    program: OwnedFd,
+    /// What goes over is written into it.
+    file: File,
+}
+
+impl Means {
+    pub fn new() -> io::Result<Self> {
+        let program = rustix::fs::open("/proc/self/exe", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        let flags = MemfdFlags::CLOEXEC;
+        // Where such files must not be programs, it has to be said; before Linux 6.3 it can't be.
+        let file = match rustix::fs::memfd_create("succession", flags | MemfdFlags::NOEXEC_SEAL) {
+            Err(Errno::INVAL) => rustix::fs::memfd_create("succession", flags)?,
+            made => made?,
+        };
+        Ok(Self { program, file: file.into() })
+    }
+}
+
+/// What is handed over when nothing is under way any more.
+pub struct Estate {
+    will: Will,
+    file: File,
+    descriptors: BTreeMap<RawFd, OwnedFd>,
+    candidate: Candidate,
+}
+
+impl Estate {
+    /// From now on clients wait.
+    pub fn new(wish: Wish, settings: Settings) -> Self {
+        let Wish { candidate, means, caller, received, call, listeners, locks } = wish;
+        let mut descriptors = BTreeMap::new();
+        let mut keep = |descriptor| keep(&mut descriptors, descriptor);
+        let mut written_listeners = Vec::new();
+        for LeftListener { protocol, socket, file } in listeners {
+            written_listeners.push(WrittenListener { protocol, socket: keep(socket), file });
+        }
+        let will = Will {
+            format: FORMAT,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            program: keep(means.program),
+            words: candidate.words().to_vec(),
+            devices: Vec::new(),
+            settings,
+            locks: locks.into_iter().map(&mut keep).collect(),
+            listeners: written_listeners,
+            connections: Vec::new(),
+            caller: keep(caller),
+            received,
+            call,
+            since_ns: monotonic(),
+            failed: None,
+        };
+        Self { will, file: means.file, descriptors, candidate }
+    }
+
+    /// A connection that goes over.
+    pub fn add(&mut self, protocol: &str, connection: Connected) {
+        let Connected { socket, name, left } = connection;
+        let (protocol, socket) = (protocol.to_owned(), keep(&mut self.descriptors, socket));
+        let left = left.map(WrittenLeft::from);
+        self.will.connections.push(WrittenConnection { protocol, socket, name, left });
+    }
+
+    /// What holds of the array now that it has stopped; `locks` keeps the devices that it has now.
+    pub fn settle(&mut self, settings: Settings, devices: Vec<String>, locks: Vec<OwnedFd>) {
+        self.will.settings = settings;
+        self.will.devices = devices.into_iter().map(PathBuf::from).collect();
+        for lock in locks {
+            self.will.locks.push(keep(&mut self.descriptors, lock));
+        }
+    }
+
+    /// Becomes the other program; this one again, if that can't be. Returns only if neither can be.
+    pub fn hand_over(mut self) -> Failure {
+        let program = self.candidate.program();
+        let why = if self.candidate.is_as_asked() {
+            become_program(program, &self.will, &self.file, &self.descriptors)
+        } else {
+            "it isn't the file any more that was asked".to_owned()
+        };
+        let shown = printable(&program.display().to_string());
+        log::warn(&format!("{shown} can't be started: {why}; the program before goes on"));
+        go_back(&mut self.will, &self.file, &self.descriptors, &why)
+    }
+}
+
+/// Puts a descriptor to the others, and gives its number.
+fn keep(descriptors: &mut BTreeMap<RawFd, OwnedFd>, descriptor: OwnedFd) -> RawFd {
+    let number = descriptor.as_raw_fd();
+    descriptors.insert(number, descriptor);
+    number
+}
+
+/// Becomes the program before again.
+fn go_back(will: &mut Will, file: &File, descriptors: &BTreeMap<RawFd, OwnedFd>, why: &str) -> Failure {
+    will.failed = Some(why.to_owned());
+    let path = PathBuf::from(format!("/proc/self/fd/{}", will.program));
+    // By its name, if that is still its own: the process is called by the name.
+    let named = fs::read_link(&path).ok().filter(|named| {
+        let identity = |path: &Path| fs::metadata(path).map(|file| (file.dev(), file.ino())).ok();
+        identity(named) == identity(&path)
+    });
+    let error = become_program(&named.unwrap_or(path), will, file, descriptors);
+    Failure::new(format!(
+        "the array is not served any more: {why}, and the program before can't go on: {error}"
+    ))
+}
+
+/// Says why not.
+fn become_program(
+    program: &Path,
+    will: &Will,
+    mut file: &File,
+    descriptors: &BTreeMap<RawFd, OwnedFd>,
+) -> String {
+    let mut prepare = || -> io::Result<RawFd> {
+        file.rewind()?;
+        file.set_len(0)?;
+        serde_json::to_writer(file, will)?;
+        file.flush()?;
+        file.rewind()?;
+        for descriptor in descriptors.values() {
+            inheritance::pass_on(descriptor)?;
+        }
+        inheritance::pass_on(file)
+    };
+    match prepare() {
+        Ok(number) => {
+            log::flush();
+            run_wherever_the_process_may();
+            Command::new(program).args(with_role(&will.words, &number.to_string())).exec().to_string()
+        }
+        Err(error) => error.to_string(),
+    }
+}
+
+fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+    what.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the program before has left to this one. All of it is kept until it is used, so that it can go back.
+pub struct Inheritance {
+    will: Mutex<Will>,
+    file: File,
+    descriptors: Mutex<BTreeMap<RawFd, OwnedFd>>,
+    /// Listening sockets that were not asked for yet.
+    listeners: Mutex<Vec<WrittenListener>>,
+}
+
+impl Inheritance {
+    /// Reads what the file with this number tells of.
+    pub fn read(number: RawFd) -> Result<Self, Failure> {
+        let cannot = |error: &dyn std::fmt::Display| {
+            Failure::usage(format!(
+                "--succession is for a server's own use: there is no succession at {number}: {error}"
+            ))
+        };
+        let mut file = File::from(inheritance::adopt(number).map_err(|error| cannot(&error))?);
+        let mut text = Vec::new();
+        file.read_to_end(&mut text).map_err(|error| cannot(&error))?;
+        let will: Will = serde_json::from_slice(&text).map_err(|error| cannot(&error))?;
+        let connections = will.connections.iter().map(|connection| connection.socket);
+        let listeners = will.listeners.iter().map(|listener| listener.socket);
+        let all = [will.program, will.caller].into_iter().chain(will.locks.iter().copied());
+        let mut descriptors = BTreeMap::new();
+        for number in all.chain(listeners).chain(connections) {
+            descriptors.insert(number, inheritance::adopt(number).map_err(|error| cannot(&error))?);
+        }
+        let listeners = will.listeners.clone().into();
+        let own = Self { will: will.into(), file, descriptors: descriptors.into(), listeners };
+        let locks: io::Result<_> = lock(&own.will).locks.iter().map(|lock| own.copy(*lock)).collect();
+        inheritance::inherit(locks.map_err(|error| cannot(&error))?);
+        Ok(own)
+    }
+
+    fn copy(&self, number: RawFd) -> io::Result<OwnedFd> {
+        let descriptors = lock(&self.descriptors);
+        descriptors.get(&number).ok_or(io::ErrorKind::NotFound)?.try_clone()
+    }
+
+    /// The next listening socket of this protocol.
+    pub fn listener(&self, protocol: &str) -> Option<LeftListener> {
+        let mut listeners = lock(&self.listeners);
+        let place = listeners.iter().position(|listener| listener.protocol == protocol)?;
+        let WrittenListener { protocol, socket, file } = listeners.remove(place);
+        Some(LeftListener { protocol, socket: self.copy(socket).ok()?, file })
+    }
+
+    /// Whether the program that was to take over has failed, and this is the one from before. Then there is
+    /// none to go back to.
+    pub fn is_return(&self) -> bool {
+        lock(&self.will).failed.is_some()
+    }
+
+    pub fn devices(&self) -> Vec<PathBuf> {
+        lock(&self.will).devices.clone()
+    }
+
+    pub fn settings(&self) -> Settings {
+        lock(&self.will).settings
+    }
+
+    /// Becomes the program before again, since this one can't go on: `why`. If this is the one before, there
+    /// is no other one.
+    pub fn go_back(&self, why: &Failure) -> Failure {
+        let mut will = lock(&self.will);
+        if let Some(first) = &will.failed {
+            return Failure::new(format!(
+                "the array is not served any more: {first}, and the program before can't go on: {}",
+                why.sentence()
+            ));
+        }
+        log::warn(&format!("can't take over: {}; the program before goes on", why.sentence()));
+        go_back(&mut will, &self.file, &lock(&self.descriptors), why.sentence())
+    }
+
+    /// From now on all is ours: the connections, by protocol, and the one that asked for this, with the name
+    /// of its call and the answer.
+    pub fn take(&self) -> Taken {
+        let mut descriptors = lock(&self.descriptors);
+        let mut will = lock(&self.will);
+        let mut connections = Vec::new();
+        for WrittenConnection { protocol, socket, name, left } in will.connections.drain(..) {
+            let left = left.map(Left::from);
+            if let Some(socket) = descriptors.remove(&socket) {
+                connections.push((protocol, Connected { socket, name, left }));
+            }
+        }
+        let socket = descriptors.remove(&will.caller);
+        let caller = socket.zip(will.call.take()).map(|(socket, call)| Caller {
+            socket,
+            call,
+            received: std::mem::take(&mut will.received),
+        });
+        descriptors.clear();
+        inheritance::forget_inherited();
+        let result = UpgradeResult {
+            from: will.version.clone(),
+            to: env!("CARGO_PKG_VERSION").to_owned(),
+            pause_ms: monotonic().saturating_sub(will.since_ns) / 1_000_000,
+            connections: connections.iter().filter(|(_, connection)| connection.left.is_some()).count()
+                as u64,
+        };
+        Taken { connections, caller, result, failed: will.failed.clone() }
+    }
+}
+
+/// See [`Inheritance::take`].
+pub struct Taken {
+    pub connections: Vec<(String, Connected)>,
+    pub caller: Option<Caller>,
+    pub result: UpgradeResult,
+    pub failed: Option<String>,
+}
+
+/// The connection that asked for the change.
+pub struct Caller {
+    pub socket: OwnedFd,
+    /// The name of the call.
+    pub call: Value,
+    /// What has come behind it.
+    pub received: Vec<u8>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_agreed_with_a_client_is_read_as_it_was_written() {
+        for bits in 0..8_u8 {
+            let negotiated = Negotiated {
+                export: usize::from(bits & 1),
+                structured: bits & 2 > 0,
+                allocation: bits & 4 > 0,
+            };
+            let left = Left { negotiated, received: vec![bits; usize::from(bits) * 4] };
+            let written = serde_json::to_string(&WrittenLeft::from(left.clone())).unwrap();
+            assert_eq!(Left::from(serde_json::from_str::<WrittenLeft>(&written).unwrap()), left);
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! What becomes of an array whose server is to be another program, where not all is well.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Write},
+    os::unix::net::UnixStream,
+    process::{Child, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    fuse::may_mount,
+    nbd::{Client, header, pattern},
+    tls::Authority,
+    upgrade::{control, ends_well, program, version},
+    world::{MEMBER_BYTES, Server, World},
+};
+
+const SECRET: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+const PINSTRIPE: &str = env!("CARGO_BIN_EXE_pinstripe");
+
+/// An upgrade that is refused before anything happens: the same run serves on.
+fn refused(world: &World, words: &[&str]) {
+    let before = version(world);
+    let words = [words, &["nothing was changed"]].concat();
+    world.run(&["upgrade", "data"]).refused(1, &words);
+    assert_eq!(version(world), before);
+}
+
+fn begin_upgrade(world: &World, program: &str) -> Child {
+    let mut command = world.command(&["upgrade", "data", "--program", program]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Waits until the server leaves its clients to the next program.
+fn until_it_leaves(world: &World) {
+    let begun = Instant::now();
+    // It takes no connections any more, so it doesn't answer new ones.
+    loop {
+        let mut stream = UnixStream::connect(world.path("pinstripe/data.sock")).unwrap();
+        stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        stream.write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"version\"}\n").unwrap();
+        if BufReader::new(stream).read_line(&mut String::new()).is_err() {
+            return;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A client that has sent half of a write, for which the server waits a second.
+fn stalled(server: &Server) -> Client {
+    let mut client = Client::connect(&server.nbd());
+    client.say(&[&header(1, 8 << 20, 4096), &[7; 2048][..]].concat());
+    // The header has been taken when another connection has been answered.
+    Client::connect(&server.nbd()).flush();
+    client
+}
+
+#[test]
+fn an_array_without_its_journal_serves_on() {
+    let world = World::new();
+    let members = world.members(3);
+    let journal = world.file("log", MEMBER_BYTES);
+    let create = ["--level", "5", "--name", "data", "--assume-clean", "--write-journal", journal.as_str()];
+    world.create(&create, &members).ok();
+    let server = world.serve(&[], &[members, vec![journal]].concat());
+    let mut client = Client::connect(&server.nbd());
+    assert_eq!(client.write(0, &pattern(1, 1 << 20)), 0);
+    // With it, it is taken over as it works now.
+    world.run(&["grow", "data", "--journal-mode", "write-back"]).ok();
+    world.run(&["upgrade", "data"]).ok();
+    assert_eq!(world.run(&["detail", "data", "--json"]).ok().json()["journal"]["mode"], "write-back");
+    assert!(client.read(0, 1 << 20) == pattern(1, 1 << 20));
+    world.run(&["fail", "data", "journal"]).ok();
+    refused(&world, &["lost its journal", "--force"]);
+    assert!(client.read(0, 1 << 20) == pattern(1, 1 << 20));
+}
+
+#[test]
+fn an_array_that_no_start_would_take_serves_on() {
+    let world = World::new();
+    let members = world.members(3);
+    world.create(&["--level", "5", "--name", "data"], &members).ok();
+    let server = world.serve(&["--sync-speed-min", "1", "--sync-speed-max", "1"], &members);
+    let mut client = Client::connect(&server.nbd());
+    assert_eq!(client.write(0, &pattern(1, 1 << 20)), 0);
+    world.run(&["fail", "data", "0"]).ok();
+    refused(&world, &["a member is missing", "a start would be refused"]);
+    assert!(client.read(0, 1 << 20) == pattern(1, 1 << 20));
+}
+
+#[test]
+fn what_is_only_read_by_force_is_read_on() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let server = world.serve(&[], &members);
+    assert_eq!(Client::connect(&server.nbd()).write(0, &pattern(1, 1 << 20)), 0);
+    let mut client = Client::connect(&server.nbd());
+    for block in 0..64 {
+        assert_eq!(client.write(block << 16, &pattern(1, 4096)), 0);
+    }
+    server.signal("KILL");
+    server.ended();
+    let two = &members[..2];
+    world.serve_refused(&[], two).refused(1, &["not stopped cleanly"]);
+    let server = world.serve(&["--force", "--read-only"], two);
+    let mut client = Client::connect(&server.nbd());
+    let before = client.read(0, 1 << 20);
+    world.run(&["upgrade", "data"]).ok();
+    assert!(client.read(0, 1 << 20) == before);
+    world.run(&["stop", "data", "--force"]).ok();
+    assert_eq!(server.ended(), 0);
+}
+
+/// A program that spoils superblocks of members before it takes over.
+fn spoiling(world: &World, members: &[&str]) -> String {
+    let spoil =
+        |member: &&str| format!("dd if=/dev/zero of={member} bs=4096 seek=1 count=1 conv=notrunc 2>dd");
+    let spoils: Vec<String> = members.iter().map(spoil).collect();
+    program(world, "spoiling", &format!("{}; exec $PINSTRIPE \"$@\"", spoils.join("; ")))
+}
+
+#[test]
+fn a_member_that_goes_meanwhile_is_left_out_by_the_program_that_goes_on() {
+    let world = World::new();
+    let server = world.serve(&[], &world.raid5(3));
+    let mut client = Client::connect(&server.nbd());
+    assert_eq!(client.write(0, &pattern(1, 1 << 20)), 0);
+    let words = ["could not take over", "member2", "superblock", "goes on"];
+    world.run(&["upgrade", "data", "--program", &spoiling(&world, &["member2"])]).refused(1, &words);
+    assert!(client.read(0, 1 << 20) == pattern(1, 1 << 20));
+    assert_eq!(world.run(&["detail", "data", "--json"]).ok().json()["degraded"], true);
+    world.run(&["upgrade", "data"]).ok();
+    assert!(client.read(0, 1 << 20) == pattern(1, 1 << 20));
+    world.run(&["add", "--wait", "--force", "data", "member2"]).ok();
+    ends_well(&world, server);
+}
+
+#[test]
+fn where_neither_program_can_go_on_the_process_ends_and_says_so() {
+    let world = World::new();
+    let server = world.serve(&[], &world.raid5(3));
+    let program = spoiling(&world, &["member1", "member2"]);
+    world.run(&["upgrade", "data", "--program", &program]).refused(1, &[]);
+    assert_eq!(server.ended(), 1);
+}
+
+#[test]
+fn files_that_a_start_would_read_are_tried_first() {
+    let world = World::new();
+    let members = world.raid5(3);
+    Authority::new().put(&world, "tls");
+    let hosts = world.path("hosts");
+    let line = format!("nqn.2014-08.org.example:host {SECRET}\n");
+    fs::write(&hosts, line).unwrap();
+    fs::set_permissions(&hosts, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let options = ["--tls-certificates", "tls", "--nvme-tcp", "127.0.0.1:0", "--dhchap-hosts", "hosts"];
+    let server = world.serve(&options, &members);
+    let mut client = Client::connect(&server.nbd());
+    let key = fs::read(world.path("tls/server-key.pem")).unwrap();
+    fs::write(world.path("tls/server-key.pem"), "none").unwrap();
+    refused(&world, &["TLS", "server-key.pem"]);
+    fs::write(world.path("tls/server-key.pem"), key).unwrap();
+    fs::rename(world.path("hosts"), world.path("others")).unwrap();
+    refused(&world, &["hosts"]);
+    fs::rename(world.path("others"), world.path("hosts")).unwrap();
+    world.run(&["upgrade", "data"]).ok();
+    client.flush();
+    ends_well(&world, server);
+}
+
+#[test]
+fn a_socket_whose_file_was_removed_goes_over_and_keeps_its_clients() {
+    let world = World::new();
+    let server = world.serve(&["--nbd", "unix:here.nbd"], &world.raid5(3));
+    let mut client = Client::connect(&server.nbd());
+    fs::remove_file(world.path("here.nbd")).unwrap();
+    fs::write(world.path("here.nbd"), "another's").unwrap();
+    assert_eq!(world.run(&["upgrade", "data", "--json"]).ok().json()["connections"], 1);
+    assert_eq!(client.write(0, &pattern(1, 4096)), 0);
+    world.run(&["stop", "data", "--force"]).ok();
+    assert_eq!(server.ended(), 0);
+    assert_eq!(fs::read_to_string(world.path("here.nbd")).unwrap(), "another's");
+}
+
+#[test]
+fn what_is_added_while_clients_are_left_is_part_of_the_array() {
+    let world = World::new();
+    let server = world.serve(&[], &world.raid5(3));
+    let spare = world.file("spare", MEMBER_BYTES);
+    let _client = stalled(&server);
+    let mut direct = control(&world);
+    let upgrade = begin_upgrade(&world, PINSTRIPE);
+    until_it_leaves(&world);
+    let path = world.path(&spare).display().to_string();
+    direct.call::<Value>("add", json!({ "device": path, "force": false })).unwrap();
+    direct.call::<Value>("sync", json!({ "speed_max_kib": 54_321 })).unwrap();
+    assert!(upgrade.wait_with_output().unwrap().status.success());
+    let detail = world.run(&["detail", "data", "--json"]).ok().json();
+    assert!(detail["spares"][0].as_str().unwrap().ends_with("spare"), "{detail}");
+    assert_eq!(detail["sync_speed_max_kib"], 54_321);
+    world.run(&["serve", &spare]).refused(1, &["held by another process"]);
+    ends_well(&world, server);
+}
+
+#[test]
+fn an_order_to_end_that_comes_while_clients_are_left_is_obeyed() {
+    let world = World::new();
+    let server = world.serve(&[], &world.raid5(3));
+    let _client = stalled(&server);
+    let mut upgrade = begin_upgrade(&world, PINSTRIPE);
+    until_it_leaves(&world);
+    server.signal("TERM");
+    let socket = server.nbd();
+    assert_eq!(server.ended(), 0);
+    upgrade.wait().unwrap();
+    assert!(!socket.exists() && !world.path("pinstripe/data.sock").exists(), "sockets are left behind");
+}
+
+#[test]
+fn requests_that_a_limit_holds_back_are_answered_before_their_client_is_left() {
+    let world = World::new();
+    let server = world.serve(&[], &world.raid5(3));
+    let mut client = Client::connect(&server.nbd());
+    world.run(&["limit", "data", "--iops", "1", "--burst", "0"]).ok();
+    client.say(&header(0, 0, 512).repeat(100));
+    Client::connect(&server.nbd()).flush();
+    let begun = Instant::now();
+    world.run(&["upgrade", "data"]).ok();
+    assert!(begun.elapsed() < Duration::from_secs(20));
+    world.run(&["limit", "data", "--iops", "0"]).ok();
+    (0..100).for_each(|_| assert_eq!(client.answer_of_read(512).len(), 512));
+    ends_well(&world, server);
+}
+
+#[test]
+fn calls_that_come_behind_the_one_for_an_upgrade_are_answered_by_the_next_program() {
+    let world = World::new();
+    let server = world.serve(&[], &world.raid5(3));
+    let mut stream = UnixStream::connect(world.path("pinstripe/data.sock")).unwrap();
+    stream.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
+    let call = |id: u64, method: &str, parameters: Value| {
+        json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": parameters }).to_string() + "\n"
+    };
+    let both = call(1, "upgrade", json!({ "program": PINSTRIPE })) + &call(2, "version", Value::Null);
+    stream.write_all(both.as_bytes()).unwrap();
+    let answers: Vec<Value> = BufReader::new(stream)
+        .lines()
+        .take(2)
+        .map(|line| serde_json::from_str(&line.unwrap()).unwrap())
+        .collect();
+    assert!(answers[0]["id"] == 1 && answers[0]["result"]["pause_ms"].is_u64(), "{answers:?}");
+    assert!(answers[1]["id"] == 2 && answers[1]["result"]["pid"].is_u64(), "{answers:?}");
+    ends_well(&world, server);
+}
+
+#[test]
+fn a_check_under_way_tells_how_far_it_came() {
+    let world = World::new();
+    let server = world.serve(&["--sync-speed-min", "1", "--sync-speed-max", "1"], &world.raid5(3));
+    let mut check = world.command(&["check", "data", "--json"]);
+    let check = check.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let begun = Instant::now();
+    while world.run(&["detail", "data", "--json"]).ok().json()["sync"].is_null() {
+        assert!(begun.elapsed() < Duration::from_secs(20));
+    }
+    world.run(&["upgrade", "data"]).ok();
+    let output = check.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let result: Value = serde_json::from_str(&told).unwrap_or_default();
+    assert_eq!(result["complete"], false, "{told} {}", String::from_utf8_lossy(&output.stderr));
+    world.run(&["sync", "data", "--speed-max", "2000000"]).ok();
+    ends_well(&world, server);
+}
+
+#[test]
+fn one_refusal_among_all_servers_is_the_exit_status() {
+    let world = World::new();
+    let server = world.serve(&[], &world.raid5(3));
+    let create = ["--create", "--level", "5", "--name", "memory", "--chunk", "16K"];
+    let memory = world.serve(&create, &vec!["mem:16M".to_owned(); 3]);
+    let ran = world.run(&["upgrade", "--all"]);
+    assert_eq!(ran.status, 1);
+    assert!(ran.out.contains("has taken the place") && ran.out.contains("memory"), "{}", ran.out);
+    let ran = world.run(&["upgrade", "--all", "--json"]);
+    let told = serde_json::from_str::<Value>(&ran.out).unwrap();
+    let errors = told.as_array().unwrap().iter().filter(|one| one["error"].is_string()).count();
+    assert_eq!((ran.status, errors), (1, 1), "{told}");
+    world.run(&["stop", "memory"]).ok();
+    assert_eq!(memory.ended(), 0);
+    ends_well(&world, server);
+}
+
+#[test]
+fn a_mounted_file_is_no_client_that_goes_over() {
+    if !may_mount() {
+        return;
+    }
+    let world = World::new();
+    let server = world.serve(&["--fuse", "disk"], &world.raid5(3));
+    let before = version(&world);
+    world.run(&["upgrade", "data"]).refused(1, &["FUSE"]);
+    assert_eq!(version(&world), before);
+    ends_well(&world, server);
+}
