@@ -54,6 +54,8 @@ pub(super) struct Link<T: ?Sized> {
     pub is_coming: Cell<bool>,
     /// One waits to be let in.
     waits_for_room: Cell<bool>,
+    /// At the last look at whether it idles.
+    was_idle: Cell<bool>,
     share: Share,
     receiving: Cell<bool>,
     /// The receiver has ended, and the client hadn't said that it leaves.
@@ -81,6 +83,7 @@ impl<T: Stream + ?Sized> Link<T> {
             requests: Cell::new(0),
             is_coming: Cell::new(false),
             waits_for_room: Cell::new(false),
+            was_idle: Cell::new(false),
             share: Share::new(budget),
             receiving: Cell::new(true),
             abandoned: Cell::new(false),
@@ -351,8 +354,9 @@ pub(super) trait Stoppable {
     fn stop(&self);
     /// Closes now.
     fn cut(&self);
-    /// Whether it has requests under way, or waits for others' memory, and not for its client alone.
-    fn is_busy(&self) -> bool;
+    /// Whether it waits for its client alone, and did so at the last look: it has no requests under way, and
+    /// doesn't wait for others' memory.
+    fn idles(&self) -> bool;
 }
 
 impl<T: Stream + ?Sized> Stoppable for Link<T> {
@@ -377,7 +381,8 @@ impl<T: Stream + ?Sized> Stoppable for Link<T> {
         self.receiver.wake();
     }
 
-    fn is_busy(&self) -> bool {
-        self.waits_for_room.get() || self.requests.get() > usize::from(self.is_coming.get())
+    fn idles(&self) -> bool {
+        let is_idle = !self.waits_for_room.get() && self.requests.get() <= usize::from(self.is_coming.get());
+        self.was_idle.replace(is_idle) && is_idle
     }
 }

@@ -264,12 +264,15 @@ impl<S: BlockService> Server<S> {
     /// requests under way has until `limit_nanoseconds`.
     pub async fn leave(&self, grace_nanoseconds: u64, limit_nanoseconds: u64) {
         self.0.stopping.set(true);
-        self.each_connection(|connection| connection.leave());
+        self.each_connection(|connection| {
+            connection.idles();
+            connection.leave();
+        });
         let begun = shard::now();
         while shard::timeout(grace_nanoseconds, self.stopped()).await.is_none() {
             let is_late = shard::now() - begun >= limit_nanoseconds;
             for connection in self.0.connections.all() {
-                if is_late || !connection.is_busy() {
+                if connection.idles() || is_late {
                     connection.cut();
                 }
             }

@@ -237,7 +237,7 @@ fn a_write_that_has_begun_to_come_is_finished_and_one_that_does_not_come_is_cut_
 
 #[test]
 fn a_request_that_takes_long_is_waited_for_but_not_for_ever() {
-    for (takes, is_left) in [(30, true), (70, false)] {
+    for (takes, is_left) in [(3, true), (30, true), (70, false)] {
         with_client(8, move |client, session, array, server| async move {
             array.close();
             assert!(client.send_all(&request(0, READ, 1, 0, 512)).await);
@@ -248,7 +248,7 @@ fn a_request_that_takes_long_is_waited_for_but_not_for_ever() {
             array.open();
             leaving.join().await;
             let end = session.join().await;
-            assert_eq!(matches!(end, SessionEnd::Left(_)), is_left, "{end:?}");
+            assert_eq!(matches!(end, SessionEnd::Left(_)), is_left, "{takes} {end:?}");
             assert_eq!(reply(&client, |_| 512).await.is_some(), is_left);
             assert!(shard::now() - begun <= takes * SECOND + MILLISECOND);
             client.shutdown();
