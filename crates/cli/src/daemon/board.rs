@@ -95,6 +95,11 @@ impl Board {
         given.or_else(|| configured.cloned())
     }
 
+    /// Whether the command line asks for a page.
+    pub fn is_asked_for(&self) -> bool {
+        self.given.is_some()
+    }
+
     /// Whether there is a page.
     pub fn is_up(&self) -> bool {
         self.server.is_some()
@@ -165,14 +170,14 @@ impl Daemon {
         let tls = place.tls.as_ref().map(|tls| Tls::load(tls, "page", &self.log)).transpose()?;
         let scheme = scheme(tls.is_some());
         // One at another address goes on until this one is there.
-        self.board.server.take_if(|(own, ..)| own.address == place.address);
+        let was_ours = self.board.server.take_if(|(own, ..)| own.address == place.address).is_some();
         self.board.views.send_replace(Arc::new(self.view()));
         let sender = self.sender.clone();
         let report = move |array, sentence| {
             let _ = sender.send(Message::Acted { array, sentence });
         };
         let views = self.board.views.subscribe();
-        let server = web::serve(place.address, tls, token.clone(), views, Box::new(report));
+        let server = web::serve((place.address, was_ours), tls, token.clone(), views, Box::new(report));
         let failed = |error| Failure::new(format!("can't serve the page on {}: {error}", place.address));
         let server = server.map_err(failed)?;
         let words = format!("page on {scheme}://{}/, with the token in {}", server.address, path.display());

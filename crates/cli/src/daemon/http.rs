@@ -36,9 +36,14 @@ const STATE_LIMIT: Duration = Duration::from_secs(10);
 /// How the daemon answers: over a channel of one.
 pub type Answer = oneshot::Sender<Snapshot>;
 
-/// Listens.
-pub fn serve(address: SocketAddr, tls: Option<Tls>, daemon: Sender<Message>) -> io::Result<listen::Server> {
-    let place = Place { address, connections: CONNECTIONS_MAX, tls };
+/// Listens. `was_ours`: see [`Place`].
+pub fn serve(
+    address: SocketAddr,
+    was_ours: bool,
+    tls: Option<Tls>,
+    daemon: Sender<Message>,
+) -> io::Result<listen::Server> {
+    let place = Place { address, was_ours, connections: CONNECTIONS_MAX, tls };
     listen::serve("http", place, move || {
         let asked = Asked::begin(daemon);
         move |request| {

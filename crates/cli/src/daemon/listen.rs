@@ -58,9 +58,15 @@ pub struct Lasts(pub Duration);
 #[derive(Clone)]
 pub struct Secured(pub Acceptor);
 
+/// In a request's extensions: from where it comes.
+#[derive(Clone, Copy)]
+pub struct From(pub SocketAddr);
+
 /// Where to listen, and how many connections there may be at a time; further ones wait.
 pub struct Place {
     pub address: SocketAddr,
+    /// Another server of ours was there a moment ago.
+    pub was_ours: bool,
     pub connections: usize,
     /// None for plain HTTP.
     pub tls: Option<Tls>,
@@ -74,8 +80,8 @@ where
     Answered: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data = Bytes, Error = Infallible> + Send + 'static,
 {
-    let Place { address, connections, tls } = place;
-    let listener = bind(address)?;
+    let Place { address, was_ours, connections, tls } = place;
+    let listener = bind(address, if was_ours { TRIES } else { 0 })?;
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
@@ -96,11 +102,11 @@ where
     Ok(Server { address, _end: end })
 }
 
-fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+fn bind(address: SocketAddr, again: usize) -> io::Result<TcpListener> {
     let mut tries = 0;
     loop {
         match TcpListener::bind(address) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse && tries < TRIES => {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && tries < again => {
                 tries += 1;
                 thread::sleep(TRY_PAUSE);
             }
@@ -125,17 +131,17 @@ where
     loop {
         // It is closed by nothing.
         let Ok(permit) = Arc::clone(&room).acquire_owned().await else { continue };
-        let Ok((stream, _)) = listener.accept().await else {
+        let Ok((stream, from)) = listener.accept().await else {
             tokio::time::sleep(PAUSE).await;
             continue;
         };
         let (answer, tls) = (answer.clone(), tls.clone());
         tokio::spawn(async move {
             match tls {
-                None => converse(stream, None, answer).await,
+                None => converse(stream, From(from), None, answer).await,
                 Some(tls) => {
                     if let Some((stream, acceptor)) = tls.secure(stream).await {
-                        converse(stream, Some(Secured(acceptor)), answer).await;
+                        converse(stream, From(from), Some(Secured(acceptor)), answer).await;
                     }
                 }
             }
@@ -144,7 +150,7 @@ where
     }
 }
 
-async fn converse<S, Answer, Answered, B>(stream: S, secured: Option<Secured>, answer: Answer)
+async fn converse<S, Answer, Answered, B>(stream: S, from: From, secured: Option<Secured>, answer: Answer)
 where
     S: AsyncRead + AsyncWrite + Unpin,
     Answer: Fn(Request<Incoming>) -> Answered,
@@ -154,6 +160,7 @@ where
     // Milliseconds that the connection gets beyond the limit.
     let more = AtomicU64::new(0);
     let service = service_fn(|mut request| {
+        Request::extensions_mut(&mut request).insert(from);
         if let Some(secured) = &secured {
             Request::extensions_mut(&mut request).insert(secured.clone());
         }

@@ -86,6 +86,8 @@ use crate::{
     supervisor,
 };
 
+/// How often it is tried again to listen where that could not be.
+const LISTEN_AGAIN: Duration = Duration::from_secs(10);
 /// How often it is seen to what is due, and whether devices have come or gone.
 const TICK: Duration = Duration::from_millis(500);
 /// How often arrays that aren't served are looked for, if nothing tells of a change: members can be files,
@@ -153,6 +155,8 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
         configuration,
         generation: 0,
         problem: None,
+        unserved: None,
+        listen_again: Duration::ZERO,
         arrays: BTreeMap::new(),
         remarks: Vec::new(),
         http: None,
@@ -240,6 +244,9 @@ struct Daemon {
     generation: u64,
     /// Why a later configuration doesn't count.
     problem: Option<String>,
+    /// Why metrics or the page are not served as configured, and when that is tried again.
+    unserved: Option<String>,
+    listen_again: Duration,
     /// By [`Wanted::identity`].
     arrays: BTreeMap<String, Kept>,
     remarks: Vec<String>,
@@ -259,14 +266,19 @@ struct Daemon {
 impl Daemon {
     fn run(mut self, messages: &Receiver<Message>, socket: socket::Socket) -> Result<(), Failure> {
         let files = self.configuration.files.len();
-        self.serve_http()?;
-        self.serve_web()?;
+        if self.board.is_asked_for() {
+            self.serve_web()?;
+        }
+        self.keep_listening();
         self.log.note(&format!("ready: {files} configuration files; socket {}", socket.path.display()));
         supervisor::tell_ready();
         loop {
             supervisor::tell_alive();
             self.look_if_due();
             self.do_chores();
+            if self.unserved.is_some() && self.now() >= self.listen_again {
+                self.keep_listening();
+            }
             self.publish();
             match messages.recv_timeout(TICK) {
                 Ok(Message::Signal(SIGHUP)) => {
@@ -299,6 +311,20 @@ impl Daemon {
         Ok(())
     }
 
+    /// Listens for HTTP, for metrics and the page. What can't be is told of and tried again: arrays and
+    /// alerts don't wait for it.
+    fn keep_listening(&mut self) {
+        let outcomes = [self.serve_http(), self.serve_web()];
+        let whys: Vec<String> =
+            outcomes.into_iter().filter_map(|one| Some(one.err()?.sentence().to_owned())).collect();
+        let unserved = (!whys.is_empty()).then(|| whys.join("; "));
+        if let Some(why) = unserved.as_ref().filter(|why| Some(*why) != self.unserved.as_ref()) {
+            self.log.warn(&format!("{why}; it is tried again every {} s", LISTEN_AGAIN.as_secs()));
+        }
+        self.unserved = unserved;
+        self.listen_again = self.now() + LISTEN_AGAIN;
+    }
+
     /// Listens where the configuration says, if that isn't how it does.
     fn serve_http(&mut self) -> Result<(), Failure> {
         let wanted = self.configuration.metrics.clone();
@@ -313,9 +339,9 @@ impl Daemon {
         let tls = wanted.tls.as_ref().map(|tls| Tls::load(tls, "metrics", &self.log)).transpose()?;
         let scheme = scheme(tls.is_some());
         // One at another address goes on until this one is there.
-        self.http.take_if(|(own, _)| own.listen == wanted.listen);
+        let was_ours = self.http.take_if(|(own, _)| own.listen == wanted.listen).is_some();
         let failed = |error| Failure::new(format!("can't listen for HTTP on {address}: {error}"));
-        let server = http::serve(address, tls, self.sender.clone()).map_err(failed)?;
+        let server = http::serve(address, was_ours, tls, self.sender.clone()).map_err(failed)?;
         self.log.note(&format!("metrics on {scheme}://{}/metrics", server.address));
         self.http = Some((wanted, server));
         Ok(())
@@ -628,12 +654,9 @@ impl Daemon {
         self.log.note(&format!("the configuration was read again: {} files", new.files.len()));
         self.configuration = new;
         self.problem = None;
-        for served in [self.serve_http(), self.serve_web()] {
-            if let Err(failure) = served {
-                self.log.warn(failure.sentence());
-                self.problem = Some(failure.sentence().to_owned());
-            }
-        }
+        // Whatever was told before is told again: a person waits for it.
+        self.unserved = None;
+        self.keep_listening();
         self.generation += 1;
         self.look.wanted = true;
         Ok(reloaded)
@@ -645,7 +668,7 @@ impl Daemon {
             pinstripe: env!("CARGO_PKG_VERSION").to_owned(),
             since: self.since,
             files: self.configuration.files.clone(),
-            configuration_error: self.problem.clone(),
+            configuration_error: self.problem.clone().or_else(|| self.unserved.clone()),
             looking_seconds: self.look.since.map(|since| since.elapsed().as_secs()),
             remarks: self.remarks.clone(),
             alerts: self.chores.book.status(),

@@ -54,8 +54,12 @@ struct Shared {
 impl Queue {
     /// Begins a thread, which hands each entry to `write`.
     pub fn begin(write: impl FnMut(&Record) + Send + 'static) -> std::io::Result<Self> {
+        Self::with_limiter(Limiter::default(), write)
+    }
+
+    fn with_limiter(limiter: Limiter, write: impl FnMut(&Record) + Send + 'static) -> std::io::Result<Self> {
         let (items, waiting) = sync_channel(RECORDS_MAX);
-        let shared = Arc::<Shared>::default();
+        let shared = Arc::new(Shared { limiter: limiter.into(), ..Shared::default() });
         let writer = Writer { shared: Arc::clone(&shared), write };
         thread::Builder::new().name(THREAD.to_owned()).spawn(move || writer.run(&waiting))?;
         Ok(Self { items, shared })
@@ -226,6 +230,33 @@ mod tests {
         assert!(told("did not keep up") >= 1 && read.len() < RECORDS_MAX, "{}", read.len());
         assert_eq!(queue.shared.records.load(Ordering::Relaxed), 0);
         assert_eq!(queue.shared.bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn what_a_flood_left_out_is_told_when_its_window_is_over() {
+        let (tell, read) = channel();
+        let limiter = Limiter::of(Duration::from_millis(200));
+        let queue = Queue::with_limiter(limiter, move |record| {
+            let _ = tell.send(record.message.clone());
+        });
+        let queue = queue.unwrap();
+        for _ in 0..1000 {
+            queue.offer(1, || said(LogLevel::Info, "a flood"));
+        }
+        let told = std::iter::from_fn(|| read.recv_timeout(LIMIT).ok());
+        assert!(told.take(21).any(|message| message.contains("980 more like this: a flood")));
+    }
+
+    #[test]
+    fn long_notes_leave_room_for_errors() {
+        let (queue, go_on, read) = stopped();
+        for _ in 0..RECORDS_MAX {
+            queue.push(said(LogLevel::Info, &"x".repeat(64 << 10)));
+        }
+        queue.push(said(LogLevel::Error, "it has failed"));
+        drop(go_on);
+        queue.flush(None, LIMIT);
+        assert!(read.try_iter().any(|message| message == "it has failed"));
     }
 
     #[test]

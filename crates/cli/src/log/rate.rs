@@ -21,9 +21,15 @@ const KEYS_MAX: usize = 256;
 const SHARED: u64 = 0;
 
 /// See the module.
-#[derive(Default)]
 pub struct Limiter {
     windows: BTreeMap<u64, Window>,
+    window: Duration,
+}
+
+impl Default for Limiter {
+    fn default() -> Self {
+        Self::of(WINDOW)
+    }
 }
 
 struct Window {
@@ -48,12 +54,18 @@ pub enum Admission {
 }
 
 impl Limiter {
+    /// With windows of this length.
+    pub fn of(window: Duration) -> Self {
+        Self { windows: BTreeMap::new(), window }
+    }
+
     /// Decides about an entry with this key, which is made only if it is needed.
     pub fn admit(&mut self, key: u64, now: Instant, make: impl FnOnce() -> Record) -> Admission {
-        let key = self.room_for(key, now);
+        let (key, length) = (self.room_for(key, now), self.window);
         let new = || Window { began: now, passed: 0, left_out: 0, sample: None };
         let window = self.windows.entry(key).or_insert_with(new);
-        let before = if window.is_over(now) { std::mem::replace(window, new()).told() } else { None };
+        let before =
+            if window.is_over(now, length) { std::mem::replace(window, new()).told(length) } else { None };
         if window.passed < BURST {
             window.passed += 1;
             return Admission::Written { before, record: make() };
@@ -69,7 +81,7 @@ impl Limiter {
     /// The key under which there is room.
     fn room_for(&mut self, key: u64, now: Instant) -> u64 {
         if self.windows.len() >= KEYS_MAX && !self.windows.contains_key(&key) {
-            self.windows.retain(|_, window| window.left_out > 0 || !window.is_over(now));
+            self.windows.retain(|_, window| window.left_out > 0 || !window.is_over(now, self.window));
         }
         let is_full = self.windows.len() >= KEYS_MAX && !self.windows.contains_key(&key);
         if is_full { SHARED } else { key }
@@ -78,22 +90,23 @@ impl Limiter {
     /// What tells of entries that were left out in windows that are over, or in `all`, and when to look
     /// again.
     pub fn due(&mut self, now: Instant, all: bool) -> (Vec<Record>, Option<Instant>) {
-        let due = self.windows.extract_if(.., |_, window| window.is_over(now) || all);
-        let told = due.filter_map(|(_, window)| window.told()).collect();
+        let length = self.window;
+        let due = self.windows.extract_if(.., |_, window| window.is_over(now, length) || all);
+        let told = due.filter_map(|(_, window)| window.told(length)).collect();
         let left = self.windows.values().filter(|window| window.left_out > 0);
-        (told, left.map(|window| window.began + WINDOW).min())
+        (told, left.map(|window| window.began + length).min())
     }
 }
 
 impl Window {
-    fn is_over(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.began) >= WINDOW
+    fn is_over(&self, now: Instant, length: Duration) -> bool {
+        now.saturating_duration_since(self.began) >= length
     }
 
     /// What tells of those that were left out.
-    fn told(self) -> Option<Record> {
+    fn told(self, length: Duration) -> Option<Record> {
         let mut record = self.sample?;
-        let (count, seconds) = (self.left_out, WINDOW.as_secs());
+        let (count, seconds) = (self.left_out, length.as_secs());
         let words = format!("left out within {seconds} s: {count} more like this: {}", record.message);
         record.message = words;
         record.time = std::time::SystemTime::now();
@@ -154,9 +167,13 @@ mod tests {
         for key in 1..100_000 {
             written += usize::from(matches!(limiter.admit(key, begun, said), Admission::Written { .. }));
         }
+        // What one of them has left out is told all the same.
+        (0..=BURST).for_each(|_| drop(limiter.admit(7, begun, said)));
         assert!(limiter.windows.len() <= KEYS_MAX + 1);
         assert!(written <= KEYS_MAX + BURST as usize, "{written}");
         limiter.admit(100_000, begun + WINDOW, said);
-        assert!(limiter.windows.len() <= 2, "those that are over give room");
+        assert!(limiter.windows.len() <= 3, "those that are over give room");
+        let (told, _) = limiter.due(begun + WINDOW, false);
+        assert_eq!(told.len(), 2, "{told:?}");
     }
 }

@@ -185,7 +185,50 @@ fn addresses_and_certificates_that_cannot_be_used_are_refused_with_their_line() 
     assert!(daemon.log().contains("page on https://0.0.0.0:"), "no client needs a certificate");
     drop(daemon);
     configured.write("pinstripe.toml", &format!("{METRICS}tls-clients = 'certified'\n{DATA}"));
-    configured.run(&["daemon"]).refused(1, &["TLS of the metrics", "ca-cert.pem"]);
+    // What the configuration names may come later: arrays and alerts don't wait for it.
+    let daemon = Daemon::start(&configured, &[]);
+    assert!(daemon.log().contains("TLS of the metrics") && daemon.log().contains("ca-cert.pem"));
+    Authority::new().put(&configured.world, "tls");
+    wait_for_log(&daemon, "metrics on https://");
+}
+
+#[test]
+fn a_port_that_another_program_has_keeps_neither_arrays_nor_alerts_waiting() {
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = other.local_addr().unwrap();
+    let configured = Configured::new(&format!("[metrics]\nlisten = '{address}'\n{DATA}"));
+    configured.world.raid5(3);
+    let daemon = Daemon::start(&configured, &[]);
+    daemon.wait_for("data", "serving");
+    let status = daemon.status().unwrap();
+    assert!(status["configuration_error"].as_str().unwrap().contains("in use"), "{status}");
+    drop(other);
+    wait_for_log(&daemon, &format!("metrics on http://{address}/"));
+    // A reload to an address that can't be ends nothing that is served.
+    configured.write("pinstripe.toml", &format!("[metrics]\nlisten = '192.0.2.1:9'\n{DATA}"));
+    configured.run(&["reload"]).ok();
+    wait_for_log(&daemon, "can't listen for HTTP on 192.0.2.1:9");
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
+}
+
+#[test]
+fn a_client_of_another_protocol_only_is_refused() {
+    let configured = Configured::new(&format!("{METRICS}{DATA}"));
+    let authority = Authority::new();
+    authority.put(&configured.world, "tls");
+    let daemon = Daemon::start(&configured, &[]);
+    let port = port(&daemon, "metrics");
+    let offering = |protocols: &[&[u8]]| {
+        let mut client = authority.stranger();
+        client.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
+        get(&client, port, "/healthz")
+    };
+    assert!(offering(&[b"h2"]).is_err() && offering(&[b"imap"]).is_err());
+    assert!(offering(&[b"h2", b"http/1.1"]).unwrap().starts_with("HTTP/1.1 200 "));
 }
 
 #[test]

@@ -414,6 +414,37 @@ fn what_is_done_for_a_browser_that_has_hung_up_is_told_all_the_same() {
 }
 
 #[test]
+fn a_stream_ends_with_its_session_and_gives_its_place_back_at_once() {
+    let configured = configured();
+    let daemon = Daemon::start(&configured, &[]);
+    let browser = Browser::open(&daemon, &configured);
+    let Browser { address, cookie } = &browser;
+    let live = format!("GET /live HTTP/1.1\r\nHost: {address}\r\nCookie: {cookie}\r\n\r\n");
+    // More than there may be at a time, one after the other.
+    for _ in 0..40 {
+        let mut head = [0; 12];
+        let begun = Instant::now();
+        loop {
+            browser.send(&live).read_exact(&mut head).unwrap();
+            if head == *b"HTTP/1.1 200" {
+                break;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(5), "those that have gone keep their places");
+        }
+    }
+    let mut stream = browser.send(&live);
+    let page = browser.get("/").body;
+    let form = page.split("name=\"form\" value=\"").nth(1).unwrap().split('"').next().unwrap();
+    assert_eq!(browser.post("/logout", &[("form", form)]).status, 303);
+    let begun = Instant::now();
+    stream.read_to_end(&mut Vec::new()).unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(5), "it goes on without its session");
+    assert!(daemon.log().contains("has begun a session"), "{}", daemon.log());
+    browser.post("/login", &[("token", "wrong")]);
+    assert!(daemon.log().contains("has given a wrong token"), "{}", daemon.log());
+}
+
+#[test]
 fn only_loopback_addresses_are_taken_without_tls() {
     let configured = Configured::new(DATA);
     for address in ["192.0.2.1:9661", "0.0.0.0:9661", "[::]:9661"] {

@@ -3,9 +3,9 @@
 //! What has changed is rendered once, for all readers. A reader that is slow skips what it has not taken; its
 //! connection ends after a while in any case, and the browser comes again.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
-use futures_util::stream::poll_fn;
+use futures_util::{future::select, stream::poll_fn};
 use http_body_util::StreamBody;
 use hyper::body::{Body, Bytes, Frame};
 use tokio::{
@@ -47,9 +47,11 @@ fn event(content: &str) -> Bytes {
     format!("event: page\ndata: {line}\n\n").into()
 }
 
-/// A stream of the page now and each time that it changes. `permit` goes with it.
+/// A stream of the page now and each time that it changes, as long as the session lasts. `permit` goes with
+/// it.
 pub fn stream(
     mut contents: watch::Receiver<Content>,
+    mut session: watch::Receiver<()>,
     permit: OwnedSemaphorePermit,
 ) -> impl Body<Data = Bytes, Error = Infallible> + Send + Sync + 'static {
     // One that waits while another is being sent.
@@ -57,16 +59,22 @@ pub fn stream(
     tokio::spawn(async move {
         let _permit = permit;
         contents.mark_changed();
-        loop {
-            let next = match timeout(SIGN, contents.changed()).await {
-                Ok(Ok(())) => event(&contents.borrow_and_update().clone()),
-                Ok(Err(_)) => return,
-                Err(_) => Bytes::from_static(b": here\n\n"),
-            };
-            if sender.send(next).await.is_err() {
-                return;
+        let own = sender.clone();
+        let sends = pin!(async move {
+            loop {
+                let next = match timeout(SIGN, contents.changed()).await {
+                    Ok(Ok(())) => event(&contents.borrow_and_update().clone()),
+                    Ok(Err(_)) => return,
+                    Err(_) => Bytes::from_static(b": here\n\n"),
+                };
+                if sender.send(next).await.is_err() {
+                    return;
+                }
             }
-        }
+        });
+        // Nothing is sent in it: it changes when the session is over.
+        let (hung_up, is_over) = (pin!(own.closed()), pin!(session.changed()));
+        select(sends, select(hung_up, is_over)).await;
     });
     StreamBody::new(poll_fn(move |context| {
         receiver.poll_recv(context).map(|next| next.map(|bytes| Ok(Frame::data(bytes))))

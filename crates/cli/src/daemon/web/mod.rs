@@ -58,8 +58,12 @@ use self::{
     view::View,
 };
 use super::{
-    listen::{self, Lasts, Place, Secured},
+    listen::{self, From, Lasts, Place, Secured},
     tls::Tls,
+};
+use crate::{
+    command_line::LogLevel,
+    log::{self, Entry},
 };
 
 pub use sessions::Token;
@@ -101,16 +105,16 @@ type Answer = Response<BoxBody<Bytes, Infallible>>;
 /// What an action came to: the array, and a sentence. It is kept among the events.
 pub type Report = Box<dyn Fn(String, String) + Send + Sync>;
 
-/// Listens.
+/// Listens, at an address at which another page of ours was a moment ago, or not.
 pub fn serve(
-    address: SocketAddr,
+    (address, was_ours): (SocketAddr, bool),
     tls: Option<Tls>,
     token: Token,
     views: watch::Receiver<Arc<View>>,
     report: Report,
 ) -> io::Result<listen::Server> {
     let sessions = Mutex::new(Sessions::new(tls.is_some())?);
-    let place = Place { address, connections: CONNECTIONS_MAX, tls };
+    let place = Place { address, was_ours, connections: CONNECTIONS_MAX, tls };
     listen::serve("web", place, move || {
         let now = page::content(&views.borrow()).into_string();
         let (content, contents) = watch::channel(Content::from(now));
@@ -180,9 +184,9 @@ impl Site {
         let session = self.sessions().of(cookies(request), Instant::now()).map(|session| {
             // It is shown once, where it is seen.
             let notice = if path == "/" { session.notice.take() } else { None };
-            (session.form().to_owned(), notice)
+            (session.form().to_owned(), notice, session.lasts())
         });
-        let Some((form, notice)) = session else {
+        let Some((form, notice, lasts)) = session else {
             return match path {
                 "/login" => html(StatusCode::OK, page::login(false)),
                 "/live" => text(StatusCode::FORBIDDEN, NO_SESSION),
@@ -190,7 +194,7 @@ impl Site {
             };
         };
         match path {
-            "/live" => self.stream(),
+            "/live" => self.stream(lasts),
             "/confirm" => self.confirm(request.uri().query().unwrap_or_default(), &form),
             "/login" => to("/"),
             _ => {
@@ -200,11 +204,11 @@ impl Site {
         }
     }
 
-    fn stream(&self) -> Answer {
+    fn stream(&self, session: watch::Receiver<()>) -> Answer {
         let Ok(permit) = Arc::clone(&self.streams).try_acquire_owned() else {
             return text(StatusCode::SERVICE_UNAVAILABLE, "too many pages are open: close some\n");
         };
-        let mut answer = Response::new(live::stream(self.contents.clone(), permit).boxed());
+        let mut answer = Response::new(live::stream(self.contents.clone(), session, permit).boxed());
         answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
         answer.extensions_mut().insert(Lasts(live::LASTS));
         answer
@@ -236,7 +240,7 @@ impl Site {
         };
         let fields = fields(&body.to_bytes());
         if path == "/login" {
-            return self.login(&fields);
+            return self.login(&fields, request.extensions().get::<From>());
         }
         let known = match self.sessions().of(cookies(&request), Instant::now()) {
             None => return text(StatusCode::FORBIDDEN, NO_SESSION),
@@ -255,12 +259,21 @@ impl Site {
         self.act(&request, fields).await
     }
 
-    fn login(&self, fields: &Fields) -> Answer {
+    fn login(&self, fields: &Fields, from: Option<&From>) -> Answer {
+        let from = from.map_or_else(|| "a client".to_owned(), |From(address)| address.to_string());
+        let tell = |level, what: &str| {
+            let message = &format!("the page: {from} {what}");
+            log::say(&Entry { level, peer: Some(&from), message, ..Entry::default() });
+        };
         if !self.token.is(field(fields, "token").unwrap_or_default()) {
+            tell(LogLevel::Warning, "has given a wrong token");
             return html(StatusCode::FORBIDDEN, page::login(true));
         }
         match self.sessions().open(Instant::now()) {
-            Ok(cookie) => with_cookie(to("/"), &cookie),
+            Ok(cookie) => {
+                tell(LogLevel::Info, "has begun a session");
+                with_cookie(to("/"), &cookie)
+            }
             Err(error) => {
                 text(StatusCode::INTERNAL_SERVER_ERROR, &format!("no session can begin: {error}\n"))
             }

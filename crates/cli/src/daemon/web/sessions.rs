@@ -15,6 +15,7 @@ use std::{
 use pinstripe_runtime::trust::check_place;
 use rustix::fs::OFlags;
 use subtle::ConstantTimeEq;
+use tokio::sync::watch;
 
 /// Sessions at a time; one more ends the one that was not used for the longest time.
 const SESSIONS_MAX: usize = 32;
@@ -102,6 +103,8 @@ pub struct Session {
     id: String,
     form: String,
     used: Instant,
+    /// What has begun in it ends with it.
+    lasts: watch::Sender<()>,
     /// What came of the latest action, until it is shown.
     pub notice: Option<String>,
 }
@@ -110,6 +113,11 @@ impl Session {
     /// What its forms carry.
     pub fn form(&self) -> &str {
         &self.form
+    }
+
+    /// Closed when the session is over.
+    pub fn lasts(&self) -> watch::Receiver<()> {
+        self.lasts.subscribe()
     }
 
     /// Whether a form is one of it.
@@ -151,7 +159,8 @@ impl Sessions {
             self.all.remove(oldest);
         }
         let cookie = format!("{}={id}{}", self.cookie, self.attributes);
-        self.all.push(Session { id, form, used: now, notice: None });
+        let lasts = watch::Sender::new(());
+        self.all.push(Session { id, form, used: now, lasts, notice: None });
         Ok(cookie)
     }
 
