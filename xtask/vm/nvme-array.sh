@@ -25,8 +25,17 @@ start
 connect
 # shellcheck disable=SC2046
 xtask pattern write $one $(expected t)
+# Another program takes the server's place under it, and the host doesn't connect again.
 fio --name=verify --filename=$one --offset=72m --size=32m --io_size=16m --rw=randwrite --bsrange=512-192k --direct=1 \
-    --ioengine=psync --verify=crc32c --verify_fatal=1 >/tmp/fio 2>&1 || die "fio: $(tail -n 5 /tmp/fio)"
+    --ioengine=psync --verify=crc32c --verify_fatal=1 --rate=4m >/tmp/fio 2>&1 &
+f_fio=$!
+for round in 1 2 3; do
+    sleep 0.5
+    pinstripe upgrade /run/n5.control >/tmp/upgraded || die "upgrade, round $round"
+    say "$(cat /tmp/upgraded)"
+done
+wait $f_fio || die "fio: $(tail -n 5 /tmp/fio)"
+! dmesg | grep -i "nvme nvme0.*reconnect\|nvme nvme0.*error recovery" || die "the host has lost its controller"
 blkdiscard -o $((72 << 20)) -l $((32 << 20)) $one || die blkdiscard
 disconnect
 pinstripe check /run/n5.control || die "parity does not match"

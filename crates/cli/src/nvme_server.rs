@@ -1,7 +1,7 @@
 //! The shards' NVMe/TCP targets, for `pinstripe target` and `pinstripe serve --nvme-tcp`.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     net::SocketAddr,
     path::{Path, PathBuf},
     pin::Pin,
@@ -13,12 +13,13 @@ use pinstripe_block::BlockService;
 use pinstripe_nvme::{
     auth::{Authentication, Keyring},
     controller::{
-        self, NamespaceConfig, OffloadConfig, SessionEnd, Subsystem, SubsystemConfig, SubsystemError, Target,
+        self, LeftQueue, NamespaceConfig, OffloadConfig, SessionEnd, Subsystem, SubsystemConfig,
+        SubsystemError, Target,
     },
 };
 use pinstripe_runtime::{
     ShardHandle, Stream, shard,
-    uring::{Connection, blocking},
+    uring::{Connection, SocketStream, blocking},
 };
 
 use crate::{
@@ -29,22 +30,46 @@ use crate::{
     on_shards::on_shards,
 };
 
+/// Time that connections get for what their hosts send and take when another program is to go on with them,
+/// and with commands under way.
+const LEAVE_NANOSECONDS: u64 = 1_000_000_000;
+const LEAVE_LIMIT_NANOSECONDS: u64 = 60_000_000_000;
 /// Most I/O queues of a host's controller. Linux asks for one per CPU.
 const QUEUES_MAX: u16 = 64;
 
 /// A target of any service.
 trait AnyTarget {
-    fn spawn(&self, stream: Rc<dyn Stream>);
+    /// Serves a connection, which another process may have left.
+    fn spawn(&self, stream: Rc<SocketStream>, left: Option<LeftQueue>);
+    fn leave(&self) -> Pin<Box<dyn Future<Output = ()>>>;
     fn stop(&self) -> Pin<Box<dyn Future<Output = ()>>>;
 }
 
 impl<S: BlockService> AnyTarget for Target<S> {
-    fn spawn(&self, stream: Rc<dyn Stream>) {
+    fn spawn(&self, stream: Rc<SocketStream>, left: Option<LeftQueue>) {
         let target = self.clone();
+        TASKS.set(TASKS.get() + 1);
         shard::spawn(async move {
             let peer = stream.peer().map(|address| address.to_string());
-            tell_end(peer.as_deref(), target.serve(stream).await);
+            let served = Rc::clone(&stream) as Rc<dyn Stream>;
+            let end = match left {
+                None => target.serve(served).await,
+                Some(left) => target.resume(served, &left).await,
+            };
+            match end {
+                SessionEnd::Left(queue) => match stream.leave() {
+                    Ok(connection) => LEFT.with_borrow_mut(|left| left.push((queue, connection))),
+                    Err(error) => log::warn(&format!("NVMe/TCP: a connection can't be handed on: {error}")),
+                },
+                end => tell_end(peer.as_deref(), &end),
+            }
+            TASKS.set(TASKS.get() - 1);
         });
+    }
+
+    fn leave(&self) -> Pin<Box<dyn Future<Output = ()>>> {
+        let target = self.clone();
+        Box::pin(async move { target.leave(LEAVE_NANOSECONDS, LEAVE_LIMIT_NANOSECONDS).await })
     }
 
     fn stop(&self) -> Pin<Box<dyn Future<Output = ()>>> {
@@ -54,7 +79,7 @@ impl<S: BlockService> AnyTarget for Target<S> {
 }
 
 /// Says how a connection ended. One that was cut off should be seen; an end is usual.
-fn tell_end(peer: Option<&str>, end: SessionEnd) {
+fn tell_end(peer: Option<&str>, end: &SessionEnd) {
     let host = peer.unwrap_or("an unknown host");
     let (level, message) = match end {
         SessionEnd::Closed => (LogLevel::Debug, format!("NVMe/TCP: a connection of {host} has ended")),
@@ -72,6 +97,9 @@ fn tell_end(peer: Option<&str>, end: SessionEnd) {
             LogLevel::Info,
             format!("NVMe/TCP: a connection of {host} was cut off, for it connected no queue in time"),
         ),
+        SessionEnd::Left(_) => {
+            (LogLevel::Debug, format!("NVMe/TCP: a connection of {host} goes on elsewhere"))
+        }
         SessionEnd::Refused => (
             LogLevel::Info,
             format!(
@@ -86,6 +114,10 @@ fn tell_end(peer: Option<&str>, end: SessionEnd) {
 thread_local! {
     /// This shard's target.
     static TARGET: RefCell<Option<Rc<dyn AnyTarget>>> = const { RefCell::new(None) };
+    /// Connections that are served on this shard.
+    static TASKS: Cell<usize> = const { Cell::new(0) };
+    /// Those that another program goes on with.
+    static LEFT: RefCell<Vec<(LeftQueue, Connection)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The hosts that may connect, as the file names them; all if there is none.
@@ -153,14 +185,38 @@ fn current() -> Option<Rc<dyn AnyTarget>> {
 
 /// Gives a connection to a shard, where it lives from now on.
 pub fn hand_over(target: &ShardHandle, connection: Connection) {
+    go_on(target, connection, None);
+}
+
+/// The same with one that another program may have left.
+pub fn go_on(target: &ShardHandle, connection: Connection, left: Option<LeftQueue>) {
     target.send(move || {
         // Without a target it is closed: the server is stopping.
         let Some(target) = current() else { return };
         match connection.attach() {
-            Ok(stream) => target.spawn(stream),
+            Ok(stream) => target.spawn(stream, left),
             Err(error) => log::warn(&format!("a connection can't be used: {error}")),
         }
     });
+}
+
+/// Leaves all connections to another program, after what is being carried out.
+pub async fn leave(shards: &[ShardHandle]) -> Vec<(LeftQueue, Connection)> {
+    let leave = || async {
+        if let Some(target) = current() {
+            target.leave().await;
+        }
+        // Their tasks end in a moment.
+        while TASKS.get() > 0 {
+            shard::yield_now().await;
+        }
+    };
+    on_shards(shards, leave).await;
+    let mut all = Vec::new();
+    for shard in shards {
+        all.extend(shard.call(|| async { LEFT.take() }).await.unwrap_or_default());
+    }
+    all
 }
 
 /// Ends all connections after what is being carried out.

@@ -134,6 +134,12 @@ impl Framer {
         &self.header[..usize::from(self.header[2]).min(TERMINATION_COPY_MAX).min(self.filled)]
     }
 
+    /// What has come of the next PDU's header; `None` within a PDU.
+    pub fn begun(&self) -> Option<&[u8]> {
+        let filled = if self.filled == self.wanted { 0 } else { self.filled };
+        (self.state == FramingState::Header).then(|| &self.header[..filled])
+    }
+
     /// These bytes of data were received. Returns whether a [`Event::DataDigest`] is due before the next PDU
     /// once no data is left; `None`, and the stream is at its end, if so many weren't due: that is an error
     /// of the caller.

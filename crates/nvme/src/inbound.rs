@@ -5,7 +5,8 @@
 
 use std::rc::Rc;
 
-use pinstripe_runtime::{Buffer, shard};
+use pinstripe_block::first_of::{First, first_of};
+use pinstripe_runtime::{Buffer, Outcome, shard};
 
 use crate::framing::{Event, Framer, Pdu, Role};
 use crate::link::Link;
@@ -51,30 +52,53 @@ impl Inbound {
         }
     }
 
+    /// Begins between two PDUs, with bytes that were received before, and with what was agreed.
+    pub fn resumed(link: Rc<Link>, role: Role, received: &[u8], digests: (bool, bool)) -> Self {
+        let mut inbound = Self::new(link, role);
+        inbound.framer.set_digests(digests.0, digests.1);
+        let kept = received.len().min(STAGING_BYTES);
+        if let Some(staging) = &mut inbound.staging {
+            staging[..kept].copy_from_slice(&received[..kept]);
+        }
+        inbound.end = kept;
+        inbound
+    }
+
+    /// What was received of the next PDUs; `None` within one.
+    pub fn begun(&self) -> Option<Vec<u8>> {
+        Some([self.framer.begun()?, self.staged()].concat())
+    }
+
     fn staged(&self) -> &[u8] {
         self.staging.as_ref().map_or(&[], |staging| &staging[self.start..self.end])
     }
 
     /// The next PDU. All data of the one before must have been taken.
     pub async fn next(&mut self) -> Result<Pdu, Ended> {
-        match self.event().await? {
-            Event::Pdu(pdu) => Ok(pdu),
-            Event::Fatal(error, at) => Err(Ended::Fatal(error, at)),
+        self.next_or_leave(false).await?.ok_or(Ended::Closed)
+    }
+
+    /// The same. If it `may` be left, `None` when it is to be and nothing more has come.
+    pub async fn next_or_leave(&mut self, may: bool) -> Result<Option<Pdu>, Ended> {
+        match self.event(may).await? {
+            Some(Event::Pdu(pdu)) => Ok(Some(pdu)),
+            Some(Event::Fatal(error, at)) => Err(Ended::Fatal(error, at)),
             // It is asked for by `take` only.
-            Event::DataDigest(_) => Err(Ended::Fatal(FatalError::Sequence, 0)),
+            Some(Event::DataDigest(_)) => Err(Ended::Fatal(FatalError::Sequence, 0)),
+            None => Ok(None),
         }
     }
 
-    async fn event(&mut self) -> Result<Event, Ended> {
+    async fn event(&mut self, may_leave: bool) -> Result<Option<Event>, Ended> {
         loop {
-            if self.start == self.end {
-                self.more().await?;
+            if self.start == self.end && !self.more_or_leave(may_leave).await? {
+                return Ok(None);
             }
             let staged = self.staging.as_ref().map_or(&[][..], |staging| &staging[self.start..self.end]);
             let step = self.framer.receive(staged);
             self.start += step.consumed;
-            if let Some(event) = step.event {
-                return Ok(event);
+            if step.event.is_some() {
+                return Ok(step.event);
             }
             if step.consumed == 0 && self.start < self.end {
                 return Err(Ended::Closed);
@@ -84,20 +108,45 @@ impl Inbound {
 
     /// Receives more when all was taken.
     async fn more(&mut self) -> Result<(), Ended> {
+        self.more_or_leave(false).await.map(drop)
+    }
+
+    /// The same. If it `may` be left, false when it is to be and nothing more has come.
+    async fn more_or_leave(&mut self, may: bool) -> Result<bool, Ended> {
         let mut staging = self.staging.take().ok_or(Ended::Closed)?;
         let part = staging.split_to(self.window.min(STAGING_BYTES));
-        let (received, part) = self.receive(part).await;
+        let mut receiving = self.link.stream.receive(part);
+        let outcome = if may {
+            match first_of(&mut receiving, self.link.to_leave()).await {
+                First::One(outcome) => outcome,
+                First::Other(()) => {
+                    self.link.stream.interrupt(&receiving);
+                    receiving.await
+                }
+            }
+        } else {
+            receiving.await
+        };
+        let (received, part) = self.taken(outcome, self.window.min(STAGING_BYTES));
         let mut part = part.ok_or(Ended::Closed)?;
         part.unsplit(staging);
         self.staging = Some(part);
         (self.start, self.end) = (0, received);
-        if received > 0 { Ok(()) } else { Err(Ended::Closed) }
+        match received {
+            0 if may && self.link.leaving() && self.link.alive() => Ok(false),
+            0 => Err(Ended::Closed),
+            _ => Ok(true),
+        }
     }
 
     /// Receives into the front of `buffer`. 0 bytes at the connection's end.
     async fn receive(&self, buffer: Buffer) -> (usize, Option<Buffer>) {
         let room = buffer.len();
-        let outcome = self.link.stream.receive(buffer).await;
+        self.taken(self.link.stream.receive(buffer).await, room)
+    }
+
+    /// What was received where there was this room.
+    fn taken(&self, outcome: Outcome, room: usize) -> (usize, Option<Buffer>) {
         // A stream that claims more than there was room for is broken.
         let received = outcome.result.ok().filter(|count| *count <= room).unwrap_or(0);
         self.link.count_received(received);
@@ -179,9 +228,9 @@ impl Inbound {
     }
 
     async fn digest(&mut self) -> Result<bool, Ended> {
-        match self.event().await? {
-            Event::DataDigest(intact) => Ok(intact),
-            Event::Pdu(_) | Event::Fatal(..) => Err(Ended::Closed),
+        match self.event(false).await? {
+            Some(Event::DataDigest(intact)) => Ok(intact),
+            _ => Err(Ended::Closed),
         }
     }
 }

@@ -33,6 +33,13 @@ pub(crate) struct Link {
     next_ticket: Cell<u64>,
     served_ticket: Cell<u64>,
     finishing: Cell<bool>,
+    /// The connection is to be left to another process.
+    leaving: Cell<bool>,
+    /// It is finished, and its stream stays open.
+    left: Cell<bool>,
+    busy: Cell<bool>,
+    /// At the last look at whether it idles.
+    was_idle: Cell<bool>,
     broken: Cell<bool>,
     closed: Cell<bool>,
     /// The sender waits here.
@@ -51,6 +58,10 @@ impl Link {
             next_ticket: Cell::new(0),
             served_ticket: Cell::new(0),
             finishing: Cell::new(false),
+            leaving: Cell::new(false),
+            left: Cell::new(false),
+            busy: Cell::new(false),
+            was_idle: Cell::new(false),
             broken: Cell::new(false),
             closed: Cell::new(false),
             sender: Signal::default(),
@@ -156,7 +167,11 @@ impl Link {
             }
             self.changed.notify();
         }
-        self.stream.shutdown();
+        // All is sent: if it is left, another process goes on here.
+        self.left.set(self.left.get() && !self.broken.get());
+        if !self.left.get() {
+            self.stream.shutdown();
+        }
         self.give_up();
         self.closed.set(true);
         self.changed.notify();
@@ -187,6 +202,40 @@ impl Link {
             self.cut();
             self.closed().await;
         }
+    }
+
+    /// Whether the connection is to be left to another process.
+    pub fn leaving(&self) -> bool {
+        self.leaving.get()
+    }
+
+    /// Whether it waits for its peer alone, and did so at the last look.
+    pub fn idles(&self) -> bool {
+        let is_idle = !self.busy.get();
+        self.was_idle.replace(is_idle) && is_idle
+    }
+
+    /// Commands are under way that wait for no peer, or no more.
+    pub fn set_busy(&self, busy: bool) {
+        self.busy.set(busy);
+    }
+
+    /// Has it come to where it can be left.
+    pub fn leave(&self) {
+        self.leaving.set(true);
+        self.changed.notify();
+    }
+
+    /// Waits for the order to leave.
+    pub async fn to_leave(&self) {
+        self.changed.wait_until(|| self.leaving.get()).await;
+    }
+
+    /// Ends it when all that was handed over is sent, with its stream open. False if that can't be.
+    pub async fn finish_left(&self) -> bool {
+        self.left.set(true);
+        self.finish().await;
+        self.left.get()
     }
 
     /// Waits until the sender has ended.

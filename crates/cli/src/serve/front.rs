@@ -19,6 +19,7 @@ use std::{
 use pinstripe_block::rate::RateLimit;
 use pinstripe_control::detail::Address;
 use pinstripe_engine::shared::Shared;
+use pinstripe_nvme::controller::LeftSubsystem;
 use pinstripe_runtime::{
     ShardHandle,
     shard::{self, JoinHandle},
@@ -166,6 +167,11 @@ pub trait FrontEnd {
         })
     }
 
+    /// What the connections that it has left share.
+    fn left_subsystem(&self) -> Option<LeftSubsystem> {
+        None
+    }
+
     /// Goes on with a connection that the program before has left, on this shard.
     fn resume(&self, _shard: &ShardHandle, _connection: Connected) {}
 
@@ -301,6 +307,11 @@ impl FrontEnds {
             left.extend(front_end.leave(shards).await.into_iter().map(|connection| (protocol, connection)));
         }
         left
+    }
+
+    /// Of NVMe/TCP, when it has left its connections.
+    pub fn left_subsystem(&self) -> Option<LeftSubsystem> {
+        self.0.iter().find_map(|front_end| front_end.left_subsystem())
     }
 
     /// Goes on with connections that the program before has left.

@@ -478,6 +478,7 @@ impl Served {
         for (protocol, connection) in self.front_ends.leave(&self.shards).await {
             estate.add(protocol, connection);
         }
+        estate.add_subsystem(self.front_ends.left_subsystem());
         // As it is now, with what was changed and what came until the end.
         let settings = Settings::of(&self.array, limit);
         if let Err(error) = self.array.stop().await {

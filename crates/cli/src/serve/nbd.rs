@@ -21,7 +21,7 @@ use super::{
     control_socket::absolute,
     front::{Accepting, Binding, Bound, FrontEnd, Identity, Kind, Service, Task},
     journal::ServerLog,
-    succession::Connected,
+    succession::{Agreed, Connected},
     tls::{self, Complaints, Tls},
 };
 use crate::{
@@ -180,13 +180,13 @@ impl FrontEnd for Nbd {
         let Connected { socket, name, left } = connection;
         let connection = Connection::new(socket);
         let (name, start) = match (left, self.welcome()) {
-            (Some(left), _) => (name, Start::Left(left)),
+            (Some(Agreed::Nbd(left)), _) => (name, Start::Left(left)),
             // It came at the last moment.
             (None, Some(welcome)) => {
                 let by_tcp = matches!(connection.peer(), Some(Peer::Address(_)));
                 (peer(&connection), welcome.greeting(by_tcp))
             }
-            (None, None) => return,
+            _ => return,
         };
         hand_over(shard, connection, start, Client::new(&self.clients, name));
     }
@@ -323,7 +323,7 @@ impl Client {
         match stream.leave() {
             Ok(connection) => {
                 let (socket, name) = (connection.into(), self.name.clone());
-                lock(&self.clients).left.push(Connected { socket, name, left: Some(left) });
+                lock(&self.clients).left.push(Connected { socket, name, left: Some(Agreed::Nbd(left)) });
             }
             Err(error) => {
                 log::warn(&format!("NBD: the connection of {} can't be handed on: {error}", self.name));

@@ -5,7 +5,7 @@ use std::{cell::RefCell, net::SocketAddr, sync::Arc};
 use pinstripe_block::BlockService;
 use pinstripe_nvme::{
     auth::Authentication,
-    controller::{NamespaceConfig, Subsystem, uuid_of, uuid_text},
+    controller::{LeftQueue, LeftSubsystem, NamespaceConfig, Subsystem, uuid_of, uuid_text},
 };
 use pinstripe_runtime::{
     ShardHandle,
@@ -15,7 +15,7 @@ use pinstripe_runtime::{
 
 use super::{
     front::{Accepting, Binding, Bound, FrontEnd, Identity, Kind, Service, Task},
-    succession::Connected,
+    succession::{Agreed, Connected, Inheritance},
 };
 use crate::{command_line::ServeArguments, failure::Failure, nvme_server};
 
@@ -32,6 +32,10 @@ struct NvmeTcp {
     /// The hosts that may connect; all without. Until the subsystem has it.
     hosts: Option<Authentication>,
     authenticates: bool,
+    /// What the program before has left.
+    restored: Option<LeftSubsystem>,
+    /// What the next one gets.
+    left: RefCell<Option<LeftSubsystem>>,
     /// Once the array is there.
     subsystem: Option<Arc<Subsystem>>,
 }
@@ -57,6 +61,8 @@ fn bind<'a>(arguments: &'a ServeArguments, identity: Identity<'a>) -> Binding<'a
             uuid,
             authenticates: hosts.is_some(),
             hosts,
+            restored: identity.inherited.and_then(Inheritance::subsystem),
+            left: RefCell::default(),
             subsystem: None,
         };
         Ok(Some(Box::new(bound) as Bound))
@@ -74,7 +80,11 @@ impl NvmeTcp {
             read_only: service.read_only(),
         };
         let hosts = self.hosts.take();
-        Ok(nvme_server::subsystem(&self.nqn, self.address, vec![namespace], hosts, None)?)
+        let subsystem = nvme_server::subsystem(&self.nqn, self.address, vec![namespace], hosts, None)?;
+        if let Some(left) = &self.restored {
+            subsystem.restore(left);
+        }
+        Ok(subsystem)
     }
 }
 
@@ -119,8 +129,31 @@ impl FrontEnd for NvmeTcp {
         self.subsystem.iter().flat_map(|subsystem| subsystem.hosts()).collect()
     }
 
+    fn leave<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, Vec<Connected>> {
+        Box::pin(async move {
+            let left = nvme_server::leave(shards).await;
+            let queues: Vec<LeftQueue> = left.iter().map(|(queue, _)| queue.clone()).collect();
+            self.left.replace(self.subsystem.as_ref().map(|subsystem| subsystem.left(&queues)));
+            let connected = |(queue, connection): (LeftQueue, Connection)| Connected {
+                socket: connection.into(),
+                name: String::new(),
+                left: Some(Agreed::NvmeTcp(queue)),
+            };
+            left.into_iter().map(connected).collect()
+        })
+    }
+
+    fn left_subsystem(&self) -> Option<LeftSubsystem> {
+        self.left.take()
+    }
+
     fn resume(&self, shard: &ShardHandle, connection: Connected) {
-        nvme_server::hand_over(shard, Connection::new(connection.socket));
+        let Connected { socket, left, .. } = connection;
+        let left = left.and_then(|left| match left {
+            Agreed::NvmeTcp(queue) => Some(queue),
+            Agreed::Nbd(_) => None,
+        });
+        nvme_server::go_on(shard, Connection::new(socket), left);
     }
 
     fn stop<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, ()> {

@@ -5,6 +5,10 @@ use std::{
     io::{BufRead, BufReader, Write},
     os::unix::net::UnixStream,
     process::{Child, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -15,7 +19,7 @@ use crate::{
     fuse::may_mount,
     nbd::{Client, header, pattern},
     tls::Authority,
-    upgrade::{control, ends_well, program, version},
+    upgrade::{control, ends_well, program, talk, version},
     world::{MEMBER_BYTES, Server, World},
 };
 
@@ -305,5 +309,38 @@ fn a_mounted_file_is_no_client_that_goes_over() {
     let before = version(&world);
     world.run(&["upgrade", "data"]).refused(1, &["FUSE"]);
     assert_eq!(version(&world), before);
+    ends_well(&world, server);
+}
+
+#[test]
+fn hosts_of_nvme_tcp_see_nothing_of_a_change_of_programs() {
+    let world = World::new();
+    let server = world.serve(&["--shards", "2", "--nvme-tcp", "127.0.0.1:0"], &world.raid5(3));
+    let mut members = vec![server.ready["nvme"].as_str().unwrap().to_owned()];
+    members.extend(["other0", "other1"].map(|name| world.file(name, 2 * MEMBER_BYTES)));
+    world.create(&["--level", "5", "--name", "upper", "--assume-clean"], &members).ok();
+    let upper = world.serve(&["--shards", "2"], &members);
+    let end = Arc::new(AtomicBool::new(false));
+    let talkers: Vec<_> = (0..3u64)
+        .map(|number| {
+            let (client, end) = (Client::connect(&upper.nbd()), Arc::clone(&end));
+            thread::spawn(move || talk(client, number << 20, &end))
+        })
+        .collect();
+    let slow = program(&world, "slow", "sleep 0.3; exec $PINSTRIPE \"$@\"");
+    for program in [PINSTRIPE, &slow, PINSTRIPE, &slow, PINSTRIPE] {
+        let result = world.run(&["upgrade", "data", "--program", program, "--json"]).ok().json();
+        // The admin queue, and one of each shard.
+        assert_eq!(result["connections"], 3, "{result}");
+    }
+    end.store(true, Ordering::Relaxed);
+    for talker in talkers {
+        assert!(talker.join().unwrap() > 0);
+    }
+    let detail = world.run(&["detail", "upper", "--json"]).ok().json();
+    assert_eq!((&detail["degraded"], &detail["failed"]), (&false.into(), &json!([])), "{detail}");
+    assert_eq!(world.run(&["check", "upper"]).ok().status, 0);
+    world.run(&["stop", "upper"]).ok();
+    assert_eq!(upper.ended(), 0);
     ends_well(&world, server);
 }

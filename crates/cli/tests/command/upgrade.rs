@@ -52,7 +52,7 @@ pub fn control(world: &World) -> pinstripe_control::client::Client {
 }
 
 /// Writes and reads until it is told to end; how often.
-fn talk(mut client: Client, first: u64, end: &AtomicBool) -> u64 {
+pub fn talk(mut client: Client, first: u64, end: &AtomicBool) -> u64 {
     let mut rounds = 0;
     while !end.load(RELAXED) {
         for block in 0..16 {

@@ -216,10 +216,15 @@ impl<S: BlockService> Server<S> {
                 session::Beginning::Left(_) => Some(server.connections.put(peer, link)),
             }
         };
-        let Some(number) = (!server.stopping.get()).then(admit).flatten() else {
+        let goes_on = matches!(beginning, session::Beginning::Left(_));
+        let Some(number) = (goes_on || !server.stopping.get()).then(admit).flatten() else {
             link.stream.shutdown();
             return SessionEnd::Refused;
         };
+        if server.stopping.get() {
+            // It is left once more.
+            link.leave();
+        }
         let sender = Rc::clone(&link);
         shard::spawn(async move { sender.run().await });
 

@@ -13,7 +13,9 @@ use pinstripe_block::BlockService;
 use pinstripe_runtime::{Buffer, block_bytes, shard};
 use zerocopy::FromZeros;
 
+use super::connect::Queue;
 use super::inner::Inner;
+use super::leave::LeftQueue;
 use super::limits::{CAPSULE_BYTES_MAX, EVENT_REQUESTS_MAX};
 use super::session::Session;
 use super::{admin, attach, authenticate, connect, io, offload};
@@ -33,7 +35,7 @@ const LOOK_NANOSECONDS: u64 = 1_000_000_000;
 const ADMIN_CAPSULE_BYTES: u32 = 8 << 10;
 
 /// How a connection ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SessionEnd {
     /// The host closed it, the network failed, or its controller has ended.
     Closed,
@@ -45,6 +47,8 @@ pub enum SessionEnd {
     Timeout,
     /// There are too many connections, or the target is stopping.
     Refused,
+    /// It is left to another process, between two commands and with its stream open.
+    Left(LeftQueue),
 }
 
 /// Runs a connection to its end; `link`'s sender must be running.
@@ -68,16 +72,50 @@ pub(super) async fn run<S: BlockService>(inner: &Rc<Inner<S>>, link: &Rc<Link>, 
             return SessionEnd::Timeout;
         }
     };
-    match ended {
-        End::Stream(Ended::Closed) => SessionEnd::Closed,
-        End::Stream(Ended::Fatal(error, _)) => SessionEnd::Violation(error),
-        End::Terminated(status, information) => SessionEnd::Terminated(status, information),
-    }
+    ended.into()
+}
+
+/// Goes on with a queue that another process has left.
+pub(super) async fn resume<S: BlockService>(
+    inner: &Rc<Inner<S>>,
+    link: &Rc<Link>,
+    number: u64,
+    left: &LeftQueue,
+) -> SessionEnd {
+    let encoding = left.encoding();
+    let controller = inner.subsystem.controller(left.controller);
+    let Some(controller) = controller.filter(|controller| controller.add_queue(left.number)) else {
+        link.cut();
+        link.closed().await;
+        return SessionEnd::Closed;
+    };
+    let queue = Queue {
+        controller,
+        number: left.number,
+        entries: left.entries.max(1),
+        flow_control: left.flow_control,
+        encoding,
+    };
+    let digests = (encoding.header_digests, encoding.data_digests);
+    let mut inbound = Inbound::resumed(Rc::clone(link), Role::Controller, &left.received, digests);
+    Session::resumed(inner, link, number, queue, left).run(&mut inbound).await.into()
 }
 
 enum End {
     Stream(Ended),
     Terminated(u16, u32),
+    Left(LeftQueue),
+}
+
+impl From<End> for SessionEnd {
+    fn from(end: End) -> Self {
+        match end {
+            End::Stream(Ended::Closed) => Self::Closed,
+            End::Stream(Ended::Fatal(error, _)) => Self::Violation(error),
+            End::Terminated(status, information) => Self::Terminated(status, information),
+            End::Left(queue) => Self::Left(queue),
+        }
+    }
 }
 
 impl From<Ended> for End {
@@ -115,12 +153,48 @@ impl<S: BlockService> Session<S> {
             let session = Rc::clone(self);
             shard::spawn(async move { session.watch_gate().await });
         }
+        for command in self.deferred.take() {
+            self.begin(command, None, 0);
+        }
         let end = loop {
+            if self.may_leave() {
+                return self.leave_off(inbound).await;
+            }
             self.link.room().await;
             if let Err(end) = self.receive(inbound).await {
                 break end;
             }
         };
+        self.end(inbound, end).await
+    }
+
+    /// Whether it is to be left, and the host owes no data that was asked for.
+    fn may_leave(&self) -> bool {
+        self.link.leaving() && self.link.alive() && self.gate.is_settled() && !self.waits_for_data()
+    }
+
+    /// Waits until all commands are over or deferred, and leaves the connection.
+    async fn leave_off(self: &Rc<Self>, inbound: &mut Inbound) -> End {
+        // Nothing is asked of the host any more.
+        self.link.set_busy(self.tasks.get() > 0);
+        self.changed.wait_until(|| self.tasks.get() == 0).await;
+        self.link.set_busy(false);
+        let received = inbound.begun();
+        let alive = self.link.alive() && !self.controller.is_dead();
+        let Some(received) = received.filter(|_| alive) else {
+            return self.end(inbound, Ended::Closed.into()).await;
+        };
+        if !self.link.finish_left().await {
+            return self.end(inbound, Ended::Closed.into()).await;
+        }
+        let left = self.left(received);
+        self.ended.set(true);
+        self.changed.notify();
+        self.controller.changed.notify();
+        End::Left(left)
+    }
+
+    async fn end(self: &Rc<Self>, inbound: &Inbound, end: End) -> End {
         self.ended.set(true);
         self.changed.notify();
         self.break_transfers();
@@ -136,7 +210,8 @@ impl<S: BlockService> Session<S> {
 
     /// Takes one PDU.
     async fn receive(self: &Rc<Self>, inbound: &mut Inbound) -> Result<(), End> {
-        match inbound.next().await? {
+        let Some(pdu) = inbound.next_or_leave(!self.waits_for_data()).await? else { return Ok(()) };
+        match pdu {
             Pdu::Command(command, length) => self.command(inbound, command, length).await,
             Pdu::Data(transfer, flags) => Ok(self.data(inbound, transfer, flags).await?),
             Pdu::Terminated(status, information) => Err(End::Terminated(status, information)),
@@ -172,10 +247,16 @@ impl<S: BlockService> Session<S> {
                 return Ok(());
             }
         }
-        self.tasks.set(self.tasks.get() + 1);
         let held = if length == 0 { 0 } else { block_bytes(length as usize) };
         // It has come already, and a queue has only so many commands.
         self.link.force(held);
+        self.begin(command, capsule, held);
+        Ok(())
+    }
+
+    /// Begins to carry out a command, whose capsule holds so many bytes.
+    fn begin(self: &Rc<Self>, command: Command, capsule: Option<(Buffer, bool)>, held: usize) {
+        self.tasks.set(self.tasks.get() + 1);
         let session = Rc::clone(self);
         shard::spawn(async move {
             session.execute(command, capsule).await;
@@ -185,7 +266,6 @@ impl<S: BlockService> Session<S> {
                 session.changed.notify();
             }
         });
-        Ok(())
     }
 
     fn event_request(&self, command: &Command) {

@@ -27,6 +27,7 @@ mod connection;
 mod gate;
 mod inner;
 mod io;
+mod leave;
 mod limits;
 mod offload;
 mod reservation;
@@ -44,6 +45,7 @@ use pinstripe_block::roster::Roster;
 use pinstripe_runtime::{Signal, Stream, shard};
 
 pub use connection::SessionEnd;
+pub use leave::{LeftQueue, LeftSubsystem};
 pub use limits::{CAPSULE_BYTES_MAX, COMMANDS_MAX, TRANSFER_BYTES_MAX};
 pub use offload::{
     Ended, EpochFiles, EpochRecord, EpochStore, OffloadConfig, OffloadStatistics, Pipeline, RANGE_BYTES_MAX,
@@ -107,12 +109,62 @@ impl<S: BlockService> Target<S> {
             link.stream.shutdown();
             return SessionEnd::Refused;
         };
-        let sender = Rc::clone(&link);
-        shard::spawn(async move { sender.run().await });
-        let end = connection::run(inner, &link, number).await;
-        inner.links.remove(number);
-        inner.changed.notify();
+        self.converse(&link, number, connection::run(inner, &link, number)).await
+    }
+
+    /// Goes on with a connection that another process has left, when the subsystem was restored.
+    pub async fn resume(&self, stream: Rc<dyn Stream>, left: &LeftQueue) -> SessionEnd {
+        let inner = &self.0;
+        let link = Link::new(Rc::clone(&stream), Arc::clone(&inner.budget));
+        // It was let in before.
+        let number = inner.links.put(stream.peer(), Rc::clone(&link));
+        if inner.stopping.get() {
+            link.leave();
+        }
+        let end = self.converse(&link, number, connection::resume(inner, &link, number, left)).await;
+        if left.is_admin() && !matches!(end, SessionEnd::Left(_)) {
+            inner.subsystem.abandon(left.controller());
+        }
         end
+    }
+
+    async fn converse(
+        &self,
+        link: &Rc<Link>,
+        number: u64,
+        conversation: impl Future<Output = SessionEnd>,
+    ) -> SessionEnd {
+        let sender = Rc::clone(link);
+        shard::spawn(async move { sender.run().await });
+        let end = conversation.await;
+        self.0.links.remove(number);
+        self.0.changed.notify();
+        end
+    }
+
+    /// Takes no more connections, and leaves those that are there to another process: each ends with
+    /// [`SessionEnd::Left`] after the commands that have come, and its stream stays open. One that waits for
+    /// its host after `grace_nanoseconds` is cut, and all are after `limit_nanoseconds`. See
+    /// [`Subsystem::left`]; without the offload extension.
+    pub async fn leave(&self, grace_nanoseconds: u64, limit_nanoseconds: u64) {
+        self.0.stopping.set(true);
+        for link in self.0.links.all() {
+            link.idles();
+            link.leave();
+        }
+        let begun = shard::now();
+        let over = || self.0.changed.wait_until(|| self.0.links.is_empty());
+        while shard::timeout(grace_nanoseconds, over()).await.is_none() {
+            let is_late = shard::now() - begun >= limit_nanoseconds;
+            for link in self.0.links.all() {
+                if link.idles() || is_late {
+                    link.cut();
+                }
+            }
+            if is_late {
+                return over().await;
+            }
+        }
     }
 
     /// Takes no more connections, ends those that are there, and waits until no command is being carried out.

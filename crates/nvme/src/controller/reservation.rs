@@ -3,6 +3,7 @@
 
 use zerocopy::IntoBytes;
 
+use super::leave::LeftReservations;
 use crate::wire::reservation::{IGNORE_KEY, Keys, ReportHeader, ReportRegistrant, ReservationKind, action};
 use crate::wire::status::Status;
 
@@ -41,6 +42,25 @@ pub(super) struct Reservations {
 }
 
 impl Reservations {
+    /// What another process goes on with.
+    pub fn left(&self) -> LeftReservations {
+        LeftReservations {
+            generation: self.generation,
+            registrants: self.registrants.iter().map(|one| (one.host, one.key)).collect(),
+            held: self.held.map(|held| (held.kind as u32, held.host)),
+        }
+    }
+
+    /// What another process has left.
+    pub fn restored(left: &LeftReservations) -> Self {
+        let registrant = |(host, key): &(HostId, u64)| Registrant { host: *host, key: *key };
+        let held = left
+            .held
+            .and_then(|(kind, host)| Some(Reservation { kind: ReservationKind::from_number(kind)?, host }));
+        let registrants = left.registrants.iter().map(registrant).collect();
+        Self { generation: left.generation, registrants, held }
+    }
+
     /// Whether no host has reserved it, so that everything is allowed.
     pub fn is_free(&self) -> bool {
         self.held.is_none()
@@ -251,6 +271,21 @@ mod tests {
         state.register(&A, action::REGISTER, keys(0, 0xa)).unwrap();
         state.register(&B, action::REGISTER, keys(0, 0xb)).unwrap();
         state
+    }
+
+    #[test]
+    fn another_process_goes_on_with_all_of_it() {
+        let mut state = registered();
+        let wanted = action::ACQUIRE | kind(ReservationKind::WriteExclusiveRegistrants);
+        state.acquire(&A, wanted, keys(0xa, 0)).unwrap();
+        let restored = Reservations::restored(&state.left());
+        assert_eq!(restored.report(|_| vec![1]), state.report(|_| vec![1]));
+        for host in [A, B, C] {
+            for access in [Access::Read, Access::Write] {
+                assert_eq!(restored.allows(&host, access), state.allows(&host, access));
+            }
+        }
+        assert!(!restored.allows(&C, Access::Write));
     }
 
     fn kind(kind: ReservationKind) -> u32 {

@@ -13,6 +13,7 @@ use pinstripe_runtime::{Buffer, Signal, Slice, block_bytes, shard};
 use super::connect::Queue;
 use super::gate::Gate;
 use super::inner::Inner;
+use super::leave::LeftQueue;
 use super::limits::TRANSFER_BYTES_MAX;
 use super::subsystem::Controller;
 use crate::framing::{BLANK, Encoding};
@@ -23,6 +24,7 @@ use crate::wire::command::{Command, Completion, DataPlace};
 use crate::wire::offload::opcode::PEER;
 use crate::wire::pdu::{FatalError, ResponseCapsule, Transfer, flag, kind};
 use crate::wire::status::Status;
+use zerocopy::IntoBytes;
 
 /// Data of a read up to this is copied into a batch with other answers; larger data is sent from where it was
 /// read.
@@ -73,6 +75,8 @@ pub(super) struct Session<S> {
     /// Tasks of commands.
     pub tasks: Cell<usize>,
     incoming: RefCell<Vec<Option<Incoming>>>,
+    /// Commands that were not begun because the connection is to be left: another process carries them out.
+    pub deferred: RefCell<Vec<Command>>,
     pub event_requests: RefCell<Vec<u16>>,
     pub gate: Gate,
     /// The queue's number is this connection's.
@@ -101,6 +105,7 @@ impl<S: BlockService> Session<S> {
             outstanding: Cell::new(0),
             tasks: Cell::new(0),
             incoming: RefCell::default(),
+            deferred: RefCell::default(),
             event_requests: RefCell::default(),
             gate: Gate::new(authenticates, queue.number),
             // Without authentication Connect has taken it.
@@ -109,6 +114,63 @@ impl<S: BlockService> Session<S> {
             ended: Cell::new(false),
             changed: Signal::default(),
         })
+    }
+
+    /// A queue that another process has left. Its number is taken already.
+    pub fn resumed(
+        inner: &Rc<Inner<S>>,
+        link: &Rc<Link>,
+        number: u64,
+        queue: Queue,
+        left: &LeftQueue,
+    ) -> Rc<Self> {
+        inner.links.settle(number);
+        let deferred = left.commands();
+        let outstanding = left.events.len() + deferred.len();
+        let gate = Gate::opened(queue.number);
+        Rc::new(Self {
+            inner: Rc::clone(inner),
+            link: Rc::clone(link),
+            controller: queue.controller,
+            queue: queue.number,
+            entries: queue.entries,
+            flow_control: queue.flow_control,
+            encoding: queue.encoding,
+            head: Cell::new(left.head % queue.entries),
+            outstanding: Cell::new(u16::try_from(outstanding).unwrap_or(u16::MAX)),
+            tasks: Cell::new(0),
+            incoming: RefCell::default(),
+            deferred: deferred.into(),
+            event_requests: left.events.clone().into(),
+            gate,
+            claimed: Cell::new(true),
+            number,
+            ended: Cell::new(false),
+            changed: Signal::default(),
+        })
+    }
+
+    /// Whether data is due that the host was asked for.
+    pub fn waits_for_data(&self) -> bool {
+        let waits = |incoming: &Incoming| incoming.state == IncomingState::Waiting;
+        self.incoming.borrow().iter().flatten().any(waits)
+    }
+
+    /// What another process has to know of the queue, all commands of which are over or deferred.
+    pub fn left(&self, received: Vec<u8>) -> LeftQueue {
+        LeftQueue {
+            controller: self.controller.id,
+            number: self.queue,
+            entries: self.entries,
+            flow_control: self.flow_control,
+            header_digests: self.encoding.header_digests,
+            data_digests: self.encoding.data_digests,
+            alignment: self.encoding.alignment,
+            head: self.head.get(),
+            events: self.event_requests.take(),
+            deferred: self.deferred.take().iter().flat_map(|command| command.as_bytes().to_vec()).collect(),
+            received,
+        }
     }
 
     /// A command has come. It takes an entry of the queue, until it is answered.
@@ -337,6 +399,11 @@ impl<S: BlockService> Session<S> {
     async fn ask(&self, command: &Command, length: u32, more: usize) -> Result<Option<HostData>, Status> {
         let held = block_bytes(length as usize) + more;
         if !self.link.acquire(held).await {
+            return Ok(None);
+        }
+        if self.link.leaving() && self.link.alive() {
+            self.link.release(held);
+            self.deferred.borrow_mut().push(*command);
             return Ok(None);
         }
         if self.ended.get() {

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex};
 use pinstripe_block::budget::Budget;
 use pinstripe_runtime::{Signal, shard};
 
+use super::leave::{LeftController, LeftQueue, LeftSubsystem};
 use super::offload::{Change, Guarded, OffloadConfig, OffloadStatistics, Server};
 use super::reservation::{Access, HostId, Reservations};
 use crate::auth::Authentication;
@@ -363,6 +364,37 @@ impl Subsystem {
         Some(controller)
     }
 
+    /// What another process goes on with, if it gets these queues: the controllers whose admin queues are
+    /// among them.
+    pub fn left(&self, queues: &[LeftQueue]) -> LeftSubsystem {
+        let has_admin = |id: u16| queues.iter().any(|queue| queue.is_admin() && queue.controller() == id);
+        let controllers = self.controllers();
+        let kept = controllers.iter().filter(|controller| !controller.is_dead() && has_admin(controller.id));
+        LeftSubsystem {
+            next_controller: self.next_controller.load(Ordering::Relaxed),
+            controllers: kept.map(|controller| controller.left()).collect(),
+            reservations: self.namespaces.iter().map(|one| one.reservations(|state| state.left())).collect(),
+        }
+    }
+
+    /// Takes up what another process has left, before any connection.
+    pub fn restore(self: &Arc<Self>, left: &LeftSubsystem) {
+        self.next_controller.store(left.next_controller, Ordering::Relaxed);
+        for (namespace, reservations) in self.namespaces.iter().zip(&left.reservations) {
+            namespace.reservations(|state| *state = Reservations::restored(reservations));
+        }
+        let restored = left.controllers.iter().map(|controller| Controller::restored(self, controller));
+        lock(&self.controllers).extend(restored);
+    }
+
+    /// A controller's admin queue did not come: it ends.
+    pub fn abandon(&self, controller: u16) {
+        if let Some(controller) = self.controller(controller) {
+            controller.kill();
+            controller.leave(None);
+        }
+    }
+
     /// Ends all controllers.
     pub fn kill_all(&self) {
         for controller in self.controllers() {
@@ -407,6 +439,52 @@ pub(super) struct Controller {
 }
 
 impl Controller {
+    /// What another process has left.
+    fn restored(subsystem: &Arc<Subsystem>, left: &LeftController) -> Arc<Self> {
+        let state = ControllerState {
+            configuration: left.configuration,
+            status: left.status,
+            events: left.events,
+            queues: BTreeSet::new(),
+            settings: left.settings.iter().copied().collect(),
+            changed_namespaces: left.changed_namespaces.iter().copied().collect(),
+            noticed: left.noticed,
+        };
+        Arc::new(Self {
+            id: left.id,
+            host_id: left.host_id,
+            host: left.host.clone(),
+            discovery: left.discovery,
+            subsystem: Arc::clone(subsystem),
+            keep_alive_ms: AtomicU64::new(left.keep_alive_ms),
+            // It was silent because nothing listened.
+            heard: AtomicU64::new(shard::now()),
+            proven: AtomicBool::new(true),
+            dead: AtomicBool::new(false),
+            writes: AtomicUsize::new(0),
+            state: Mutex::new(state),
+            changed: Signal::default(),
+        })
+    }
+
+    /// What another process goes on with.
+    fn left(&self) -> LeftController {
+        let state = lock(&self.state);
+        LeftController {
+            id: self.id,
+            host_id: self.host_id,
+            host: self.host.clone(),
+            discovery: self.discovery,
+            keep_alive_ms: self.keep_alive_ms.load(Ordering::Relaxed),
+            configuration: state.configuration,
+            status: state.status,
+            events: state.events,
+            settings: state.settings.iter().map(|(feature, value)| (*feature, *value)).collect(),
+            changed_namespaces: state.changed_namespaces.iter().copied().collect(),
+            noticed: state.noticed,
+        }
+    }
+
     pub fn is_dead(&self) -> bool {
         self.dead.load(Ordering::SeqCst)
     }

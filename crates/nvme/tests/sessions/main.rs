@@ -5,6 +5,7 @@ mod admin;
 mod auth;
 mod both;
 mod host;
+mod leaving;
 mod offload;
 mod strict;
 mod target;

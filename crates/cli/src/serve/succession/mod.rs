@@ -21,6 +21,7 @@ mod will;
 use std::os::fd::OwnedFd;
 
 use pinstripe_export::nbd::Left;
+use pinstripe_nvme::controller::LeftQueue;
 use pinstripe_runtime::shard;
 use serde_json::Value;
 
@@ -63,7 +64,13 @@ pub struct Connected {
     /// The peer, as it is called.
     pub name: String,
     /// What was agreed on it; nothing of one that is still to be greeted.
-    pub left: Option<Left>,
+    pub left: Option<Agreed>,
+}
+
+/// What was agreed on a connection, by its protocol.
+pub enum Agreed {
+    Nbd(Left),
+    NvmeTcp(LeftQueue),
 }
 
 /// Waits for a start, not for ever.

@@ -15,6 +15,7 @@ use std::{
 
 use pinstripe_control::{UpgradeResult, text::printable};
 use pinstripe_export::nbd::{Left, Negotiated};
+use pinstripe_nvme::controller::{LeftQueue, LeftSubsystem};
 use pinstripe_runtime::uring::{inheritance, run_wherever_the_process_may};
 use rustix::{
     fs::{MemfdFlags, Mode, OFlags},
@@ -24,7 +25,7 @@ use rustix::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Candidate, Connected, FORMAT, LeftListener, Settings, Wish, candidate::with_role};
+use super::{Agreed, Candidate, Connected, FORMAT, LeftListener, Settings, Wish, candidate::with_role};
 use crate::{failure::Failure, log};
 
 /// What goes over, as it is written down. Descriptors are numbers.
@@ -40,6 +41,8 @@ struct Will {
     locks: Vec<RawFd>,
     listeners: Vec<WrittenListener>,
     connections: Vec<WrittenConnection>,
+    /// Of NVMe/TCP: what its connections share.
+    subsystem: Option<LeftSubsystem>,
     caller: RawFd,
     received: Vec<u8>,
     call: Option<Value>,
@@ -61,28 +64,34 @@ struct WrittenConnection {
     protocol: String,
     socket: RawFd,
     name: String,
-    left: Option<WrittenLeft>,
+    left: Option<WrittenAgreed>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct WrittenLeft {
-    export: usize,
-    structured: bool,
-    allocation: bool,
-    received: Vec<u8>,
+enum WrittenAgreed {
+    Nbd { export: usize, structured: bool, allocation: bool, received: Vec<u8> },
+    NvmeTcp(LeftQueue),
 }
 
-impl From<Left> for WrittenLeft {
-    fn from(left: Left) -> Self {
-        let Left { negotiated: Negotiated { export, structured, allocation }, received } = left;
-        Self { export, structured, allocation, received }
+impl From<Agreed> for WrittenAgreed {
+    fn from(agreed: Agreed) -> Self {
+        match agreed {
+            Agreed::Nbd(Left { negotiated: Negotiated { export, structured, allocation }, received }) => {
+                Self::Nbd { export, structured, allocation, received }
+            }
+            Agreed::NvmeTcp(queue) => Self::NvmeTcp(queue),
+        }
     }
 }
 
-impl From<WrittenLeft> for Left {
-    fn from(written: WrittenLeft) -> Self {
-        let WrittenLeft { export, structured, allocation, received } = written;
-        Self { negotiated: Negotiated { export, structured, allocation }, received }
+impl From<WrittenAgreed> for Agreed {
+    fn from(written: WrittenAgreed) -> Self {
+        match written {
+            WrittenAgreed::Nbd { export, structured, allocation, received } => {
+                Self::Nbd(Left { negotiated: Negotiated { export, structured, allocation }, received })
+            }
+            WrittenAgreed::NvmeTcp(queue) => Self::NvmeTcp(queue),
+        }
     }
 }
 
@@ -140,6 +149,7 @@ impl Estate {
             locks: locks.into_iter().map(&mut keep).collect(),
             listeners: written_listeners,
             connections: Vec::new(),
+            subsystem: None,
             caller: keep(caller),
             received,
             call,
@@ -153,8 +163,13 @@ impl Estate {
     pub fn add(&mut self, protocol: &str, connection: Connected) {
         let Connected { socket, name, left } = connection;
         let (protocol, socket) = (protocol.to_owned(), keep(&mut self.descriptors, socket));
-        let left = left.map(WrittenLeft::from);
+        let left = left.map(WrittenAgreed::from);
         self.will.connections.push(WrittenConnection { protocol, socket, name, left });
+    }
+
+    /// What connections of NVMe/TCP share.
+    pub fn add_subsystem(&mut self, subsystem: Option<LeftSubsystem>) {
+        self.will.subsystem = subsystem;
     }
 
     /// What holds of the array now that it has stopped; `locks` keeps the devices that it has now.
@@ -288,6 +303,10 @@ impl Inheritance {
         lock(&self.will).failed.is_some()
     }
 
+    pub fn subsystem(&self) -> Option<LeftSubsystem> {
+        lock(&self.will).subsystem.clone()
+    }
+
     pub fn devices(&self) -> Vec<PathBuf> {
         lock(&self.will).devices.clone()
     }
@@ -317,7 +336,7 @@ impl Inheritance {
         let mut will = lock(&self.will);
         let mut connections = Vec::new();
         for WrittenConnection { protocol, socket, name, left } in will.connections.drain(..) {
-            let left = left.map(Left::from);
+            let left = left.map(Agreed::from);
             if let Some(socket) = descriptors.remove(&socket) {
                 connections.push((protocol, Connected { socket, name, left }));
             }
@@ -371,8 +390,11 @@ mod tests {
                 allocation: bits & 4 > 0,
             };
             let left = Left { negotiated, received: vec![bits; usize::from(bits) * 4] };
-            let written = serde_json::to_string(&WrittenLeft::from(left.clone())).unwrap();
-            assert_eq!(Left::from(serde_json::from_str::<WrittenLeft>(&written).unwrap()), left);
+            let written = serde_json::to_string(&WrittenAgreed::from(Agreed::Nbd(left.clone()))).unwrap();
+            let Agreed::Nbd(read) = serde_json::from_str::<WrittenAgreed>(&written).unwrap().into() else {
+                panic!("{written}");
+            };
+            assert_eq!(read, left);
         }
     }
 }
