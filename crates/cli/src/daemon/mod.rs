@@ -87,7 +87,7 @@ use crate::{
 };
 
 /// How often it is tried again to listen where that could not be.
-const LISTEN_AGAIN: Duration = Duration::from_secs(10);
+const LISTEN_AGAIN: Duration = Duration::from_secs(3);
 /// How often it is seen to what is due, and whether devices have come or gone.
 const TICK: Duration = Duration::from_millis(500);
 /// How often arrays that aren't served are looked for, if nothing tells of a change: members can be files,
