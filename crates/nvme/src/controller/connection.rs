@@ -210,7 +210,8 @@ impl<S: BlockService> Session<S> {
 
     /// Takes one PDU.
     async fn receive(self: &Rc<Self>, inbound: &mut Inbound) -> Result<(), End> {
-        let Some(pdu) = inbound.next_or_leave(!self.waits_for_data()).await? else { return Ok(()) };
+        let may_leave = self.gate.is_settled() && !self.waits_for_data();
+        let Some(pdu) = inbound.next_or_leave(may_leave).await? else { return Ok(()) };
         match pdu {
             Pdu::Command(command, length) => self.command(inbound, command, length).await,
             Pdu::Data(transfer, flags) => Ok(self.data(inbound, transfer, flags).await?),
