@@ -8,8 +8,15 @@ use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
 use std::rc::Rc;
 
+use pinstripe_runtime::shard;
+
 /// Connections that a shard's server has at a time.
 pub const CONNECTIONS_MAX: usize = 256;
+/// Nanoseconds that they have for what their peers send and take when another process is to go on with them:
+/// all wait for the last one.
+pub const LEAVE_NANOSECONDS: u64 = 1_000_000_000;
+/// The same with requests under way: more than a member gets.
+pub const LEAVE_LIMIT_NANOSECONDS: u64 = 60_000_000_000;
 /// How many of them may come from one machine.
 pub const PEER_CONNECTIONS_MAX: usize = 128;
 
@@ -84,6 +91,29 @@ impl<L: ?Sized> Roster<L> {
     /// It has ended.
     pub fn remove(&self, number: u64) {
         self.entries.borrow_mut().retain(|entry| entry.number != number);
+    }
+
+    /// Waits until all have `ended`, when another process is to go on with them. One that `idles`, and so
+    /// waits for its peer alone, is `cut` after `grace` nanoseconds, and all are after `limit`.
+    pub async fn wind_down(
+        &self,
+        (grace, limit): (u64, u64),
+        ended: impl AsyncFn(),
+        idles: impl Fn(&L) -> bool,
+        cut: impl Fn(&L),
+    ) {
+        let begun = shard::now();
+        while shard::timeout(grace, ended()).await.is_none() {
+            let is_late = shard::now() - begun >= limit;
+            for link in self.all() {
+                if idles(&link) || is_late {
+                    cut(&link);
+                }
+            }
+            if is_late {
+                return ended().await;
+            }
+        }
     }
 
     /// All that haven't ended.

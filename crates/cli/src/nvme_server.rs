@@ -9,7 +9,10 @@ use std::{
     sync::Arc,
 };
 
-use pinstripe_block::BlockService;
+use pinstripe_block::{
+    BlockService,
+    roster::{LEAVE_LIMIT_NANOSECONDS, LEAVE_NANOSECONDS},
+};
 use pinstripe_nvme::{
     auth::{Authentication, Keyring},
     controller::{
@@ -30,10 +33,6 @@ use crate::{
     on_shards::on_shards,
 };
 
-/// Time that connections get for what their hosts send and take when another program is to go on with them,
-/// and with commands under way.
-const LEAVE_NANOSECONDS: u64 = 1_000_000_000;
-const LEAVE_LIMIT_NANOSECONDS: u64 = 60_000_000_000;
 /// Most I/O queues of a host's controller. Linux asks for one per CPU.
 const QUEUES_MAX: u16 = 64;
 

@@ -1,6 +1,19 @@
 //! The same on every shard: what `pinstripe serve` and `pinstripe target` begin and end with.
 
-use pinstripe_runtime::{ShardHandle, shard};
+use pinstripe_runtime::{ShardHandle, shard, uring::RuntimeConfig};
+
+use crate::command_line::CpuList;
+
+/// The shards that a command line asks for.
+pub fn wanted(shards: Option<u16>, cpus: Option<&CpuList>) -> RuntimeConfig {
+    let cpus = cpus.map(|list| list.0.clone());
+    let base = match (shards, &cpus) {
+        (Some(shards), _) => RuntimeConfig::unpinned(shards.into()),
+        (None, Some(cpus)) => RuntimeConfig::unpinned(cpus.len()),
+        (None, None) => RuntimeConfig::default(),
+    };
+    RuntimeConfig { cpus: cpus.or(base.cpus.clone()), termination_signals: true, ..base }
+}
 
 /// Does `work` at the same time on all shards, and waits until it is done. A shard that is gone is left out:
 /// it holds nothing and has no connections.

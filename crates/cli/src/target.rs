@@ -13,7 +13,7 @@ use pinstripe_nvme::{
 };
 use pinstripe_runtime::{
     ShardHandle,
-    uring::{self, Context, Listener, OpenFile, OpenOptions, RuntimeConfig, blocking},
+    uring::{self, Context, Listener, OpenFile, OpenOptions, blocking},
 };
 use serde_json::json;
 
@@ -24,7 +24,7 @@ use crate::{
     create::random_uuid,
     ending::{Order, until_ordered},
     failure::Failure,
-    limits, log, member, nvme_server,
+    limits, log, member, nvme_server, on_shards,
     open::{listen, open},
     output,
 };
@@ -35,13 +35,7 @@ pub fn run(arguments: TargetArguments) -> Result<(), Failure> {
     nvme_server::check_address(arguments.listen, hosts, arguments.allow_unauthenticated)?;
     nvme_server::check_name(&arguments.nqn)?;
     member::check_distinct(&arguments.devices)?;
-    let cpus = arguments.cpus.as_ref().map(|list| list.0.clone());
-    let base = match (arguments.shards, &cpus) {
-        (Some(shards), _) => RuntimeConfig::unpinned(shards.into()),
-        (None, Some(cpus)) => RuntimeConfig::unpinned(cpus.len()),
-        (None, None) => RuntimeConfig::default(),
-    };
-    let config = RuntimeConfig { cpus: cpus.or(base.cpus.clone()), termination_signals: true, ..base };
+    let config = on_shards::wanted(arguments.shards, arguments.cpus.as_ref());
     limits::open_all_files();
     let warning = limits::locked_memory_warning(&config);
     uring::run(&config, move |context| serve(context, arguments, warning))?

@@ -15,6 +15,7 @@ use std::task::Poll;
 
 use pinstripe_block::budget::{Budget, Share};
 use pinstripe_block::outgoing::{LOOSE_BYTES_MAX, Outgoing, send_whole};
+use pinstripe_block::wake::Wake;
 use pinstripe_runtime::{Signal, Slice, Stream, shard};
 
 /// Bytes of requests and unsent answers that a connection may hold, as allocated. A single request may exceed
@@ -46,6 +47,8 @@ pub(crate) struct Link {
     sender: Signal,
     /// Tasks wait here for memory or for the end.
     changed: Signal,
+    /// The receiver waits here for the order to leave, and isn't woken by all else that changes.
+    to_leave: Wake,
 }
 
 impl Link {
@@ -66,6 +69,7 @@ impl Link {
             closed: Cell::new(false),
             sender: Signal::default(),
             changed: Signal::default(),
+            to_leave: Wake::default(),
         })
     }
 
@@ -223,12 +227,12 @@ impl Link {
     /// Has it come to where it can be left.
     pub fn leave(&self) {
         self.leaving.set(true);
-        self.changed.notify();
+        self.to_leave.wake();
     }
 
-    /// Waits for the order to leave.
-    pub async fn to_leave(&self) {
-        self.changed.wait_until(|| self.leaving.get()).await;
+    /// The receiver waits for the order to leave.
+    pub fn to_leave(&self) -> impl Future<Output = ()> {
+        self.to_leave.wait_for(|| self.leaving.get().then_some(()))
     }
 
     /// Ends it when all that was handed over is sent, with its stream open. False if that can't be.

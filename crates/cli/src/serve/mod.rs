@@ -81,7 +81,7 @@ use crate::{
     failure::Failure,
     limits, log, member,
     memory::Division,
-    nvme_server,
+    nvme_server, on_shards,
     supervisor::Supervised,
 };
 
@@ -124,17 +124,6 @@ pub fn check(arguments: ServeArguments) -> Result<(), Failure> {
     Plan::new(arguments).map(drop)
 }
 
-/// The shards that are asked for.
-fn runtime(arguments: &ServeArguments) -> RuntimeConfig {
-    let cpus = arguments.cpus.as_ref().map(|list| list.0.clone());
-    let base = match (arguments.shards, &cpus) {
-        (Some(shards), _) => RuntimeConfig::unpinned(shards.into()),
-        (None, Some(cpus)) => RuntimeConfig::unpinned(cpus.len()),
-        (None, None) => RuntimeConfig::default(),
-    };
-    RuntimeConfig { cpus: cpus.or(base.cpus.clone()), termination_signals: true, ..base }
-}
-
 /// The arguments, checked against each other.
 struct Plan {
     arguments: ServeArguments,
@@ -160,7 +149,7 @@ impl Plan {
         if shape.is_some() && arguments.read_only {
             return Err(Failure::usage("--create makes an empty array, which --read-only would keep so"));
         }
-        let runtime = runtime(&arguments);
+        let runtime = on_shards::wanted(arguments.shards, arguments.cpus.as_ref());
         let memory = Division::new(arguments.memory_max, runtime.shards, arguments.cache)?;
         let plan = Self { arguments, shape, runtime: memory.of_shards(runtime), memory };
         let speed = plan.sync_speed();

@@ -9,6 +9,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use pinstripe_block::roster::{LEAVE_LIMIT_NANOSECONDS, LEAVE_NANOSECONDS};
 use pinstripe_engine::io::service::VolumeService;
 use pinstripe_export::nbd::{Export, Left, Security, Server, SessionEnd};
 use pinstripe_runtime::{
@@ -38,12 +39,6 @@ const PROTOCOL: &str = "nbd";
 
 /// Time that connections get for their last replies when the server stops.
 const GRACE_NANOSECONDS: u64 = 5_000_000_000;
-/// Time that they get for what they say and take when another program is to go on with them: all of them wait
-/// for the last one.
-const LEAVE_NANOSECONDS: u64 = 1_000_000_000;
-/// The same with requests under way: more than a member gets.
-const LEAVE_LIMIT_NANOSECONDS: u64 = 60_000_000_000;
-
 thread_local! {
     /// This shard's server.
     static SERVER: RefCell<Option<Server<VolumeService>>> = const { RefCell::new(None) };

@@ -204,16 +204,22 @@ fn without_its_token_the_page_shows_nothing_and_does_nothing() {
     Browser::open(&daemon, &configured);
 }
 
+/// A session, and the form by which it would fail a member.
+fn about_to_fail(daemon: &Daemon<'_>, configured: &Configured) -> (Browser, Vec<(String, String)>) {
+    daemon.wait_for("data", "serving");
+    let browser = Browser::open(daemon, configured);
+    browser.wait("it shows the array", |page| page.contains("slot 2"));
+    let (uuid, device) = (uuid(configured), device(configured, "member1"));
+    let fail = [("action", "fail"), ("slot", "1"), ("device", &device), ("array", &uuid)];
+    let form = browser.confirmation(&fail);
+    (browser, form)
+}
+
 #[test]
 fn what_comes_from_elsewhere_is_refused() {
     let configured = configured();
     let daemon = Daemon::start(&configured, &[]);
-    daemon.wait_for("data", "serving");
-    let browser = Browser::open(&daemon, &configured);
-    browser.wait("it shows the array", |page| page.contains("slot 2"));
-    let (uuid, device) = (uuid(&configured), device(&configured, "member1"));
-    let form =
-        browser.confirmation(&[("action", "fail"), ("slot", "1"), ("device", &device), ("array", &uuid)]);
+    let (browser, form) = about_to_fail(&daemon, &configured);
     let form: Vec<(&str, &str)> = form.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
     let address = &browser.address;
     let port = address.rsplit(':').next().unwrap();
@@ -242,7 +248,7 @@ fn what_comes_from_elsewhere_is_refused() {
     assert_eq!(tunnel.status, 200);
     let without = |name: &str| form.iter().copied().filter(|(own, _)| *own != name).collect::<Vec<_>>();
     let other = Browser::open(&daemon, &configured);
-    let of_other = other.confirmation(&[("action", "check"), ("array", &uuid)]);
+    let of_other = other.confirmation(&[("action", "check"), ("array", &uuid(&configured))]);
     let of_other = of_other.iter().find(|(name, _)| name == "form").unwrap().1.clone();
     for token in [&[][..], &[("form", "")], &[("form", "0")], &[("form", &of_other)]] {
         let answer = browser.post("/act", &[&without("form")[..], token].concat());
@@ -396,12 +402,7 @@ fn readers_see_what_changes_and_slow_ones_hold_up_nothing() {
 fn what_is_done_for_a_browser_that_has_hung_up_is_told_all_the_same() {
     let configured = configured();
     let daemon = Daemon::start(&configured, &[]);
-    daemon.wait_for("data", "serving");
-    let browser = Browser::open(&daemon, &configured);
-    browser.wait("it shows the array", |page| page.contains("slot 2"));
-    let (uuid, device) = (uuid(&configured), device(&configured, "member1"));
-    let form =
-        browser.confirmation(&[("action", "fail"), ("slot", "1"), ("device", &device), ("array", &uuid)]);
+    let (browser, form) = about_to_fail(&daemon, &configured);
     let body = form_urlencoded::Serializer::new(String::new()).extend_pairs(&form).finish();
     let Browser { address, cookie } = &browser;
     drop(browser.send(&format!(

@@ -273,18 +273,9 @@ impl<S: BlockService> Server<S> {
             connection.idles();
             connection.leave();
         });
-        let begun = shard::now();
-        while shard::timeout(grace_nanoseconds, self.stopped()).await.is_none() {
-            let is_late = shard::now() - begun >= limit_nanoseconds;
-            for connection in self.0.connections.all() {
-                if connection.idles() || is_late {
-                    connection.cut();
-                }
-            }
-            if is_late {
-                return self.stopped().await;
-            }
-        }
+        let times = (grace_nanoseconds, limit_nanoseconds);
+        let connections = &self.0.connections;
+        connections.wind_down(times, async || self.stopped().await, Stoppable::idles, Stoppable::cut).await;
     }
 
     fn stopped(&self) -> impl Future<Output = ()> {

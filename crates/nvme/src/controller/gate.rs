@@ -29,13 +29,6 @@ impl Gate {
         Self { open: Cell::new(open), proved: Cell::new(open), deadline, end }
     }
 
-    /// One that was opened in another process.
-    pub fn opened(queue: u16) -> Self {
-        let gate = Self::new(false, queue);
-        gate.open();
-        gate
-    }
-
     /// Whether it is open, and no transaction under way.
     pub fn is_settled(&self) -> bool {
         self.is_open() && self.deadline.get().is_none()

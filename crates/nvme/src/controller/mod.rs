@@ -152,19 +152,9 @@ impl<S: BlockService> Target<S> {
             link.idles();
             link.leave();
         }
-        let begun = shard::now();
-        let over = || self.0.changed.wait_until(|| self.0.links.is_empty());
-        while shard::timeout(grace_nanoseconds, over()).await.is_none() {
-            let is_late = shard::now() - begun >= limit_nanoseconds;
-            for link in self.0.links.all() {
-                if link.idles() || is_late {
-                    link.cut();
-                }
-            }
-            if is_late {
-                return over().await;
-            }
-        }
+        let (inner, times) = (&self.0, (grace_nanoseconds, limit_nanoseconds));
+        let ended = async || inner.changed.wait_until(|| inner.links.is_empty()).await;
+        inner.links.wind_down(times, ended, Link::idles, Link::cut).await;
     }
 
     /// Takes no more connections, ends those that are there, and waits until no command is being carried out.

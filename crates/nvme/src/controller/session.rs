@@ -93,7 +93,45 @@ impl<S: BlockService> Session<S> {
         if !authenticates {
             inner.links.settle(number);
         }
+        let gate = Gate::new(authenticates, queue.number);
+        // Without authentication Connect has taken it.
+        let claimed = !authenticates || active(Mutant::NumberHeldUnproven);
+        Rc::new(Self::of(inner, link, number, queue, gate, claimed))
+    }
+
+    /// A queue that another process has left, where its host has proved its identity. Its number is taken
+    /// already.
+    pub fn resumed(
+        inner: &Rc<Inner<S>>,
+        link: &Rc<Link>,
+        number: u64,
+        queue: Queue,
+        left: &LeftQueue,
+    ) -> Rc<Self> {
+        inner.links.settle(number);
+        let deferred = left.commands();
+        let outstanding = left.events.len() + deferred.len();
+        let head = left.head % queue.entries;
+        let gate = Gate::new(false, queue.number);
         Rc::new(Self {
+            head: Cell::new(head),
+            outstanding: Cell::new(u16::try_from(outstanding).unwrap_or(u16::MAX)),
+            deferred: deferred.into(),
+            event_requests: left.events.clone().into(),
+            ..Self::of(inner, link, number, queue, gate, true)
+        })
+    }
+
+    /// Where Connect is all that has come. `claimed`: its number is taken.
+    fn of(
+        inner: &Rc<Inner<S>>,
+        link: &Rc<Link>,
+        number: u64,
+        queue: Queue,
+        gate: Gate,
+        claimed: bool,
+    ) -> Self {
+        Self {
             inner: Rc::clone(inner),
             link: Rc::clone(link),
             controller: queue.controller,
@@ -107,47 +145,12 @@ impl<S: BlockService> Session<S> {
             incoming: RefCell::default(),
             deferred: RefCell::default(),
             event_requests: RefCell::default(),
-            gate: Gate::new(authenticates, queue.number),
-            // Without authentication Connect has taken it.
-            claimed: Cell::new(!authenticates || active(Mutant::NumberHeldUnproven)),
-            number,
-            ended: Cell::new(false),
-            changed: Signal::default(),
-        })
-    }
-
-    /// A queue that another process has left. Its number is taken already.
-    pub fn resumed(
-        inner: &Rc<Inner<S>>,
-        link: &Rc<Link>,
-        number: u64,
-        queue: Queue,
-        left: &LeftQueue,
-    ) -> Rc<Self> {
-        inner.links.settle(number);
-        let deferred = left.commands();
-        let outstanding = left.events.len() + deferred.len();
-        let gate = Gate::opened(queue.number);
-        Rc::new(Self {
-            inner: Rc::clone(inner),
-            link: Rc::clone(link),
-            controller: queue.controller,
-            queue: queue.number,
-            entries: queue.entries,
-            flow_control: queue.flow_control,
-            encoding: queue.encoding,
-            head: Cell::new(left.head % queue.entries),
-            outstanding: Cell::new(u16::try_from(outstanding).unwrap_or(u16::MAX)),
-            tasks: Cell::new(0),
-            incoming: RefCell::default(),
-            deferred: deferred.into(),
-            event_requests: left.events.clone().into(),
             gate,
-            claimed: Cell::new(true),
+            claimed: Cell::new(claimed),
             number,
             ended: Cell::new(false),
             changed: Signal::default(),
-        })
+        }
     }
 
     /// Whether data is due that the host was asked for.
