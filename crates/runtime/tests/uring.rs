@@ -506,7 +506,7 @@ fn a_locked_file_is_held_until_the_last_handle_goes() {
         let onlooker = OpenOptions { exclusive: false, ..reader };
         assert!(OpenFile::open(&path, &onlooker).is_ok());
         drop(device);
-        let again = OpenFile::open(&path, &OpenOptions::default()).unwrap();
+        let again = opened(&path);
         // A handle of another shard counts too.
         let there = Arc::clone(&again);
         let release = Arc::new((AtomicU64::new(0), Signal::default()));
@@ -533,7 +533,7 @@ fn a_locked_file_is_held_until_the_last_handle_goes() {
         release.0.store(1, Ordering::SeqCst);
         release.1.notify();
         join.join().await;
-        assert!(OpenFile::open(&path, &OpenOptions::default()).is_ok());
+        opened(&path);
     });
 }
 
@@ -653,7 +653,7 @@ fn random_requests_equal_a_model_on_a_block_device() {
             assert!(blocks() < before, "a discard reaches the device");
         });
         // The claim ended with the run.
-        OpenFile::open(&device.0, &OpenOptions::default()).unwrap();
+        opened(&device.0);
     }
 }
 

@@ -11,6 +11,7 @@ use pinstripe_runtime::{Attachment, DeviceSource, OperationId, Reducer, Ticket, 
 use pinstripe_sim::Fault;
 
 use super::array::{Member, slice};
+use super::servers::Server;
 use super::{Run, Sources, expect_error};
 
 const LENGTH: usize = 4096;
@@ -81,6 +82,16 @@ impl Run {
         Ok((sender, reducer))
     }
 
+    /// An operation of both, dropped: the connection between the servers exists after it.
+    fn connect(&mut self, sources: &Sources, pair: &Pair) -> Result<(Member, Member), String> {
+        let ticket = self.array.ticket();
+        let (sender, reducer) = self.prepare(sources, pair, ticket)?;
+        self.resolve(&sender, ticket)?;
+        self.resolve(&reducer, ticket)?;
+        self.array.finished(ticket);
+        Ok((sender, reducer))
+    }
+
     fn resolve(&mut self, member: &Member, ticket: Ticket) -> Result<(), String> {
         let member = Rc::clone(member);
         let outcome =
@@ -119,12 +130,7 @@ impl Run {
 
     /// A part comes when its operation was dropped.
     fn late_peer(&mut self, sources: &Sources, pair: &Pair) -> Result<(), String> {
-        // The connection between the servers exists after this one.
-        let ticket = self.array.ticket();
-        let (sender, reducer) = self.prepare(sources, pair, ticket)?;
-        self.resolve(&sender, ticket)?;
-        self.resolve(&reducer, ticket)?;
-        self.array.finished(ticket);
+        let (sender, reducer) = self.connect(sources, pair)?;
         let from = self.servers[self.places[pair.sender].0].shards.clone();
         let to = self.places[pair.reducer].0;
         for wire in self.network.live(|wire| from.contains(&wire.from) && wire.to == to) {
@@ -156,16 +162,21 @@ impl Run {
 
     /// A part arrives, its answer doesn't, and it is sent again on another connection.
     fn sent_twice(&mut self, sources: &Sources, pair: &Pair) -> Result<(), String> {
+        // What comes late of the probe before this one may have cost the servers their connection.
+        let (sender, reducer) = self.connect(sources, pair)?;
         let ticket = self.array.ticket();
-        let (sender, reducer) = (self.one(sources, pair.sender), self.one(sources, pair.reducer));
         let from = self.servers[self.places[pair.sender].0].shards.clone();
         let to = self.places[pair.reducer].0;
         let wires = self.network.live(|wire| from.contains(&wire.from) && wire.to == to);
         for wire in &wires {
             wire.hold(false, true);
         }
+        let received = |server: &Server| server.statistics().peers_received;
+        let there = Rc::clone(&self.servers[to]);
+        let before = received(&there);
         let sent = self.contribute(sources, pair, ticket, 0);
-        self.pause(100_000_000)?;
+        // How long that takes is up to the sender's disk.
+        self.run_until("the part the first time", || received(&there) > before)?;
         for wire in &wires {
             wire.near.reset();
         }
@@ -309,6 +320,7 @@ impl Run {
         let disk = self.places[pair.sender].2.clone();
         let before = disk.peek(0, LENGTH);
         disk.fault(&Fault::Hang);
+        let writes = disk.counters().writes;
         let (written, attached) = (Sent::default(), Sent::default());
         let (there, writer, bytes) = (Rc::clone(&written), Rc::clone(&old), before.clone());
         self.world.spawn(self.host, "write", async move {
@@ -316,7 +328,7 @@ impl Run {
             drop(writer);
             there.set(Some(result));
         });
-        self.pause(20_000_000)?;
+        self.run_until("the write", || disk.counters().writes > writes)?;
         self.generation += 1;
         let attachment = self.attachment(false);
         let (there, source) = (Rc::clone(&attached), opened);
