@@ -31,7 +31,7 @@ pub struct Sim {
 /// Fewer distinct row states than this in the usual run mean that the swarm has become blind somewhere.
 const FLOOR: u64 = 36_000;
 /// The usual run: the seeds from 0 on.
-const SEEDS: u64 = 600;
+const SEEDS: u64 = 400;
 /// And so many of those in which members come back, are replaced and hang.
 const ATLAS: u64 = 200;
 /// And so many in which shards are interrupted and users and owner meet in narrow places.

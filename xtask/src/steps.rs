@@ -105,7 +105,7 @@ const STEPS: &[Step] = &[
         "xtask mutate --only crates/md --sample 30 --lives 0 --atlas 0 --net 0 --suites md/golden",
     )
     .whole("xtask mutate --sample 420"),
-    Step::new("fuzz", "everything that parses bytes from outside", "xtask fuzz --seconds 6")
+    Step::new("fuzz", "everything that parses bytes from outside", "xtask fuzz --seconds 4")
         .whole("xtask fuzz --seconds 3600"),
     Step::new("soak", "servers that are killed under load", "xtask soak kill --rounds 4")
         .whole("xtask soak kill --rounds 500"),

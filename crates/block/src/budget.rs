@@ -2,7 +2,8 @@
 //! protocol they speak.
 //!
 //! It is counted as it is allocated: in whole blocks of the pool, from before the memory is taken until what
-//! is in it has been sent. A connection asks for memory *before* it makes an answer. A request that finds
+//! is in it has been sent. Of a request that is larger than most of the budget only so much is counted: it
+//! goes, one at a time, although others hold a little. A connection asks for memory *before* it makes an answer. A request that finds
 //! none waits in the order of asking; connections that hold nothing get a little all the same, so that those
 //! that take no answers don't stop the others until they are cut off.
 
@@ -41,7 +42,7 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// A budget of `limit` bytes. A single request may exceed it when it is alone.
+    /// A budget of `limit` bytes.
     pub fn new(limit: usize) -> Self {
         Self {
             limit,
@@ -56,6 +57,11 @@ impl Budget {
     /// Bytes that are held now.
     pub fn held(&self) -> usize {
         self.held.load(Ordering::SeqCst)
+    }
+
+    /// Most that is counted of a request: two that are larger don't fit.
+    fn most(&self) -> usize {
+        self.limit - self.limit / 4
     }
 
     fn try_take(&self, bytes: usize) -> bool {
@@ -117,12 +123,14 @@ impl Drop for Turn<'_> {
 pub struct Share {
     budget: Arc<Budget>,
     held: Cell<usize>,
+    /// What of it the budget doesn't count.
+    beyond: Cell<usize>,
 }
 
 impl Share {
     /// Nothing, so far.
     pub fn new(budget: Arc<Budget>) -> Self {
-        Self { budget, held: Cell::new(0) }
+        Self { budget, held: Cell::new(0), beyond: Cell::new(0) }
     }
 
     /// Bytes that the connection holds.
@@ -132,11 +140,13 @@ impl Share {
 
     /// Waits for so many bytes.
     pub async fn acquire(&self, bytes: usize) {
-        if self.held.get() == 0 && bytes <= FLOOR_BYTES {
+        if bytes == 0 || self.held.get() == 0 && bytes <= FLOOR_BYTES {
             return self.force(bytes);
         }
-        self.budget.take(bytes).await;
+        let counted = bytes.min(self.budget.most());
+        self.budget.take(counted).await;
         self.held.set(self.held.get() + bytes);
+        self.beyond.set(self.beyond.get() + bytes - counted);
     }
 
     /// Takes them at once, beyond the budget if need be: for what has come already and is bounded otherwise.
@@ -149,13 +159,15 @@ impl Share {
     pub fn give_back(&self, bytes: usize) {
         assert!(self.held.get() >= bytes, "a connection gives back memory that it does not hold");
         self.held.set(self.held.get() - bytes);
-        self.budget.give_back(bytes);
+        let beyond = bytes.min(self.beyond.get());
+        self.beyond.set(self.beyond.get() - beyond);
+        self.budget.give_back(bytes - beyond);
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.budget.give_back(self.held.get());
+        self.give_back(self.held.get());
     }
 }
 
@@ -194,7 +206,19 @@ mod tests {
         assert_eq!(budget.held(), 3 * MIB + FLOOR_BYTES);
         drop((first, second, third, fourth));
         assert_eq!((budget.held(), budget.waiting.load(Ordering::SeqCst)), (0, 0));
-        let alone = share();
-        assert!(now(pin!(alone.acquire(9 * MIB))), "a request that is alone may exceed it");
+        let (little, large, another) = (share(), share(), share());
+        little.force(MIB);
+        assert!(now(pin!(large.acquire(9 * MIB))), "a request that is too large goes beside a little");
+        {
+            let mut waits = Box::pin(another.acquire(9 * MIB));
+            assert!(!now(waits.as_mut()), "one at a time");
+            assert!(now(pin!(little.acquire(0))), "what takes nothing waits");
+            large.give_back(5 * MIB);
+            assert!(!now(waits.as_mut()));
+            large.give_back(4 * MIB);
+            assert!(now(waits.as_mut()));
+        }
+        drop((little, large, another));
+        assert_eq!(budget.held(), 0);
     }
 }

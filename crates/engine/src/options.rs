@@ -10,9 +10,8 @@ pub struct ArrayOptions {
     pub policy: WritePolicy,
     /// Bytes of parity kept; 0 turns the cache off.
     pub parity_cache_bytes: usize,
-    /// Bytes that all requests under way may take beside what they bring and answer: for what parity, or lost
-    /// data, is computed from. A request that is alone may exceed it.
-    pub memory_bytes: usize,
+    /// What all requests under way may take beside what they bring and answer.
+    pub memory: WorkMemory,
     /// Serve reads only; nothing on the members changes.
     pub read_only: bool,
     /// Assemble although dirty and degraded, or with stale members' superblocks: data may be lost.
@@ -64,12 +63,32 @@ pub struct ArrayOptions {
     pub wall_clock: fn() -> u64,
 }
 
+/// Memory that requests under way take, divided equally between shards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkMemory {
+    /// Stripe writes at a time; each shard has one at least.
+    pub writes: usize,
+    /// Bytes for what parity, or lost data, is computed from. A request that is alone on its shard may exceed
+    /// it.
+    pub bytes: usize,
+}
+
+impl WorkMemory {
+    /// About what the context of a stripe write takes.
+    const CONTEXT_BYTES: usize = 64 << 10;
+
+    /// Of so many bytes, a quarter is for contexts of stripe writes.
+    pub fn of(bytes: usize) -> Self {
+        Self { writes: bytes / 4 / Self::CONTEXT_BYTES, bytes: bytes - bytes / 4 }
+    }
+}
+
 impl Default for ArrayOptions {
     fn default() -> Self {
         Self {
             policy: WritePolicy::Cost,
             parity_cache_bytes: 64 << 20,
-            memory_bytes: 1 << 30,
+            memory: WorkMemory::of(1 << 30),
             read_only: false,
             force: false,
             newly_degraded: true,

@@ -201,6 +201,11 @@ impl Shared {
         self.admission.generation() != generation || self.has_failed()
     }
 
+    /// Waits until it is so.
+    pub(crate) async fn moved(&self, generation: u64) {
+        self.durable_changed.wait_until(|| self.has_moved(generation)).await;
+    }
+
     /// The superblocks on disk know the membership of `generation`.
     pub fn set_durable(&self, generation: u64) {
         assert!(

@@ -330,7 +330,8 @@ impl Drop for Lab {
 
 /// What the sample leaves out: checks of the harness itself, whose work others rest on, and long scenarios
 /// next to which shorter ones try the same code.
-const LEFT_OUT: &[&str] = &["mdadm-alone", "mdadm-cut", "nvme-auth-member", "ublk-stack"];
+const LEFT_OUT: &[&str] =
+    &["mdadm-alone", "mdadm-cut", "nvme-auth-member", "nvme-md", "nvme-reconnect", "ublk-stack"];
 
 /// Prints the scenarios.
 pub fn list() {

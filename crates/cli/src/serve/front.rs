@@ -302,7 +302,8 @@ impl FrontEnds {
     /// Instead of [`FrontEnds::stop`]: the connections that the next program can go on with, by protocol.
     pub async fn leave(&self, shards: &[ShardHandle]) -> Vec<(&'static str, Connected)> {
         let mut left = Vec::new();
-        for front_end in self.0.iter().rev() {
+        // NBD's, which may take long, before NVMe/TCP's, whose hosts give up where nothing is heard.
+        for front_end in &self.0 {
             let protocol = front_end.protocol();
             left.extend(front_end.leave(shards).await.into_iter().map(|connection| (protocol, connection)));
         }

@@ -53,7 +53,7 @@ use pinstripe_engine::{
     array::Array,
     assembly::AssembleError,
     offload::fence::FenceError,
-    options::{ArrayOptions, SyncSpeed},
+    options::{ArrayOptions, SyncSpeed, WorkMemory},
 };
 use pinstripe_runtime::{
     ShardHandle,
@@ -212,8 +212,7 @@ impl Plan {
         ArrayOptions {
             policy: self.arguments.policy.into(),
             parity_cache_bytes: usize::try_from(self.arguments.cache.0).unwrap_or(usize::MAX),
-
-            memory_bytes: self.memory.work(),
+            memory: WorkMemory::of(self.memory.work()),
             read_only: self.arguments.read_only,
             force: self.arguments.force,
             newly_degraded: self.arguments.run || left_out,

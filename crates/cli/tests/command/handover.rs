@@ -344,3 +344,30 @@ fn hosts_of_nvme_tcp_see_nothing_of_a_change_of_programs() {
     assert_eq!(upper.ended(), 0);
     ends_well(&world, server);
 }
+
+/// Of what is left to a program, every form has what it takes to go back.
+#[test]
+fn what_a_program_can_not_read_it_leaves_to_the_one_before() {
+    let world = World::new();
+    let will = world.path("will");
+    let run = |failed: Value| {
+        let text = json!({
+            "format": 99, "program": 8, "words": ["serve", "disk"], "failed": failed, "rest": {"unknown": [1]},
+        });
+        fs::write(&will, text.to_string()).unwrap();
+        let script =
+            format!("exec 7<>{} 8</bin/echo; exec {PINSTRIPE} serve --succession=7 disk", will.display());
+        let output = std::process::Command::new("bash").args(["-c", &script]).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let (status, output, told) = run(Value::Null);
+    assert_eq!((status, output.as_str()), (Some(0), "serve --succession=7 disk\n"), "{told}");
+    assert!(told.contains("format 99, not 3") && told.contains("goes on"), "{told}");
+    // It is the one before that reads this now, and so it must be able to.
+    let left: Value = serde_json::from_slice(&fs::read(&will).unwrap()).unwrap();
+    assert!(left["failed"].as_str().unwrap().contains("format 99") && left["rest"]["unknown"] == json!([1]));
+    let (status, output, told) = run(json!("it was a tree"));
+    assert_eq!((status, output.as_str()), (Some(1), ""), "{told}");
+    assert!(told.contains("it was a tree") && told.contains("not served any more"), "{told}");
+}

@@ -1,8 +1,12 @@
 //! What the volume of every level has on a shard.
 
-use std::{cell::RefCell, rc::Rc, sync::Arc};
+use std::{
+    cell::{OnceCell, RefCell},
+    rc::Rc,
+    sync::Arc,
+};
 
-use pinstripe_runtime::{Buffer, DeviceError, Submission, SubmissionSet, shard};
+use pinstripe_runtime::{Buffer, Slice, DeviceError, Submission, SubmissionSet, shard};
 
 use crate::{
     error::Operation,
@@ -22,6 +26,8 @@ pub(crate) struct VolumeBase {
     /// The members as this shard sees them.
     pub(crate) members: Rc<ShardMembers>,
     pub(crate) sets: Pooled<SubmissionSet>,
+    /// Made when it is first needed, for all requests.
+    zeroes: OnceCell<Slice>,
 }
 
 /// Values that are used again. A context that is lost with its task (a crash in the simulator) is no loss.
@@ -45,13 +51,20 @@ impl<T: Default> Pooled<T> {
 }
 
 impl VolumeBase {
+    pub(crate) const ZEROES_BYTES: usize = 1 << 20;
+
     /// On the current shard, which must be one of `shared.shards`.
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
         let shard = shard::index();
         let position = shared.shards.iter().position(|s| s.index() == shard);
         let shard = position.expect("a volume is opened on a shard of its array");
         let members = ShardMembers::new(Arc::clone(&shared), shard);
-        Self { shared, shard, members, sets: Pooled::default() }
+        Self { shared, shard, members, sets: Pooled::default(), zeroes: OnceCell::new() }
+    }
+
+    /// Zeroes to be written, [`Self::ZEROES_BYTES`] of them.
+    pub(crate) fn zeroes(&self) -> &Slice {
+        self.zeroes.get_or_init(|| shard::zeroed(Self::ZEROES_BYTES).freeze())
     }
 
     pub(crate) fn counters(&self) -> &Counters {

@@ -38,7 +38,7 @@ pub(crate) struct ParityVolume {
     pub(crate) kernel: &'static Kernel,
     pub(crate) write_contexts: Pooled<WriteContext>,
     pub(crate) rows: Pooled<RowRange>,
-    pub(crate) room: Room,
+    pub(crate) room: Rc<Room>,
     /// Stripes of longer writes that tasks of their own write now.
     branches: Cell<usize>,
 }
@@ -53,7 +53,7 @@ impl Deref for ParityVolume {
 
 impl ParityVolume {
     pub(crate) fn new(base: VolumeBase, geometry: ParityGeometry) -> Rc<Self> {
-        let room = Room::new(base.shared.options.memory_bytes / base.shared.shards.len());
+        let room = Room::of(&base.shared, base.shard);
         Rc::new(Self {
             base,
             room,

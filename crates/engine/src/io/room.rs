@@ -2,24 +2,36 @@
 //! writes, old bytes that parity is computed from, new parity, and what lost bytes are made of.
 //!
 //! A context is taken before the claim of a stripe, so no claim waits for one. What has taken some of the
-//! bytes waits for members, for changes of the membership that come before none of it, and for room in a
-//! log, and asks for no more. But room in a journal that caches comes of writing out stripes, whose claims
-//! may wait for bytes: there, no stripe write waits for them. So all that is taken comes back.
+//! bytes asks for no more, and waits for:
+//!
+//! - members;
+//! - a membership's being recorded, which comes when writes of the one before are over: those give way, and
+//!   wait for bytes no longer;
+//! - room in a log. In a journal that caches it comes of writing out stripes, whose claims may wait for bytes:
+//!   there, no stripe write waits for them.
+//!
+//! So all that is taken comes back.
 
 use std::{
     cell::{Cell, RefCell},
     collections::VecDeque,
     future::poll_fn,
-    rc::Rc,
+    rc::{Rc, Weak},
+    sync::Arc,
     task::{Poll, Waker},
 };
 
 use pinstripe_runtime::block_bytes;
 
-/// About what the context of a stripe write takes.
-const CONTEXT_BYTES: usize = 64 << 10;
+use crate::{options::WorkMemory, shared::Shared};
+
 /// More stripe writes of a shard at a time keep no device busier.
 const CONTEXTS_MAX: usize = 1024;
+
+thread_local! {
+    /// Those of this thread's arrays and shards (in the simulator, a thread has several).
+    static ROOMS: RefCell<Vec<(*const Shared, usize, Weak<Room>)>> = const { RefCell::new(Vec::new()) };
+}
 
 /// See the module.
 pub(crate) struct Room {
@@ -30,10 +42,24 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// A quarter of `bytes` is for contexts.
-    pub(crate) fn new(bytes: usize) -> Self {
-        let contexts = Stock::new((bytes / 4 / CONTEXT_BYTES).clamp(1, CONTEXTS_MAX));
-        Self { contexts, bytes: Stock::new(bytes - bytes / 4) }
+    /// That of an array on a shard, whatever front ends use it there. The caller keeps the array as long as
+    /// the room.
+    pub(crate) fn of(array: &Arc<Shared>, shard: usize) -> Rc<Self> {
+        ROOMS.with_borrow_mut(|rooms| {
+            rooms.retain(|(.., room)| room.strong_count() > 0);
+            let known = rooms.iter().find(|(of, on, _)| (*of, *on) == (Arc::as_ptr(array), shard));
+            known.and_then(|(.., room)| room.upgrade()).unwrap_or_else(|| {
+                let room = Rc::new(Self::new(array.options.memory, array.shards.len()));
+                rooms.push((Arc::as_ptr(array), shard, Rc::downgrade(&room)));
+                room
+            })
+        })
+    }
+
+    /// A shard's part.
+    fn new(memory: WorkMemory, shards: usize) -> Self {
+        let contexts = Stock::new((memory.writes / shards).clamp(1, CONTEXTS_MAX));
+        Self { contexts, bytes: Stock::new(memory.bytes / shards) }
     }
 
     /// Lets a stripe write have a context, unless it has to wait for it.
@@ -202,7 +228,7 @@ mod tests {
 
     #[test]
     fn bytes_go_in_the_order_of_asking_and_come_back() {
-        let room = Room::new(400);
+        let room = Room::new(WorkMemory { writes: 1, bytes: 600 }, 2);
         let (mut first, mut large, mut small) = (room.nothing(), room.nothing(), room.nothing());
         assert!(is_ready(pin!(first.wait(1000, false))), "what is alone may have more than there is");
         {
@@ -223,7 +249,7 @@ mod tests {
 
     #[test]
     fn what_is_given_up_while_it_waits_keeps_nothing_and_stops_nothing() {
-        let room = Room::new(400);
+        let room = Room::new(WorkMemory { writes: 1, bytes: 600 }, 2);
         let (mut first, mut large, mut small) = (room.nothing(), room.nothing(), room.nothing());
         assert!(is_ready(pin!(first.wait(200, false))));
         {
@@ -243,7 +269,7 @@ mod tests {
 
     #[test]
     fn contexts_are_few_where_there_is_little_memory() {
-        let room = Room::new(8 * CONTEXT_BYTES);
+        let room = Room::new(WorkMemory { writes: 5, bytes: 0 }, 2);
         let (mut first, mut third) = (Box::pin(room.context()), Box::pin(room.context()));
         let (mut second, mut least) = (Box::pin(room.context()), Box::pin(room.context()));
         let Poll::Ready(first) = first.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
@@ -255,7 +281,7 @@ mod tests {
         assert!(!is_ready(third.as_mut()) && !is_ready(least.as_mut()));
         drop(first);
         assert!(is_ready(third.as_mut()));
-        assert!(is_ready(pin!(Room::new(0).context())), "one goes in any case");
-        assert_eq!(Room::new(1 << 40).contexts.limit, CONTEXTS_MAX);
+        assert!(is_ready(pin!(Room::new(WorkMemory::of(0), 1).context())), "one goes in any case");
+        assert_eq!(Room::new(WorkMemory::of(1 << 40), 4).contexts.limit, CONTEXTS_MAX);
     }
 }

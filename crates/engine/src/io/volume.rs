@@ -5,7 +5,7 @@
 
 use std::{rc::Rc, sync::Arc};
 
-use pinstripe_runtime::{Buffer, Slice, shard};
+use pinstripe_runtime::{Buffer, Slice};
 
 use crate::{
     error::IoError,
@@ -128,13 +128,13 @@ impl Volume {
 
     /// Writes zeroes as if they were data: what was allocated stays so.
     pub async fn write_zero_bytes(&self, start: u64, length: u64, fua: bool) -> Result<(), IoError> {
-        const STEP: u64 = 1 << 20;
+        const STEP: u64 = VolumeBase::ZEROES_BYTES as u64;
         if length == 0 {
             return Ok(());
         }
         self.check_write(start, length)?;
         let stop = start + length;
-        let zeroes = shard::zeroed(to_usize(STEP.min(length))).freeze();
+        let zeroes = self.base().zeroes();
         let mut at = start;
         while at < stop {
             let length = STEP.min(stop - at);

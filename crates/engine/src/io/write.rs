@@ -23,6 +23,9 @@ mod in_place;
 mod offload;
 mod pre_read;
 
+use std::pin::pin;
+
+use futures_util::future::{Either, select};
 use pinstripe_runtime::{DeviceError, DeviceErrorKind, Slice, SubmissionSet, shard};
 
 use self::pre_read::PreRead;
@@ -274,8 +277,8 @@ impl ParityVolume {
         context.remote.take_up(servers, &facts, &context.plan);
         if context.remote.is_empty() {
             let (wanted, urgent) = (context.plan.memory(), caching_journal(view).is_some());
-            if !taken.take_now(wanted, urgent) {
-                Box::pin(taken.wait(wanted, urgent)).await;
+            if wanted > 0 && !taken.take_now(wanted, urgent) {
+                Box::pin(self.wait_for_bytes(inside, taken, wanted)).await?;
             }
         }
         // Now, so that the bits are written while we read.
@@ -284,6 +287,21 @@ impl ParityVolume {
             self.pre_read(view, stripe, context).await?;
         }
         Ok(marked.durable(Mutant::DataBeforeIntent).await)
+    }
+
+    /// What has the bytes may be of a later membership, and wait until this one's writes are over: a write
+    /// whose membership has gone gives way.
+    async fn wait_for_bytes(
+        &self,
+        inside: &Inside<'_>,
+        taken: &mut Taken<'_>,
+        wanted: usize,
+    ) -> Result<(), Aborted> {
+        let moved = pin!(self.shared.moved(inside.generation()));
+        match select(pin!(taken.wait(wanted, false)), moved).await {
+            Either::Left(_) => Ok(()),
+            Either::Right(_) => Err(Aborted::Replan),
+        }
     }
 
     /// Makes the image one that the log can take.

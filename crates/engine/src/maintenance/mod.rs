@@ -50,6 +50,8 @@ const RETRY_NS: u64 = 10_000_000_000;
 const LOOK_NS: u64 = 50_000_000;
 /// Percent between two events of progress, as mdadm has them.
 const PERCENT_STEP: u64 = 20;
+/// What stripes under way may take, but for one.
+const MEMORY_BYTES: usize = 32 << 20;
 
 /// How far it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -347,7 +349,7 @@ impl Maintenance {
         let walk = Rc::new(walk);
         self.walk.replace(Some(Rc::clone(&walk)));
         let all = crate::io::fan_out::FanOut::new();
-        for _ in 0..self.controller.shared().options.maintenance_depth.max(1) {
+        for _ in 0..self.depth() {
             let (controller, walk, branch) = (Rc::clone(self), Rc::clone(&walk), all.branch());
             shard::spawn(async move {
                 controller.work_along(&walk).await;
@@ -357,6 +359,13 @@ impl Maintenance {
         // The workers' results are in the walk.
         let _: Answer = all.wait().await;
         walk
+    }
+
+    /// How many stripes are under way at a time. What they take is beside what clients' requests may.
+    fn depth(&self) -> usize {
+        let geometry = &self.volume.geometry;
+        let stripe_bytes = geometry.members() * geometry.chunk_bytes() as usize;
+        self.controller.shared().options.maintenance_depth.min(MEMORY_BYTES / stripe_bytes).max(1)
     }
 
     async fn work_along(&self, walk: &Walk) {

@@ -19,6 +19,7 @@ mod log_limits;
 mod logs;
 mod maintenance;
 mod membership;
+mod memory;
 mod offload;
 #[cfg(feature = "mutants")]
 mod offload_mutants;

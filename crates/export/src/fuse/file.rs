@@ -11,9 +11,6 @@ use crate::{
     pieces::piece_end,
 };
 
-/// Memory that a zeroing takes at most: where no member zeroes by itself, zeroes are written like data.
-const ZEROES_BYTES: u64 = 1 << 20;
-
 /// The file, on one shard.
 pub(super) struct File<S> {
     pub service: S,
@@ -110,14 +107,8 @@ impl<S: BlockService> File<S> {
 
     async fn zero_blocks(&self, start: u64, end: u64, may_punch: bool) -> Result<(), i32> {
         let length = end - start;
-        let memory = block_bytes(usize::try_from(length.min(ZEROES_BYTES)).unwrap_or(0));
-        self.share.acquire(memory).await;
-        let zeroed = {
-            let _held = self.locks.shared(start, length).await;
-            self.service.write_zeroes(start, length, false, may_punch).await
-        };
-        self.share.give_back(memory);
-        zeroed.map_err(error_number)
+        let _held = self.locks.shared(start, length).await;
+        self.service.write_zeroes(start, length, false, may_punch).await.map_err(error_number)
     }
 
     /// Zeroes less than a block, or nothing.

@@ -153,12 +153,10 @@ impl<C: Channel, S: BlockService> Session<C, S> {
     /// Serves until the file isn't mounted any more, or until it is stopped. All that was taken is answered
     /// then.
     pub async fn serve(self: Rc<Self>) -> Ended {
-        self.file.share.acquire(block_bytes(RECEIVE_BYTES)).await;
+        // The session's own as long as it lives, so it isn't counted with what requests hold.
         let mut rest = shard::buffer(RECEIVE_BYTES);
         let ended = self.receive(&mut rest).await;
         self.room.wait_until(|| self.under_way.get() == 0).await;
-        drop(rest);
-        self.file.share.give_back(block_bytes(RECEIVE_BYTES));
         ended
     }
 

@@ -41,8 +41,6 @@ const COPY_BYTES: usize = 8 << 10;
 /// Room before a large READ's data for its header, so that both go out at once. A page, to keep the data
 /// aligned.
 const HEADROOM: usize = 4 << 10;
-/// Memory that a WRITE_ZEROES takes at most.
-const ZEROES_BYTES: usize = 1 << 20;
 /// Time for the handshake; a client that haggles for longer is cut off.
 const HANDSHAKE_NANOSECONDS: u64 = 30_000_000_000;
 
@@ -353,9 +351,7 @@ fn held_bytes(operation: Operation) -> usize {
             block_bytes(length as usize + HEADROOM)
         }
         Operation::Read { length, .. } | Operation::Write { length, .. } => block_bytes(length as usize),
-        // Where no member zeroes by itself, zeroes are written like data, so many at a time.
-        Operation::WriteZeroes { length, .. } => block_bytes((length as usize).min(ZEROES_BYTES)),
-        Operation::Flush | Operation::Trim { .. } => 0,
+        Operation::Flush | Operation::Trim { .. } | Operation::WriteZeroes { .. } => 0,
     }
 }
 

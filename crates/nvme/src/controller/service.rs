@@ -1,6 +1,6 @@
 //! A device as a block service: what `pinstripe target` exports.
 
-use std::rc::Rc;
+use std::{cell::OnceCell, rc::Rc};
 
 use pinstripe_block::{BlockService, ServiceError};
 use pinstripe_runtime::{Buffer, Device, DeviceError, DeviceErrorKind, Slice, ZeroedReads, shard};
@@ -13,16 +13,18 @@ const ZEROES_BYTES: usize = 256 << 10;
 pub struct DeviceService {
     device: Rc<dyn Device>,
     read_only: bool,
+    /// Made when it is first needed, for all requests.
+    zeroes: Rc<OnceCell<Slice>>,
 }
 
 impl DeviceService {
     /// This shard's handle on a device.
     pub fn new(device: Rc<dyn Device>, read_only: bool) -> Self {
-        Self { device, read_only }
+        Self { device, read_only, zeroes: Rc::default() }
     }
 
     async fn write_zero_bytes(&self, offset: u64, length: u64) -> Result<(), ServiceError> {
-        let zeroes = shard::zeroed(ZEROES_BYTES).freeze();
+        let zeroes = self.zeroes.get_or_init(|| shard::zeroed(ZEROES_BYTES).freeze());
         let mut done = 0;
         while done < length {
             let count = usize::try_from(length - done).unwrap_or(usize::MAX).min(ZEROES_BYTES);

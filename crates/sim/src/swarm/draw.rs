@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use pinstripe_engine::{
     geometry::{self, ParityGeometry},
-    options::{ArrayOptions, JournalMode},
+    options::{ArrayOptions, JournalMode, WorkMemory},
     plan::WritePolicy,
 };
 use pinstripe_md::{
@@ -232,7 +232,9 @@ impl Setup {
     /// In one array of four, requests wait for memory: from a stream of its own, as above.
     pub fn draw_memory(&mut self, rng: &mut Rng) {
         if rng.chance(1, 4) {
-            self.options.memory_bytes = rng.pick(&[1, 32 << 10, 256 << 10]);
+            // More writes than there is memory for, and one at a time.
+            let writes = rng.pick(&[1, 2, 3, 8]) * self.shards;
+            self.options.memory = WorkMemory { writes, bytes: rng.pick(&[1, 16 << 10, 64 << 10]) };
         }
     }
 

@@ -32,7 +32,7 @@ pub use settings::Settings;
 pub use will::{Caller, Estate, Inheritance, Means, Taken};
 
 /// Of what goes over: another number is another content, which only programs that know it can take.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 /// Time that a program that was asked then has to serve the array.
 const START_NANOSECONDS: u64 = 30_000_000_000;
 

@@ -28,14 +28,23 @@ use serde_json::Value;
 use super::{Agreed, Candidate, Connected, FORMAT, LeftListener, Settings, Wish, candidate::with_role};
 use crate::{failure::Failure, log};
 
-/// What goes over, as it is written down. Descriptors are numbers.
+/// What goes over, as it is written down: what every format has, so that a program that can't read the rest
+/// can go back all the same. Descriptors are numbers.
 #[derive(Serialize, Deserialize)]
-struct Will {
+struct Will<R = Rest> {
     format: u32,
-    /// The program before.
-    version: String,
+    /// The program before, and what it is called with.
     program: RawFd,
     words: Vec<String>,
+    /// Why the program that was to take over didn't; then this goes back.
+    failed: Option<String>,
+    rest: R,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Rest {
+    /// Of the program before.
+    version: String,
     devices: Vec<PathBuf>,
     settings: Settings,
     locks: Vec<RawFd>,
@@ -48,8 +57,6 @@ struct Will {
     call: Option<Value>,
     /// When clients began to wait, by the machine's monotonic clock.
     since_ns: u64,
-    /// Why the program that was to take over didn't; then this goes back.
-    failed: Option<String>,
 }
 
 #[derive(Clone, Serialize, Deserialize)]
@@ -139,11 +146,9 @@ impl Estate {
         for LeftListener { protocol, socket, file } in listeners {
             written_listeners.push(WrittenListener { protocol, socket: keep(socket), file });
         }
-        let will = Will {
-            format: FORMAT,
+        let program = keep(means.program);
+        let rest = Rest {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            program: keep(means.program),
-            words: candidate.words().to_vec(),
             devices: Vec::new(),
             settings,
             locks: locks.into_iter().map(&mut keep).collect(),
@@ -154,8 +159,9 @@ impl Estate {
             received,
             call,
             since_ns: monotonic(),
-            failed: None,
         };
+        let words = candidate.words().to_vec();
+        let will = Will { format: FORMAT, program, words, failed: None, rest };
         Self { will, file: means.file, descriptors, candidate }
     }
 
@@ -164,20 +170,21 @@ impl Estate {
         let Connected { socket, name, left } = connection;
         let (protocol, socket) = (protocol.to_owned(), keep(&mut self.descriptors, socket));
         let left = left.map(WrittenAgreed::from);
-        self.will.connections.push(WrittenConnection { protocol, socket, name, left });
+        self.will.rest.connections.push(WrittenConnection { protocol, socket, name, left });
     }
 
     /// What connections of NVMe/TCP share.
     pub fn add_subsystem(&mut self, subsystem: Option<LeftSubsystem>) {
-        self.will.subsystem = subsystem;
+        self.will.rest.subsystem = subsystem;
     }
 
     /// What holds of the array now that it has stopped; `locks` keeps the devices that it has now.
     pub fn settle(&mut self, settings: Settings, devices: Vec<String>, locks: Vec<OwnedFd>) {
-        self.will.settings = settings;
-        self.will.devices = devices.into_iter().map(PathBuf::from).collect();
+        let rest = &mut self.will.rest;
+        rest.settings = settings;
+        rest.devices = devices.into_iter().map(PathBuf::from).collect();
         for lock in locks {
-            self.will.locks.push(keep(&mut self.descriptors, lock));
+            rest.locks.push(keep(&mut self.descriptors, lock));
         }
     }
 
@@ -203,7 +210,12 @@ fn keep(descriptors: &mut BTreeMap<RawFd, OwnedFd>, descriptor: OwnedFd) -> RawF
 }
 
 /// Becomes the program before again.
-fn go_back(will: &mut Will, file: &File, descriptors: &BTreeMap<RawFd, OwnedFd>, why: &str) -> Failure {
+fn go_back<R: Serialize>(
+    will: &mut Will<R>,
+    file: &File,
+    descriptors: &BTreeMap<RawFd, OwnedFd>,
+    why: &str,
+) -> Failure {
     will.failed = Some(why.to_owned());
     let path = PathBuf::from(format!("/proc/self/fd/{}", will.program));
     // By its name, if that is still its own: the process is called by the name.
@@ -217,18 +229,29 @@ fn go_back(will: &mut Will, file: &File, descriptors: &BTreeMap<RawFd, OwnedFd>,
     ))
 }
 
+/// Becomes the program before again, from a succession of a form that isn't known. What it says of
+/// descriptors isn't either: they are still as the program before has passed them on.
+fn go_back_unread(mut will: Will<Value>, file: &File, error: &str) -> Failure {
+    let why = format!("the succession is of format {}, not {FORMAT}: {error}", will.format);
+    if let Some(first) = &will.failed {
+        return Failure::new(format!("the array is not served any more: {first}, and {why}"));
+    }
+    log::warn(&format!("can't take over: {why}; the program before goes on"));
+    go_back(&mut will, file, &BTreeMap::new(), &why)
+}
+
 /// Says why not.
-fn become_program(
+fn become_program<R: Serialize>(
     program: &Path,
-    will: &Will,
+    will: &Will<R>,
     mut file: &File,
     descriptors: &BTreeMap<RawFd, OwnedFd>,
 ) -> String {
     let mut prepare = || -> io::Result<RawFd> {
         file.rewind()?;
         file.set_len(0)?;
-        serde_json::to_writer(file, will)?;
-        file.flush()?;
+        // At once: each number would be a call of the system.
+        file.write_all(&serde_json::to_vec(will)?)?;
         file.rewind()?;
         for descriptor in descriptors.values() {
             inheritance::pass_on(descriptor)?;
@@ -269,17 +292,24 @@ impl Inheritance {
         let mut file = File::from(inheritance::adopt(number).map_err(|error| cannot(&error))?);
         let mut text = Vec::new();
         file.read_to_end(&mut text).map_err(|error| cannot(&error))?;
-        let will: Will = serde_json::from_slice(&text).map_err(|error| cannot(&error))?;
-        let connections = will.connections.iter().map(|connection| connection.socket);
-        let listeners = will.listeners.iter().map(|listener| listener.socket);
-        let all = [will.program, will.caller].into_iter().chain(will.locks.iter().copied());
+        let will: Will = match serde_json::from_slice(&text) {
+            Ok(will) => will,
+            Err(error) => {
+                let will = serde_json::from_slice(&text).map_err(|_| cannot(&error))?;
+                return Err(go_back_unread(will, &file, &error.to_string()));
+            }
+        };
+        let rest = &will.rest;
+        let connections = rest.connections.iter().map(|connection| connection.socket);
+        let listeners = rest.listeners.iter().map(|listener| listener.socket);
+        let all = [will.program, rest.caller].into_iter().chain(rest.locks.iter().copied());
         let mut descriptors = BTreeMap::new();
         for number in all.chain(listeners).chain(connections) {
             descriptors.insert(number, inheritance::adopt(number).map_err(|error| cannot(&error))?);
         }
-        let listeners = will.listeners.clone().into();
+        let listeners = rest.listeners.clone().into();
         let own = Self { will: will.into(), file, descriptors: descriptors.into(), listeners };
-        let locks: io::Result<_> = lock(&own.will).locks.iter().map(|lock| own.copy(*lock)).collect();
+        let locks: io::Result<_> = lock(&own.will).rest.locks.iter().map(|lock| own.copy(*lock)).collect();
         inheritance::inherit(locks.map_err(|error| cannot(&error))?);
         Ok(own)
     }
@@ -304,15 +334,15 @@ impl Inheritance {
     }
 
     pub fn subsystem(&self) -> Option<LeftSubsystem> {
-        lock(&self.will).subsystem.clone()
+        lock(&self.will).rest.subsystem.clone()
     }
 
     pub fn devices(&self) -> Vec<PathBuf> {
-        lock(&self.will).devices.clone()
+        lock(&self.will).rest.devices.clone()
     }
 
     pub fn settings(&self) -> Settings {
-        lock(&self.will).settings
+        lock(&self.will).rest.settings
     }
 
     /// Becomes the program before again, since this one can't go on: `why`. If this is the one before, there
@@ -333,30 +363,30 @@ impl Inheritance {
     /// of its call and the answer.
     pub fn take(&self) -> Taken {
         let mut descriptors = lock(&self.descriptors);
-        let mut will = lock(&self.will);
+        let Will { failed, rest, .. } = &mut *lock(&self.will);
         let mut connections = Vec::new();
-        for WrittenConnection { protocol, socket, name, left } in will.connections.drain(..) {
+        for WrittenConnection { protocol, socket, name, left } in rest.connections.drain(..) {
             let left = left.map(Agreed::from);
             if let Some(socket) = descriptors.remove(&socket) {
                 connections.push((protocol, Connected { socket, name, left }));
             }
         }
-        let socket = descriptors.remove(&will.caller);
-        let caller = socket.zip(will.call.take()).map(|(socket, call)| Caller {
+        let socket = descriptors.remove(&rest.caller);
+        let caller = socket.zip(rest.call.take()).map(|(socket, call)| Caller {
             socket,
             call,
-            received: std::mem::take(&mut will.received),
+            received: std::mem::take(&mut rest.received),
         });
         descriptors.clear();
         inheritance::forget_inherited();
         let result = UpgradeResult {
-            from: will.version.clone(),
+            from: rest.version.clone(),
             to: env!("CARGO_PKG_VERSION").to_owned(),
-            pause_ms: monotonic().saturating_sub(will.since_ns) / 1_000_000,
+            pause_ms: monotonic().saturating_sub(rest.since_ns) / 1_000_000,
             connections: connections.iter().filter(|(_, connection)| connection.left.is_some()).count()
                 as u64,
         };
-        Taken { connections, caller, result, failed: will.failed.clone() }
+        Taken { connections, caller, result, failed: failed.clone() }
     }
 }
 
