@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use pinstripe_runtime::{Buffer, Slice, DeviceError, Submission, SubmissionSet, shard};
+use pinstripe_runtime::{Buffer, DeviceError, Slice, Submission, SubmissionSet, shard};
 
 use crate::{
     error::Operation,

@@ -2,7 +2,10 @@
 
 use std::{cell::Cell, rc::Rc, sync::Arc};
 
-use pinstripe_engine::{geometry::StripeId, options::{ArrayOptions, WorkMemory}};
+use pinstripe_engine::{
+    geometry::StripeId,
+    options::{ArrayOptions, WorkMemory},
+};
 use pinstripe_md::{
     identity::Uuid,
     level::Level,
