@@ -47,7 +47,7 @@ pub(crate) struct Link {
     sender: Signal,
     /// Tasks wait here for memory or for the end.
     changed: Signal,
-    /// The receiver waits here for the order to leave, and isn't woken by all else that changes.
+    /// The receiver waits here until it may leave, and isn't woken by all else that changes.
     to_leave: Wake,
 }
 
@@ -227,12 +227,17 @@ impl Link {
     /// Has it come to where it can be left.
     pub fn leave(&self) {
         self.leaving.set(true);
+        self.look_whether_to_leave();
+    }
+
+    /// What kept the connection from being left may be over.
+    pub fn look_whether_to_leave(&self) {
         self.to_leave.wake();
     }
 
-    /// The receiver waits for the order to leave.
-    pub fn to_leave(&self) -> impl Future<Output = ()> {
-        self.to_leave.wait_for(|| self.leaving.get().then_some(()))
+    /// The receiver waits here until the connection `may` be left, which it may not before the order.
+    pub fn to_leave<'a>(&'a self, may: impl Fn() -> bool + 'a) -> impl Future<Output = ()> {
+        self.to_leave.wait_for(move || may().then_some(()))
     }
 
     /// Ends it when all that was handed over is sent, with its stream open. False if that can't be.

@@ -170,7 +170,7 @@ impl<S: BlockService> Session<S> {
 
     /// Whether it is to be left, and the host owes no data that was asked for.
     fn may_leave(&self) -> bool {
-        self.link.leaving() && self.link.alive() && self.gate.is_settled() && !self.waits_for_data()
+        self.link.leaving() && self.link.alive() && self.gate.is_settled() && self.due.get() == 0
     }
 
     /// Waits until all commands are over or deferred, and leaves the connection.
@@ -208,10 +208,9 @@ impl<S: BlockService> Session<S> {
         end
     }
 
-    /// Takes one PDU.
+    /// Takes one PDU, unless the connection is to be left before one comes.
     async fn receive(self: &Rc<Self>, inbound: &mut Inbound) -> Result<(), End> {
-        let may_leave = self.gate.is_settled() && !self.waits_for_data();
-        let Some(pdu) = inbound.next_or_leave(may_leave).await? else { return Ok(()) };
+        let Some(pdu) = inbound.next_or_leave(Some(&|| self.may_leave())).await? else { return Ok(()) };
         match pdu {
             Pdu::Command(command, length) => self.command(inbound, command, length).await,
             Pdu::Data(transfer, flags) => Ok(self.data(inbound, transfer, flags).await?),

@@ -75,6 +75,8 @@ pub(super) struct Session<S> {
     /// Tasks of commands.
     pub tasks: Cell<usize>,
     incoming: RefCell<Vec<Option<Incoming>>>,
+    /// Transfers among them whose data is due.
+    pub due: Cell<usize>,
     /// Commands that were not begun because the connection is to be left: another process carries them out.
     pub deferred: RefCell<Vec<Command>>,
     pub event_requests: RefCell<Vec<u16>>,
@@ -143,6 +145,7 @@ impl<S: BlockService> Session<S> {
             outstanding: Cell::new(0),
             tasks: Cell::new(0),
             incoming: RefCell::default(),
+            due: Cell::new(0),
             deferred: RefCell::default(),
             event_requests: RefCell::default(),
             gate,
@@ -151,12 +154,6 @@ impl<S: BlockService> Session<S> {
             ended: Cell::new(false),
             changed: Signal::default(),
         }
-    }
-
-    /// Whether data is due that the host was asked for.
-    pub fn waits_for_data(&self) -> bool {
-        let waits = |incoming: &Incoming| incoming.state == IncomingState::Waiting;
-        self.incoming.borrow().iter().flatten().any(waits)
     }
 
     /// What another process has to know of the queue, all commands of which are over or deferred.
@@ -430,6 +427,7 @@ impl<S: BlockService> Session<S> {
                 table.push(None);
             }
             table[free] = Some(incoming);
+            self.due.set(self.due.get() + 1);
             free
         };
         let header = Transfer {
@@ -536,22 +534,25 @@ impl<S: BlockService> Session<S> {
             if !intact && incoming.received < incoming.length {
                 return Err(Ended::Fatal(FatalError::DataOutOfRange, 0));
             }
-            incoming.state = IncomingState::Whole(intact);
-            if let Some(waker) = incoming.waker.take() {
-                waker.wake();
-            }
+            self.settle(incoming, IncomingState::Whole(intact));
         }
         Ok(())
+    }
+
+    /// No more data of a transfer is due.
+    fn settle(&self, incoming: &mut Incoming, state: IncomingState) {
+        incoming.state = state;
+        self.due.set(self.due.get() - 1);
+        if let Some(waker) = incoming.waker.take() {
+            waker.wake();
+        }
     }
 
     /// Nothing more will come.
     pub fn break_transfers(&self) {
         for incoming in self.incoming.borrow_mut().iter_mut().flatten() {
             if incoming.state == IncomingState::Waiting {
-                incoming.state = IncomingState::Broken;
-                if let Some(waker) = incoming.waker.take() {
-                    waker.wake();
-                }
+                self.settle(incoming, IncomingState::Broken);
             }
         }
     }

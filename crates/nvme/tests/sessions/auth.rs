@@ -23,6 +23,7 @@ use pinstripe_runtime::{DeviceErrorKind, DeviceSource, shard};
 
 use crate::both::{Wires, address, filled, lay, leave};
 use crate::host::{Heard, Host, identify};
+use crate::leaving_hosts::leave_all;
 use crate::offload::computing_subsystem;
 use crate::world::{Array, Random};
 use crate::{NQN, seeds, target_of};
@@ -389,6 +390,32 @@ fn a_connection_that_does_not_finish_authentication_is_cut_off() {
         assert_eq!(tell(&mut admin, &negotiate).await, Status::SUCCESS);
         shard::sleep(31_000_000_000).await;
         assert!(matches!(admin.hear().await, Heard::Closed));
+        leave(target).await;
+    });
+}
+
+#[test]
+fn queues_without_a_command_since_their_proof_are_left_at_once() {
+    seeds(4, |random| async move {
+        let (_, _, target) = guarded(&random, plain(HOST));
+        let prover = Prover::new(&random, plain(NQN));
+        let mut admin = connected(&random, &target).await;
+        prover.prove(&mut admin).await;
+        admin.enable().await;
+        let mut unused = admin.io(&random, &target, 5, 1, 0).await;
+        prover.prove(&mut unused).await;
+        let mut used = admin.io(&random, &target, 5, 2, 0).await;
+        prover.prove(&mut used).await;
+        assert_eq!(used.status(Command::new(nvm::FLUSH, 1), &[]).await, Status::SUCCESS);
+        // As soon as its proof is done.
+        let mut late = admin.io(&random, &target, 5, 3, 0).await;
+        let proving = shard::spawn_joined(async move {
+            shard::sleep(1000).await;
+            prover.prove(&mut late).await;
+        });
+        let (took, left) = leave_all(&target).await;
+        assert_eq!((took, left.len()), (1000, 4));
+        proving.join().await;
         leave(target).await;
     });
 }
