@@ -7,6 +7,7 @@
 //! What a command needs of its connection is the [`Session`].
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use pinstripe_block::BlockService;
@@ -18,6 +19,7 @@ use super::inner::Inner;
 use super::leave::LeftQueue;
 use super::limits::{CAPSULE_BYTES_MAX, EVENT_REQUESTS_MAX};
 use super::session::Session;
+use super::subsystem::{Controller, Subsystem};
 use super::{admin, attach, authenticate, connect, io, offload};
 use crate::framing::{Encoding, Pdu, Role};
 use crate::inbound::{Ended, Inbound};
@@ -83,8 +85,7 @@ pub(super) async fn resume<S: BlockService>(
     left: &LeftQueue,
 ) -> SessionEnd {
     let encoding = left.encoding();
-    let controller = inner.subsystem.controller(left.controller);
-    let Some(controller) = controller.filter(|controller| controller.add_queue(left.number)) else {
+    let Some(controller) = rejoin(&inner.subsystem, left) else {
         link.cut();
         link.closed().await;
         return SessionEnd::Closed;
@@ -99,6 +100,21 @@ pub(super) async fn resume<S: BlockService>(
     let digests = (encoding.header_digests, encoding.data_digests);
     let mut inbound = Inbound::resumed(Rc::clone(link), Role::Controller, &left.received, digests);
     Session::resumed(inner, link, number, queue, left).run(&mut inbound).await.into()
+}
+
+/// The controller that a queue belongs to which another process has left, if that lives.
+fn rejoin(subsystem: &Subsystem, left: &LeftQueue) -> Option<Arc<Controller>> {
+    let controller = subsystem.controller(left.controller)?;
+    if !controller.add_queue(left.number) {
+        return None;
+    }
+    // It may have ended just before, on another shard, and been forgotten: then a new association doesn't
+    // wait for what would be begun here (C16).
+    if controller.is_dead() {
+        controller.leave(Some(left.number));
+        return None;
+    }
+    Some(controller)
 }
 
 enum End {

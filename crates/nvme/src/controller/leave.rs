@@ -76,6 +76,8 @@ pub(super) struct LeftController {
     pub host: String,
     pub discovery: bool,
     pub keep_alive_ms: u64,
+    /// When the host was heard of last, by the machine's monotonic clock.
+    pub heard_ns: u64,
     pub configuration: u32,
     pub status: u32,
     pub events: u32,

@@ -122,10 +122,17 @@ impl<S: BlockService> Target<S> {
             link.leave();
         }
         let end = self.converse(&link, number, connection::resume(inner, &link, number, left)).await;
-        if left.is_admin() && !matches!(end, SessionEnd::Left(_)) {
-            inner.subsystem.abandon(left.controller());
+        if !matches!(end, SessionEnd::Left(_)) {
+            self.abandon(left);
         }
         end
+    }
+
+    /// A queue that another process has left doesn't go on. With the admin queue its controller ends.
+    pub fn abandon(&self, left: &LeftQueue) {
+        if left.is_admin() {
+            self.0.subsystem.abandon(left.controller());
+        }
     }
 
     async fn converse(
