@@ -173,7 +173,7 @@ impl<S: BlockService> Session<S> {
             self.begin(command, None, 0);
         }
         let end = loop {
-            if self.may_leave() {
+            if self.may_leave() && self.is_done().await {
                 return self.leave_off(inbound).await;
             }
             self.link.room().await;
@@ -184,26 +184,30 @@ impl<S: BlockService> Session<S> {
         self.end(inbound, end).await
     }
 
-    /// Whether it is to be left, and the host owes no data that was asked for.
+    /// Whether it is to be left, and the host owes no data that was asked for and no part of a proof.
     fn may_leave(&self) -> bool {
-        self.link.leaving() && self.link.alive() && self.gate.is_settled() && self.due.get() == 0
+        self.goes_over() && self.gate.is_settled() && self.due.get() == 0
     }
 
-    /// Waits until all commands are over or deferred, and leaves the connection.
-    async fn leave_off(self: &Rc<Self>, inbound: &mut Inbound) -> End {
+    /// Waits until all commands are over or deferred. Whether it may still be left: one of them may have
+    /// begun an authentication.
+    async fn is_done(&self) -> bool {
         // Nothing is asked of the host any more.
         self.link.set_busy(self.tasks.get() > 0);
         self.changed.wait_until(|| self.tasks.get() == 0).await;
         self.link.set_busy(false);
-        let received = inbound.begun();
-        let alive = self.link.alive() && !self.controller.is_dead();
-        let Some(received) = received.filter(|_| alive) else {
+        self.may_leave()
+    }
+
+    /// Leaves the connection, when all commands are over or deferred.
+    async fn leave_off(self: &Rc<Self>, inbound: &mut Inbound) -> End {
+        // An event that was told from here on would be lost with the sender.
+        let events = self.event_requests.take();
+        let left = inbound.begun().map(|received| self.left(events, received));
+        let sent = self.link.finish_left().await;
+        let Some(left) = left.filter(|_| sent && !self.controller.is_dead()) else {
             return self.end(inbound, Ended::Closed.into()).await;
         };
-        if !self.link.finish_left().await {
-            return self.end(inbound, Ended::Closed.into()).await;
-        }
-        let left = self.left(received);
         self.ended.set(true);
         self.changed.notify();
         self.controller.changed.notify();

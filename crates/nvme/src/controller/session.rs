@@ -156,8 +156,13 @@ impl<S: BlockService> Session<S> {
         }
     }
 
+    /// Whether another process is to go on with it.
+    pub fn goes_over(&self) -> bool {
+        self.link.leaving() && self.link.alive()
+    }
+
     /// What another process has to know of the queue, all commands of which are over or deferred.
-    pub fn left(&self, received: Vec<u8>) -> LeftQueue {
+    pub fn left(&self, events: Vec<u16>, received: Vec<u8>) -> LeftQueue {
         LeftQueue {
             controller: self.controller.id,
             number: self.queue,
@@ -167,7 +172,7 @@ impl<S: BlockService> Session<S> {
             data_digests: self.encoding.data_digests,
             alignment: self.encoding.alignment,
             head: self.head.get(),
-            events: self.event_requests.take(),
+            events,
             deferred: self.deferred.take().iter().flat_map(|command| command.as_bytes().to_vec()).collect(),
             received,
         }

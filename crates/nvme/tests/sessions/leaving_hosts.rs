@@ -3,15 +3,17 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use pinstripe_nvme::auth::Authentication;
 use pinstripe_nvme::controller::{LeftQueue, Subsystem, Target};
-use pinstripe_nvme::wire::command::{Command, nvm};
+use pinstripe_nvme::wire::command::{Command, admin, nvm};
 use pinstripe_nvme::wire::fabrics::CONTROLLER_ANY;
+use pinstripe_nvme::wire::feature;
 use pinstripe_nvme::wire::status::Status;
 use pinstripe_runtime::shard;
 
 use crate::host::{Heard, Host};
 use crate::world::{Array, Pipe};
-use crate::{LEFT, seeds, target};
+use crate::{LEFT, seeds, target, target_of};
 
 const SECOND: u64 = 1_000_000_000;
 const SIZE: usize = 1 << 20;
@@ -29,15 +31,20 @@ pub async fn leave_all(target: &Target<Array>) -> (u64, Vec<(LeftQueue, Rc<Pipe>
 }
 
 /// Another target of the array, with what the one before has left.
-fn heir(array: &Array, old: &Subsystem, left: &[(LeftQueue, Rc<Pipe>)]) -> (Arc<Subsystem>, Target<Array>) {
+pub fn heir(
+    array: &Array,
+    authentication: Option<Authentication>,
+    old: &Subsystem,
+    left: &[(LeftQueue, Rc<Pipe>)],
+) -> (Arc<Subsystem>, Target<Array>) {
     let queues: Vec<LeftQueue> = left.iter().map(|(queue, _)| queue.clone()).collect();
-    let (subsystem, next) = target(std::slice::from_ref(array));
+    let (subsystem, next) = target_of(std::slice::from_ref(array), authentication);
     subsystem.restore(&old.left(&queues));
     (subsystem, next)
 }
 
 /// Goes on with connections that were left.
-fn go_on(target: &Target<Array>, left: Vec<(LeftQueue, Rc<Pipe>)>) {
+pub fn go_on(target: &Target<Array>, left: Vec<(LeftQueue, Rc<Pipe>)>) {
     for (queue, stream) in left {
         let target = target.clone();
         shard::spawn(async move { drop(target.resume(stream, &queue).await) });
@@ -63,7 +70,7 @@ fn what_a_silent_host_had_sent_is_not_carried_out_after_a_change() {
             assert_eq!(left.len(), 2);
             io.command(write(0, 1), &[1; 512]).await;
             shard::sleep(pause * SECOND).await;
-            let (subsystem, next) = heir(&array, &old_subsystem, &left);
+            let (subsystem, next) = heir(&array, None, &old_subsystem, &left);
             go_on(&next, left);
             shard::sleep(SECOND / 10).await;
             assert_eq!(array.seen.borrow().requests, usize::from(allowed));
@@ -86,7 +93,7 @@ fn a_queue_that_comes_after_its_admin_queue_has_ended_ends() {
         let mut io = admin.io(&random, &old, 1, 1, 0).await;
         let (_, left) = leave_all(&old).await;
         io.command(write(0, 1), &[1; 512]).await;
-        let (subsystem, next) = heir(&array, &old_subsystem, &left);
+        let (subsystem, next) = heir(&array, None, &old_subsystem, &left);
         // Its stream can't be used.
         let (admin_queues, others): (Vec<_>, Vec<_>) =
             left.into_iter().partition(|(queue, _)| queue.is_admin());
@@ -95,6 +102,34 @@ fn a_queue_that_comes_after_its_admin_queue_has_ended_ends() {
         go_on(&next, others);
         assert!(matches!(io.hear().await, Heard::Closed));
         assert_eq!(array.seen.borrow().requests, 0);
+        next.stop().await;
+    });
+}
+
+#[test]
+fn an_event_at_the_moment_of_leaving_is_told() {
+    seeds(60, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let (old_subsystem, old) = target(std::slice::from_ref(&array));
+        let mut admin = Host::admin(&random, &old, 1).await;
+        let enable = Command::new(admin::SET_FEATURES, 0)
+            .with_dword(10, feature::ASYNC_EVENTS.into())
+            .with_dword(11, feature::EVENT_NAMESPACE_CHANGED);
+        assert_eq!(admin.status(enable, &[]).await, Status::SUCCESS);
+        let id = admin.command(Command::new(admin::ASYNC_EVENT, 0), &[]).await;
+        shard::sleep(SECOND).await;
+        let (subsystem, turns) = (Arc::clone(&old_subsystem), random.below(12));
+        shard::spawn(async move {
+            for _ in 0..turns {
+                shard::yield_now().await;
+            }
+            subsystem.set_present(1, false);
+        });
+        let (_, left) = leave_all(&old).await;
+        let (_, next) = heir(&array, None, &old_subsystem, &left);
+        go_on(&next, left);
+        let told = admin.completion().await;
+        assert_eq!((told.command_id.get(), told.status()), (id, Status::SUCCESS));
         next.stop().await;
     });
 }
