@@ -78,21 +78,22 @@ impl Link {
         !self.broken.get()
     }
 
-    /// Waits for memory. False if the connection has ended; otherwise [`Link::release`] or a sent message
-    /// must give the bytes back.
+    /// Waits for memory. False if the connection has ended or is to be left; otherwise [`Link::release`] or a
+    /// sent message must give the bytes back.
     pub async fn acquire(&self, bytes: usize) -> bool {
+        let over = || self.broken.get() || self.leaving();
         let ticket = self.next_ticket.replace(self.next_ticket.get() + 1);
         let room = || {
             let held = self.share.held();
             let turn = ticket == self.served_ticket.get();
-            (turn && (held == 0 || held + bytes <= HELD_BYTES_MAX)) || self.broken.get()
+            (turn && (held == 0 || held + bytes <= HELD_BYTES_MAX)) || over()
         };
         self.changed.wait_until(room).await;
         // Later requests wait behind this one, which waits behind other connections.
         let mut acquired = pin!(self.share.acquire(bytes));
-        let mut ended = pin!(self.changed.wait_until(|| self.broken.get()));
+        let mut ended = pin!(self.changed.wait_until(over));
         let alive = poll_fn(|cx| {
-            if self.broken.get() {
+            if over() {
                 return Poll::Ready(false);
             }
             if acquired.as_mut().poll(cx).is_ready() {
@@ -227,6 +228,7 @@ impl Link {
     /// Has it come to where it can be left.
     pub fn leave(&self) {
         self.leaving.set(true);
+        self.changed.notify();
         self.look_whether_to_leave();
     }
 

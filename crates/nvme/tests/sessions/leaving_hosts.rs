@@ -3,9 +3,10 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use pinstripe_block::budget::{Budget, Share};
 use pinstripe_nvme::auth::Authentication;
 use pinstripe_nvme::controller::{LeftQueue, Subsystem, Target};
-use pinstripe_nvme::wire::command::{Command, admin, nvm};
+use pinstripe_nvme::wire::command::{Command, Sgl, admin, nvm};
 use pinstripe_nvme::wire::fabrics::CONTROLLER_ANY;
 use pinstripe_nvme::wire::feature;
 use pinstripe_nvme::wire::status::Status;
@@ -103,6 +104,76 @@ fn a_queue_that_comes_after_its_admin_queue_has_ended_ends() {
         assert!(matches!(io.hear().await, Heard::Closed));
         assert_eq!(array.seen.borrow().requests, 0);
         next.stop().await;
+    });
+}
+
+/// A read or write of so many bytes, in data of its own.
+fn large(opcode: u8, length: u32) -> Command {
+    Command { sgl: Sgl::transport(length), ..Command::new(opcode, 1).with_blocks(0, length / 512) }
+}
+
+#[test]
+fn commands_that_wait_for_memory_go_over_at_once() {
+    seeds(6, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let arrays = std::slice::from_ref(&array);
+        let budget = Arc::new(Budget::new(1 << 20));
+        let old_subsystem = crate::subsystem(arrays, None);
+        let old = Target::with_budget(Arc::clone(&old_subsystem), arrays.to_vec(), Arc::clone(&budget));
+        let admin = Host::admin(&random, &old, 1).await;
+        let mut writer = admin.io(&random, &old, 1, 1, 0).await;
+        let mut reader = admin.io(&random, &old, 1, 2, 0).await;
+        // Connections of another protocol have all of it.
+        let others = Share::new(budget);
+        others.force(1 << 20);
+        writer.command(large(nvm::WRITE, 256 << 10), &[]).await;
+        reader.command(large(nvm::READ, 256 << 10), &[]).await;
+        // This one can't be deferred, for its data has come.
+        let compare = Command::new(nvm::COMPARE, 1).with_blocks(1000, 1);
+        let compare = reader.command(compare, &[0; 512]).await;
+        shard::sleep(SECOND).await;
+        let (took, left) = leave_all(&old).await;
+        assert_eq!((took, left.len()), (0, 3));
+        let (_, next) = heir(&array, None, &old_subsystem, &left);
+        go_on(&next, left);
+        let Heard::Ready(ready) = writer.hear().await else { panic!("no R2T") };
+        writer.answer(&ready, 0, &vec![7; 256 << 10], true).await;
+        assert_eq!(writer.completion().await.status(), Status::SUCCESS);
+        let compared = reader.completion().await;
+        assert_eq!((compared.command_id.get(), compared.status()), (compare, Status::SUCCESS));
+        let Heard::Data(data) = reader.hear().await else { panic!("no data") };
+        assert_eq!(data.len(), 256 << 10);
+        assert_eq!(reader.completion().await.status(), Status::SUCCESS);
+        next.stop().await;
+    });
+}
+
+#[test]
+fn a_host_that_takes_no_answers_is_not_waited_for() {
+    seeds(6, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let (_, target) = target(std::slice::from_ref(&array));
+        let admin = Host::admin(&random, &target, 1).await;
+        let mut io = admin.io(&random, &target, 1, 1, 0).await;
+        // More than a connection may hold. The last one can't be deferred, for its data has come.
+        for _ in 0..30 {
+            io.command(large(nvm::READ, 1 << 20), &[]).await;
+        }
+        io.command(Command::new(nvm::COMPARE, 1).with_blocks(0, 1), &[0; 512]).await;
+        shard::sleep(SECOND).await;
+        if random.below(2) == 0 {
+            let pipe = Rc::clone(&io.pipe);
+            shard::spawn(async move {
+                // Or one that takes a little.
+                while pipe.receive_exactly(4096).await.is_some() {
+                    shard::sleep(SECOND / 2).await;
+                }
+            });
+        }
+        let (took, left) = leave_all(&target).await;
+        assert!(took <= SECOND, "{took}");
+        assert!(left.len() == 1 && left[0].0.is_admin());
+        admin.close();
     });
 }
 
