@@ -151,8 +151,8 @@ impl<S: BlockService> Target<S> {
 
     /// Takes no more connections, and leaves those that are there to another process: each ends with
     /// [`SessionEnd::Left`] after the commands that have begun, and its stream stays open. One that waits for
-    /// its host after `grace_nanoseconds` is cut, and all are after `limit_nanoseconds`. See
-    /// [`Subsystem::left`]; without the offload extension.
+    /// its host after `grace_nanoseconds` is cut, unless data flows and not for long, and all are after
+    /// `limit_nanoseconds`. See [`Subsystem::left`]; without the offload extension.
     pub async fn leave(&self, grace_nanoseconds: u64, limit_nanoseconds: u64) {
         self.0.stopping.set(true);
         for link in self.0.links.all() {

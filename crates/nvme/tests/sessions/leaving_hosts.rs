@@ -10,10 +10,10 @@ use pinstripe_nvme::wire::command::{Command, Sgl, admin, nvm};
 use pinstripe_nvme::wire::fabrics::CONTROLLER_ANY;
 use pinstripe_nvme::wire::feature;
 use pinstripe_nvme::wire::status::Status;
-use pinstripe_runtime::shard;
+use pinstripe_runtime::{Stream, shard};
 
 use crate::host::{Heard, Host};
-use crate::world::{Array, Pipe};
+use crate::world::{Array, Pipe, Random};
 use crate::{LEFT, seeds, target, target_of};
 
 const SECOND: u64 = 1_000_000_000;
@@ -174,6 +174,69 @@ fn a_host_that_takes_no_answers_is_not_waited_for() {
         assert!(took <= SECOND, "{took}");
         assert!(left.len() == 1 && left[0].0.is_admin());
         admin.close();
+    });
+}
+
+/// How long it takes to leave a queue whose host sends 64 KiB of data at a time, and whether it is left.
+async fn leave_sending(random: &Rc<Random>, commands: usize, pause: u64) -> (u64, bool) {
+    let array = Array::new(random, SIZE, 0);
+    let (_, target) = target(std::slice::from_ref(&array));
+    let admin = Host::admin(random, &target, 1).await;
+    let mut io = admin.io(random, &target, 1, 1, 0).await;
+    let mut asked = Vec::new();
+    for _ in 0..commands {
+        io.command(large(nvm::WRITE, 1 << 20), &[]).await;
+        let Heard::Ready(ready) = io.hear().await else { panic!("no R2T") };
+        asked.push(ready);
+    }
+    shard::spawn(async move {
+        for ready in asked {
+            for part in 0..16 {
+                shard::sleep(pause).await;
+                io.answer(&ready, part << 16, &vec![7; 64 << 10], part == 15).await;
+            }
+        }
+    });
+    let (took, left) = leave_all(&target).await;
+    for (_, stream) in &left {
+        stream.shutdown();
+    }
+    (took, left.iter().any(|(queue, _)| !queue.is_admin()))
+}
+
+#[test]
+fn data_that_flows_is_waited_for_but_not_for_long() {
+    seeds(4, |random| async move {
+        let (took, is_left) = leave_sending(&random, 1, SECOND / 10).await;
+        assert!(is_left && took >= SECOND, "{took}");
+        // Too slow, and too long.
+        assert_eq!(leave_sending(&random, 1, SECOND / 2).await, (SECOND, false));
+        assert_eq!(leave_sending(&random, 2, SECOND / 5).await, (5 * SECOND, false));
+    });
+}
+
+#[test]
+fn answers_that_flow_are_waited_for() {
+    seeds(4, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let (_, target) = target(std::slice::from_ref(&array));
+        let admin = Host::admin(&random, &target, 1).await;
+        let mut io = admin.io(&random, &target, 1, 1, 0).await;
+        for _ in 0..10 {
+            io.command(large(nvm::READ, 1 << 20), &[]).await;
+        }
+        shard::sleep(SECOND).await;
+        let pipe = Rc::clone(&io.pipe);
+        shard::spawn(async move {
+            while pipe.receive_exactly(128 << 10).await.is_some() {
+                shard::sleep(SECOND / 40).await;
+            }
+        });
+        let (took, left) = leave_all(&target).await;
+        assert!(left.len() == 2 && took > SECOND, "{took}");
+        for (_, stream) in &left {
+            stream.shutdown();
+        }
     });
 }
 
