@@ -40,6 +40,8 @@ const QUEUES_MAX: u16 = 64;
 trait AnyTarget {
     /// Serves a connection, which another process may have left.
     fn spawn(&self, stream: Rc<SocketStream>, left: Option<LeftQueue>);
+    /// What another process has left can't be served.
+    fn abandon(&self, left: &LeftQueue);
     fn leave(&self) -> Pin<Box<dyn Future<Output = ()>>>;
     fn stop(&self) -> Pin<Box<dyn Future<Output = ()>>>;
 }
@@ -64,6 +66,10 @@ impl<S: BlockService> AnyTarget for Target<S> {
             }
             TASKS.set(TASKS.get() - 1);
         });
+    }
+
+    fn abandon(&self, left: &LeftQueue) {
+        Target::abandon(self, left);
     }
 
     fn leave(&self) -> Pin<Box<dyn Future<Output = ()>>> {
@@ -194,7 +200,10 @@ pub fn go_on(target: &ShardHandle, connection: Connection, left: Option<LeftQueu
         let Some(target) = current() else { return };
         match connection.attach() {
             Ok(stream) => target.spawn(stream, left),
-            Err(error) => log::warn(&format!("a connection can't be used: {error}")),
+            Err(error) => {
+                log::warn(&format!("a connection can't be used: {error}"));
+                left.inspect(|left| target.abandon(left));
+            }
         }
     });
 }

@@ -29,6 +29,9 @@ pub(crate) enum Ended {
     Fatal(FatalError, u32),
 }
 
+/// Whether the connection is to be left where it stands; `None` where it can't be.
+pub(crate) type MayLeave<'a> = Option<&'a dyn Fn() -> bool>;
+
 /// See the module.
 pub(crate) struct Inbound {
     link: Rc<Link>,
@@ -75,12 +78,13 @@ impl Inbound {
 
     /// The next PDU. All data of the one before must have been taken.
     pub async fn next(&mut self) -> Result<Pdu, Ended> {
-        self.next_or_leave(false).await?.ok_or(Ended::Closed)
+        self.next_or_leave(None).await?.ok_or(Ended::Closed)
     }
 
-    /// The same. If it `may` be left, `None` when it is to be and nothing more has come.
-    pub async fn next_or_leave(&mut self, may: bool) -> Result<Option<Pdu>, Ended> {
-        match self.event(may).await? {
+    /// The same. `None` if nothing more has come when the connection `may_leave`; that is looked at again
+    /// when the link says so.
+    pub async fn next_or_leave(&mut self, may_leave: MayLeave<'_>) -> Result<Option<Pdu>, Ended> {
+        match self.event(may_leave).await? {
             Some(Event::Pdu(pdu)) => Ok(Some(pdu)),
             Some(Event::Fatal(error, at)) => Err(Ended::Fatal(error, at)),
             // It is asked for by `take` only.
@@ -89,7 +93,7 @@ impl Inbound {
         }
     }
 
-    async fn event(&mut self, may_leave: bool) -> Result<Option<Event>, Ended> {
+    async fn event(&mut self, may_leave: MayLeave<'_>) -> Result<Option<Event>, Ended> {
         loop {
             if self.start == self.end && !self.more_or_leave(may_leave).await? {
                 return Ok(None);
@@ -108,18 +112,20 @@ impl Inbound {
 
     /// Receives more when all was taken.
     async fn more(&mut self) -> Result<(), Ended> {
-        self.more_or_leave(false).await.map(drop)
+        self.more_or_leave(None).await.map(drop)
     }
 
-    /// The same. If it `may` be left, false when it is to be and nothing more has come.
-    async fn more_or_leave(&mut self, may: bool) -> Result<bool, Ended> {
+    /// The same. False if nothing more has come when the connection `may_leave`.
+    async fn more_or_leave(&mut self, may_leave: MayLeave<'_>) -> Result<bool, Ended> {
         let mut staging = self.staging.take().ok_or(Ended::Closed)?;
         let part = staging.split_to(self.window.min(STAGING_BYTES));
         let mut receiving = self.link.stream.receive(part);
-        let outcome = if may {
-            match first_of(&mut receiving, self.link.to_leave()).await {
+        let mut leaves = false;
+        let outcome = if let Some(may_leave) = may_leave {
+            match first_of(&mut receiving, self.link.to_leave(may_leave)).await {
                 First::One(outcome) => outcome,
                 First::Other(()) => {
+                    leaves = true;
                     self.link.stream.interrupt(&receiving);
                     receiving.await
                 }
@@ -133,7 +139,7 @@ impl Inbound {
         self.staging = Some(part);
         (self.start, self.end) = (0, received);
         match received {
-            0 if may && self.link.leaving() && self.link.alive() => Ok(false),
+            0 if leaves && self.link.alive() => Ok(false),
             0 => Err(Ended::Closed),
             _ => Ok(true),
         }
@@ -228,7 +234,7 @@ impl Inbound {
     }
 
     async fn digest(&mut self) -> Result<bool, Ended> {
-        match self.event(false).await? {
+        match self.event(None).await? {
             Some(Event::DataDigest(intact)) => Ok(intact),
             _ => Err(Ended::Closed),
         }

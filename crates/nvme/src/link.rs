@@ -21,8 +21,11 @@ use pinstripe_runtime::{Signal, Slice, Stream, shard};
 /// Bytes of requests and unsent answers that a connection may hold, as allocated. A single request may exceed
 /// it when it is alone.
 const HELD_BYTES_MAX: usize = 32 << 20;
-/// Time that the peer has to take the last messages of a connection that ends.
+/// Time that the peer has to take the last messages of a connection that ends, and in which one that is to be
+/// left isn't cut while data flows.
 const LINGER_NANOSECONDS: u64 = 5_000_000_000;
+/// Bytes from one look at whether the connection idles to the next with which data flows.
+const FLOW_BYTES: u64 = 256 << 10;
 
 /// See the module.
 pub(crate) struct Link {
@@ -31,11 +34,17 @@ pub(crate) struct Link {
     share: Share,
     /// Bytes that came from the peer.
     received: Cell<u64>,
+    /// Bytes of messages that the peer has taken.
+    sent: Cell<u64>,
+    /// Both together at the last look at whether it idles.
+    moved: Cell<u64>,
     next_ticket: Cell<u64>,
     served_ticket: Cell<u64>,
     finishing: Cell<bool>,
     /// The connection is to be left to another process.
     leaving: Cell<bool>,
+    /// Until when it may wait for its peer while data flows.
+    patient_until: Cell<u64>,
     /// It is finished, and its stream stays open.
     left: Cell<bool>,
     busy: Cell<bool>,
@@ -47,7 +56,7 @@ pub(crate) struct Link {
     sender: Signal,
     /// Tasks wait here for memory or for the end.
     changed: Signal,
-    /// The receiver waits here for the order to leave, and isn't woken by all else that changes.
+    /// The receiver waits here until it may leave, and isn't woken by all else that changes.
     to_leave: Wake,
 }
 
@@ -58,10 +67,13 @@ impl Link {
             outgoing: RefCell::default(),
             share: Share::new(budget),
             received: Cell::new(0),
+            sent: Cell::new(0),
+            moved: Cell::new(0),
             next_ticket: Cell::new(0),
             served_ticket: Cell::new(0),
             finishing: Cell::new(false),
             leaving: Cell::new(false),
+            patient_until: Cell::new(0),
             left: Cell::new(false),
             busy: Cell::new(false),
             was_idle: Cell::new(false),
@@ -78,21 +90,22 @@ impl Link {
         !self.broken.get()
     }
 
-    /// Waits for memory. False if the connection has ended; otherwise [`Link::release`] or a sent message
-    /// must give the bytes back.
+    /// Waits for memory. False if the connection has ended or is to be left; otherwise [`Link::release`] or a
+    /// sent message must give the bytes back.
     pub async fn acquire(&self, bytes: usize) -> bool {
+        let over = || self.broken.get() || self.leaving();
         let ticket = self.next_ticket.replace(self.next_ticket.get() + 1);
         let room = || {
             let held = self.share.held();
             let turn = ticket == self.served_ticket.get();
-            (turn && (held == 0 || held + bytes <= HELD_BYTES_MAX)) || self.broken.get()
+            (turn && (held == 0 || held + bytes <= HELD_BYTES_MAX)) || over()
         };
         self.changed.wait_until(room).await;
         // Later requests wait behind this one, which waits behind other connections.
         let mut acquired = pin!(self.share.acquire(bytes));
-        let mut ended = pin!(self.changed.wait_until(|| self.broken.get()));
+        let mut ended = pin!(self.changed.wait_until(over));
         let alive = poll_fn(|cx| {
-            if self.broken.get() {
+            if over() {
                 return Poll::Ready(false);
             }
             if acquired.as_mut().poll(cx).is_ready() {
@@ -164,7 +177,9 @@ impl Link {
     /// The sender: sends until the connection is finished and all is sent, or cut, or broken; then closes it.
     pub async fn run(&self) {
         while let Some((slice, held)) = self.sender.wait_for(|| self.next()).await {
+            let length = slice.len() as u64;
             let sent = send_whole(&*self.stream, slice).await;
+            self.sent.set(self.sent.get() + length);
             self.share.give_back(held);
             if !sent {
                 self.give_up();
@@ -213,26 +228,40 @@ impl Link {
         self.leaving.get()
     }
 
-    /// Whether it waits for its peer alone, and did so at the last look.
+    /// Whether it waits for its peer alone, and did so at the last look, and no data flows.
     pub fn idles(&self) -> bool {
+        let moved = self.received.get() + self.sent.get();
+        let flows = moved - self.moved.replace(moved) >= FLOW_BYTES;
         let is_idle = !self.busy.get();
-        self.was_idle.replace(is_idle) && is_idle
+        self.was_idle.replace(is_idle) && is_idle && !(flows && shard::now() < self.patient_until.get())
+    }
+
+    fn be_patient(&self) {
+        self.patient_until.set(shard::now() + LINGER_NANOSECONDS);
     }
 
     /// Commands are under way that wait for no peer, or no more.
     pub fn set_busy(&self, busy: bool) {
         self.busy.set(busy);
+        self.be_patient();
     }
 
     /// Has it come to where it can be left.
     pub fn leave(&self) {
         self.leaving.set(true);
+        self.be_patient();
+        self.changed.notify();
+        self.look_whether_to_leave();
+    }
+
+    /// What kept the connection from being left may be over.
+    pub fn look_whether_to_leave(&self) {
         self.to_leave.wake();
     }
 
-    /// The receiver waits for the order to leave.
-    pub fn to_leave(&self) -> impl Future<Output = ()> {
-        self.to_leave.wait_for(|| self.leaving.get().then_some(()))
+    /// The receiver waits here until the connection `may` be left, which it may not before the order.
+    pub fn to_leave<'a>(&'a self, may: impl Fn() -> bool + 'a) -> impl Future<Output = ()> {
+        self.to_leave.wait_for(move || may().then_some(()))
     }
 
     /// Ends it when all that was handed over is sent, with its stream open. False if that can't be.

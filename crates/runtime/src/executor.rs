@@ -21,6 +21,8 @@ use std::{
     time::Instant,
 };
 
+use rustix::time::{ClockId, clock_gettime};
+
 use crate::{
     Pool,
     completion::PendingRequests,
@@ -251,6 +253,18 @@ impl Shard {
         match &self.clock {
             // 584 years.
             Clock::Monotonic(start) => u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            Clock::Virtual(now) => now.get(),
+        }
+    }
+
+    /// Nanoseconds by the machine's monotonic clock: for a moment of which another process is to know.
+    pub fn machine_now(&self) -> u64 {
+        match &self.clock {
+            Clock::Monotonic(_) => {
+                let now = clock_gettime(ClockId::Monotonic);
+                u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000
+                    + u64::try_from(now.tv_nsec).unwrap_or(0)
+            }
             Clock::Virtual(now) => now.get(),
         }
     }

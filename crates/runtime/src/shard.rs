@@ -76,6 +76,11 @@ pub fn now() -> u64 {
     with_current(Shard::now)
 }
 
+/// Nanoseconds by the machine's monotonic clock: for a moment of which another process is to know.
+pub fn machine_now() -> u64 {
+    with_current(Shard::machine_now)
+}
+
 /// Nanoseconds that this shard was there to wait: [`now`] without the time in which its loop stood still
 /// (C29). For how long something takes that is waited for here; it means nothing on another shard.
 pub fn waited() -> u64 {

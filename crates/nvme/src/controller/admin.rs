@@ -45,7 +45,7 @@ const CHANGING_COMMANDS: &[u8] = &[nvm::WRITE, nvm::WRITE_ZEROES, nvm::DATASET_M
 pub(super) async fn execute<S: BlockService>(session: &Session<S>, command: &Command) {
     match command.opcode {
         opcode::IDENTIFY => {
-            let Some(held) = session.answer_memory(identify::BYTES).await else { return };
+            let Some(held) = session.answer_memory(command, identify::BYTES).await else { return };
             let page = identify(session, command);
             session.answer(command, held, page.as_ref().map(|page| &page[..]).map_err(|status| *status));
         }
@@ -53,7 +53,7 @@ pub(super) async fn execute<S: BlockService>(session: &Session<S>, command: &Com
             let Some((length, offset)) = log_range(command) else {
                 return session.complete(command, Err(Status::INVALID_FIELD));
             };
-            let Some(held) = session.answer_memory(length).await else { return };
+            let Some(held) = session.answer_memory(command, length).await else { return };
             let page = log_page(session, command, length, offset);
             session.answer(command, held, page.as_deref().map_err(|status| *status));
         }

@@ -61,6 +61,7 @@ pub(super) async fn execute<S: BlockService>(
             session.proved();
             session.gate.deadline.set(None);
             session.changed.notify();
+            session.link.look_whether_to_leave();
         }
         Outcome::Failed => session.link.finish().await,
     }

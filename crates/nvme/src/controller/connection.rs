@@ -7,6 +7,7 @@
 //! What a command needs of its connection is the [`Session`].
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use pinstripe_block::BlockService;
@@ -18,6 +19,7 @@ use super::inner::Inner;
 use super::leave::LeftQueue;
 use super::limits::{CAPSULE_BYTES_MAX, EVENT_REQUESTS_MAX};
 use super::session::Session;
+use super::subsystem::{Controller, Subsystem};
 use super::{admin, attach, authenticate, connect, io, offload};
 use crate::framing::{Encoding, Pdu, Role};
 use crate::inbound::{Ended, Inbound};
@@ -83,8 +85,7 @@ pub(super) async fn resume<S: BlockService>(
     left: &LeftQueue,
 ) -> SessionEnd {
     let encoding = left.encoding();
-    let controller = inner.subsystem.controller(left.controller);
-    let Some(controller) = controller.filter(|controller| controller.add_queue(left.number)) else {
+    let Some(controller) = rejoin(&inner.subsystem, left) else {
         link.cut();
         link.closed().await;
         return SessionEnd::Closed;
@@ -99,6 +100,21 @@ pub(super) async fn resume<S: BlockService>(
     let digests = (encoding.header_digests, encoding.data_digests);
     let mut inbound = Inbound::resumed(Rc::clone(link), Role::Controller, &left.received, digests);
     Session::resumed(inner, link, number, queue, left).run(&mut inbound).await.into()
+}
+
+/// The controller that a queue belongs to which another process has left, if that lives.
+fn rejoin(subsystem: &Subsystem, left: &LeftQueue) -> Option<Arc<Controller>> {
+    let controller = subsystem.controller(left.controller)?;
+    if !controller.add_queue(left.number) {
+        return None;
+    }
+    // It may have ended just before, on another shard, and been forgotten: then a new association doesn't
+    // wait for what would be begun here (C16).
+    if controller.is_dead() {
+        controller.leave(Some(left.number));
+        return None;
+    }
+    Some(controller)
 }
 
 enum End {
@@ -157,7 +173,7 @@ impl<S: BlockService> Session<S> {
             self.begin(command, None, 0);
         }
         let end = loop {
-            if self.may_leave() {
+            if self.may_leave() && self.is_done().await {
                 return self.leave_off(inbound).await;
             }
             self.link.room().await;
@@ -168,26 +184,30 @@ impl<S: BlockService> Session<S> {
         self.end(inbound, end).await
     }
 
-    /// Whether it is to be left, and the host owes no data that was asked for.
+    /// Whether it is to be left, and the host owes no data that was asked for and no part of a proof.
     fn may_leave(&self) -> bool {
-        self.link.leaving() && self.link.alive() && self.gate.is_settled() && !self.waits_for_data()
+        self.goes_over() && self.gate.is_settled() && self.due.get() == 0
     }
 
-    /// Waits until all commands are over or deferred, and leaves the connection.
-    async fn leave_off(self: &Rc<Self>, inbound: &mut Inbound) -> End {
+    /// Waits until all commands are over or deferred. Whether it may still be left: one of them may have
+    /// begun an authentication.
+    async fn is_done(&self) -> bool {
         // Nothing is asked of the host any more.
         self.link.set_busy(self.tasks.get() > 0);
         self.changed.wait_until(|| self.tasks.get() == 0).await;
         self.link.set_busy(false);
-        let received = inbound.begun();
-        let alive = self.link.alive() && !self.controller.is_dead();
-        let Some(received) = received.filter(|_| alive) else {
+        self.may_leave()
+    }
+
+    /// Leaves the connection, when all commands are over or deferred.
+    async fn leave_off(self: &Rc<Self>, inbound: &mut Inbound) -> End {
+        // An event that was told from here on would be lost with the sender.
+        let events = self.event_requests.take();
+        let left = inbound.begun().map(|received| self.left(events, received));
+        let sent = self.link.finish_left().await;
+        let Some(left) = left.filter(|_| sent && !self.controller.is_dead()) else {
             return self.end(inbound, Ended::Closed.into()).await;
         };
-        if !self.link.finish_left().await {
-            return self.end(inbound, Ended::Closed.into()).await;
-        }
-        let left = self.left(received);
         self.ended.set(true);
         self.changed.notify();
         self.controller.changed.notify();
@@ -208,10 +228,9 @@ impl<S: BlockService> Session<S> {
         end
     }
 
-    /// Takes one PDU.
+    /// Takes one PDU, unless the connection is to be left before one comes.
     async fn receive(self: &Rc<Self>, inbound: &mut Inbound) -> Result<(), End> {
-        let may_leave = self.gate.is_settled() && !self.waits_for_data();
-        let Some(pdu) = inbound.next_or_leave(may_leave).await? else { return Ok(()) };
+        let Some(pdu) = inbound.next_or_leave(Some(&|| self.may_leave())).await? else { return Ok(()) };
         match pdu {
             Pdu::Command(command, length) => self.command(inbound, command, length).await,
             Pdu::Data(transfer, flags) => Ok(self.data(inbound, transfer, flags).await?),

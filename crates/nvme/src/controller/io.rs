@@ -62,7 +62,8 @@ pub(super) async fn execute<S: BlockService>(
 /// How a command ended that didn't fail.
 enum Done {
     Answered,
-    /// The connection ended before the command's data came: no answer can be sent.
+    /// The connection ended before the command's data came: no answer can be sent. Or another process is to
+    /// carry it out.
     ConnectionLost,
 }
 
@@ -128,7 +129,7 @@ async fn try_read<S: BlockService>(
         DataPlace::Transport(_) => return Err(Status::DATA_LENGTH_INVALID),
         DataPlace::Capsule(_) => return Err(Status::SGL_TYPE_INVALID),
     }
-    let Some(ReadBuffer { head, data, held }) = session.read_buffer(length as usize).await else {
+    let Some(ReadBuffer { head, data, held }) = session.read_buffer(command, length as usize).await else {
         return Ok(None);
     };
     let result = match admit(session, namespace, Access::Read).await {
@@ -306,7 +307,7 @@ async fn reservation_report<S: BlockService>(session: &Session<S>, command: &Com
     else {
         return session.complete(command, Err(Status::INVALID_FIELD));
     };
-    let Some(held) = session.answer_memory(length).await else { return };
+    let Some(held) = session.answer_memory(command, length).await else { return };
     let report = || {
         let (namespace, _) = namespace(session, command)?;
         // Bit 0: extended identifiers, which all hosts over fabrics have.

@@ -1,8 +1,9 @@
 //! Connections and controllers that another process goes on with: what it has to know of them.
 //!
-//! A queue is left between two commands. Those that have come whole are carried out and answered, but for
-//! those whose data would have to be asked for: they are deferred, and the other process asks. A controller
-//! goes over with its admin queue, or not at all.
+//! A queue is left between two commands, when the host owes no data and no part of a proof. Commands that
+//! have begun are carried out and answered. Those that wait for memory, or whose data would have to be asked
+//! for, are deferred: the other process begins them. A controller goes over with its admin queue, or not at
+//! all, and the host's silence goes on.
 
 use serde::{Deserialize, Serialize};
 use zerocopy::FromBytes;
@@ -76,6 +77,8 @@ pub(super) struct LeftController {
     pub host: String,
     pub discovery: bool,
     pub keep_alive_ms: u64,
+    /// When the host was heard of last, by the machine's monotonic clock.
+    pub heard_ns: u64,
     pub configuration: u32,
     pub status: u32,
     pub events: u32,

@@ -122,10 +122,17 @@ impl<S: BlockService> Target<S> {
             link.leave();
         }
         let end = self.converse(&link, number, connection::resume(inner, &link, number, left)).await;
-        if left.is_admin() && !matches!(end, SessionEnd::Left(_)) {
-            inner.subsystem.abandon(left.controller());
+        if !matches!(end, SessionEnd::Left(_)) {
+            self.abandon(left);
         }
         end
+    }
+
+    /// A queue that another process has left doesn't go on. With the admin queue its controller ends.
+    pub fn abandon(&self, left: &LeftQueue) {
+        if left.is_admin() {
+            self.0.subsystem.abandon(left.controller());
+        }
     }
 
     async fn converse(
@@ -143,9 +150,9 @@ impl<S: BlockService> Target<S> {
     }
 
     /// Takes no more connections, and leaves those that are there to another process: each ends with
-    /// [`SessionEnd::Left`] after the commands that have come, and its stream stays open. One that waits for
-    /// its host after `grace_nanoseconds` is cut, and all are after `limit_nanoseconds`. See
-    /// [`Subsystem::left`]; without the offload extension.
+    /// [`SessionEnd::Left`] after the commands that have begun, and its stream stays open. One that waits for
+    /// its host after `grace_nanoseconds` is cut, unless data flows and not for long, and all are after
+    /// `limit_nanoseconds`. See [`Subsystem::left`]; without the offload extension.
     pub async fn leave(&self, grace_nanoseconds: u64, limit_nanoseconds: u64) {
         self.0.stopping.set(true);
         for link in self.0.links.all() {

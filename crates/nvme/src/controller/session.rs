@@ -75,6 +75,8 @@ pub(super) struct Session<S> {
     /// Tasks of commands.
     pub tasks: Cell<usize>,
     incoming: RefCell<Vec<Option<Incoming>>>,
+    /// Transfers among them whose data is due.
+    pub due: Cell<usize>,
     /// Commands that were not begun because the connection is to be left: another process carries them out.
     pub deferred: RefCell<Vec<Command>>,
     pub event_requests: RefCell<Vec<u16>>,
@@ -143,6 +145,7 @@ impl<S: BlockService> Session<S> {
             outstanding: Cell::new(0),
             tasks: Cell::new(0),
             incoming: RefCell::default(),
+            due: Cell::new(0),
             deferred: RefCell::default(),
             event_requests: RefCell::default(),
             gate,
@@ -153,14 +156,13 @@ impl<S: BlockService> Session<S> {
         }
     }
 
-    /// Whether data is due that the host was asked for.
-    pub fn waits_for_data(&self) -> bool {
-        let waits = |incoming: &Incoming| incoming.state == IncomingState::Waiting;
-        self.incoming.borrow().iter().flatten().any(waits)
+    /// Whether another process is to go on with it.
+    pub fn goes_over(&self) -> bool {
+        self.link.leaving() && self.link.alive()
     }
 
     /// What another process has to know of the queue, all commands of which are over or deferred.
-    pub fn left(&self, received: Vec<u8>) -> LeftQueue {
+    pub fn left(&self, events: Vec<u16>, received: Vec<u8>) -> LeftQueue {
         LeftQueue {
             controller: self.controller.id,
             number: self.queue,
@@ -170,7 +172,7 @@ impl<S: BlockService> Session<S> {
             data_digests: self.encoding.data_digests,
             alignment: self.encoding.alignment,
             head: self.head.get(),
-            events: self.event_requests.take(),
+            events,
             deferred: self.deferred.take().iter().flat_map(|command| command.as_bytes().to_vec()).collect(),
             received,
         }
@@ -248,11 +250,21 @@ impl<S: BlockService> Session<S> {
         self.encoding.header(kind::C2H_DATA, flag::LAST | success, &header, length)
     }
 
-    /// Memory for an answer of `length` bytes that is to be copied; `None` at the connection's end. It is
-    /// acquired before the answer is made: what the host doesn't take must not pile up.
-    pub async fn answer_memory(&self, length: usize) -> Option<usize> {
+    /// Waits for memory for a command of which nothing has been done. False if none comes: the connection has
+    /// ended, or is to be left. Then another process carries the command out.
+    async fn acquire(&self, command: &Command, bytes: usize) -> bool {
+        let there = self.link.acquire(bytes).await;
+        if !there && self.goes_over() {
+            self.deferred.borrow_mut().push(*command);
+        }
+        there
+    }
+
+    /// Memory for an answer of `length` bytes that is to be copied; `None` if it isn't to be answered here.
+    /// It is acquired before the answer is made: what the host doesn't take must not pile up.
+    pub async fn answer_memory(&self, command: &Command, length: usize) -> Option<usize> {
         let held = if active(Mutant::AnswersUncounted) { 0 } else { block_bytes(length) };
-        self.link.acquire(held).await.then_some(held)
+        self.acquire(command, held).await.then_some(held)
     }
 
     /// Answers a command with `data`, which is copied, if there is any; the memory that was acquired for it
@@ -319,11 +331,12 @@ impl<S: BlockService> Session<S> {
         }
     }
 
-    /// A buffer for a read of `length` bytes, and the memory acquired for it; `None` at the connection's end.
-    pub async fn read_buffer(&self, length: usize) -> Option<ReadBuffer> {
+    /// A buffer for a read of `length` bytes, and the memory acquired for it; `None` if it isn't to be
+    /// answered here.
+    pub async fn read_buffer(&self, command: &Command, length: usize) -> Option<ReadBuffer> {
         let headroom = if length <= COPY_BYTES { 0 } else { HEADROOM };
         let held = block_bytes(headroom + length);
-        if !self.link.acquire(held).await {
+        if !self.acquire(command, held).await {
             return None;
         }
         let mut data = shard::buffer(headroom + length);
@@ -369,7 +382,7 @@ impl<S: BlockService> Session<S> {
         true
     }
 
-    /// The data of a command: from its capsule, or asked for. `Ok(None)` at the connection's end.
+    /// The data of a command: from its capsule, or asked for. `Ok(None)` if it isn't to be carried out here.
     pub async fn host_data(
         &self,
         command: &Command,
@@ -390,8 +403,14 @@ impl<S: BlockService> Session<S> {
     ) -> Result<Option<HostData>, Status> {
         match (command.data()?, capsule) {
             (DataPlace::Capsule(told), Some(buffer)) if told == length && buffer.len() == length as usize => {
-                let there = more == 0 || self.link.acquire(more).await;
-                Ok(there.then_some(HostData { buffer, held: more }))
+                if more > 0 && !self.link.acquire(more).await {
+                    if !self.goes_over() {
+                        return Ok(None);
+                    }
+                    // It can't be deferred, for its data has come. A queue has only so many commands.
+                    self.link.force(more);
+                }
+                Ok(Some(HostData { buffer, held: more }))
             }
             (DataPlace::Transport(told), None) if told == length => self.ask(command, length, more).await,
             _ => Err(Status::DATA_LENGTH_INVALID),
@@ -401,12 +420,7 @@ impl<S: BlockService> Session<S> {
     /// Asks the host for data, when there is memory for it.
     async fn ask(&self, command: &Command, length: u32, more: usize) -> Result<Option<HostData>, Status> {
         let held = block_bytes(length as usize) + more;
-        if !self.link.acquire(held).await {
-            return Ok(None);
-        }
-        if self.link.leaving() && self.link.alive() {
-            self.link.release(held);
-            self.deferred.borrow_mut().push(*command);
+        if !self.acquire(command, held).await {
             return Ok(None);
         }
         if self.ended.get() {
@@ -430,6 +444,7 @@ impl<S: BlockService> Session<S> {
                 table.push(None);
             }
             table[free] = Some(incoming);
+            self.due.set(self.due.get() + 1);
             free
         };
         let header = Transfer {
@@ -536,22 +551,25 @@ impl<S: BlockService> Session<S> {
             if !intact && incoming.received < incoming.length {
                 return Err(Ended::Fatal(FatalError::DataOutOfRange, 0));
             }
-            incoming.state = IncomingState::Whole(intact);
-            if let Some(waker) = incoming.waker.take() {
-                waker.wake();
-            }
+            self.settle(incoming, IncomingState::Whole(intact));
         }
         Ok(())
+    }
+
+    /// No more data of a transfer is due.
+    fn settle(&self, incoming: &mut Incoming, state: IncomingState) {
+        incoming.state = state;
+        self.due.set(self.due.get() - 1);
+        if let Some(waker) = incoming.waker.take() {
+            waker.wake();
+        }
     }
 
     /// Nothing more will come.
     pub fn break_transfers(&self) {
         for incoming in self.incoming.borrow_mut().iter_mut().flatten() {
             if incoming.state == IncomingState::Waiting {
-                incoming.state = IncomingState::Broken;
-                if let Some(waker) = incoming.waker.take() {
-                    waker.wake();
-                }
+                self.settle(incoming, IncomingState::Broken);
             }
         }
     }

@@ -388,7 +388,7 @@ impl Subsystem {
     }
 
     /// A controller's admin queue did not come: it ends.
-    pub fn abandon(&self, controller: u16) {
+    pub(super) fn abandon(&self, controller: u16) {
         if let Some(controller) = self.controller(controller) {
             controller.kill();
             controller.leave(None);
@@ -426,7 +426,7 @@ pub(super) struct Controller {
     pub subsystem: Arc<Subsystem>,
     /// 0 for none.
     pub keep_alive_ms: AtomicU64,
-    /// When the host was heard of last.
+    /// When the host was heard of last. Below 0, as a number with a sign, if that was before this process.
     pub heard: AtomicU64,
     /// Its host has proved its identity, where it must.
     proven: AtomicBool,
@@ -441,6 +441,8 @@ pub(super) struct Controller {
 impl Controller {
     /// What another process has left.
     fn restored(subsystem: &Arc<Subsystem>, left: &LeftController) -> Arc<Self> {
+        // That nothing listened is no reason to give the host more time: it counts by its own clock.
+        let silent = shard::machine_now().saturating_sub(left.heard_ns);
         let state = ControllerState {
             configuration: left.configuration,
             status: left.status,
@@ -457,8 +459,7 @@ impl Controller {
             discovery: left.discovery,
             subsystem: Arc::clone(subsystem),
             keep_alive_ms: AtomicU64::new(left.keep_alive_ms),
-            // It was silent because nothing listened.
-            heard: AtomicU64::new(shard::now()),
+            heard: AtomicU64::new(shard::now().wrapping_sub(silent)),
             proven: AtomicBool::new(true),
             dead: AtomicBool::new(false),
             writes: AtomicUsize::new(0),
@@ -476,6 +477,7 @@ impl Controller {
             host: self.host.clone(),
             discovery: self.discovery,
             keep_alive_ms: self.keep_alive_ms.load(Ordering::Relaxed),
+            heard_ns: shard::machine_now().saturating_sub(self.silent(shard::now())),
             configuration: state.configuration,
             status: state.status,
             events: state.events,
@@ -559,8 +561,12 @@ impl Controller {
     /// Nanoseconds until the keep-alive timer runs out; `None` without one.
     pub fn silence_left(&self, now: u64) -> Option<u64> {
         let allowed = self.keep_alive_ms.load(Ordering::Relaxed) * 1_000_000;
-        let silent = now.saturating_sub(self.heard.load(Ordering::Relaxed));
-        (allowed > 0 && !active(Mutant::SilenceIgnored)).then(|| allowed.saturating_sub(silent))
+        (allowed > 0 && !active(Mutant::SilenceIgnored)).then(|| allowed.saturating_sub(self.silent(now)))
+    }
+
+    /// Nanoseconds since the host was heard of.
+    fn silent(&self, now: u64) -> u64 {
+        since(self.heard.load(Ordering::Relaxed), now)
     }
 
     /// Ends it if the keep-alive timer has run out. Its host counts on that by its own clock, and carries on
@@ -676,6 +682,12 @@ impl Controller {
     }
 }
 
+/// Nanoseconds from `moment` to `now`. The moment may lie before 0, where the clock began with this process,
+/// and a little after `now`, seen from another shard.
+fn since(moment: u64, now: u64) -> u64 {
+    now.wrapping_sub(moment).cast_signed().max(0).cast_unsigned()
+}
+
 /// See [`Controller::admit`].
 pub(super) struct Admitted {
     writes: Option<Arc<Controller>>,
@@ -689,5 +701,17 @@ impl Drop for Admitted {
         {
             controller.subsystem.changed.notify();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::since;
+
+    #[test]
+    fn silence_counts_from_before_this_process_and_never_backwards() {
+        assert_eq!(since(5, 12), 7);
+        assert_eq!(since(12, 5), 0, "another shard has heard of the host meanwhile");
+        assert_eq!(since(3_u64.wrapping_sub(10), 3), 10);
     }
 }

@@ -1,5 +1,6 @@
 //! Authentication: our two ends against each other, and the target against a host that says what it likes.
 
+use std::cell::Cell;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use pinstripe_runtime::{DeviceErrorKind, DeviceSource, shard};
 
 use crate::both::{Wires, address, filled, lay, leave};
 use crate::host::{Heard, Host, identify};
+use crate::leaving_hosts::{go_on, heir, leave_all};
 use crate::offload::computing_subsystem;
 use crate::world::{Array, Random};
 use crate::{NQN, seeds, target_of};
@@ -390,6 +392,66 @@ fn a_connection_that_does_not_finish_authentication_is_cut_off() {
         shard::sleep(31_000_000_000).await;
         assert!(matches!(admin.hear().await, Heard::Closed));
         leave(target).await;
+    });
+}
+
+#[test]
+fn queues_without_a_command_since_their_proof_are_left_at_once() {
+    seeds(4, |random| async move {
+        let (_, _, target) = guarded(&random, plain(HOST));
+        let prover = Prover::new(&random, plain(NQN));
+        let mut admin = connected(&random, &target).await;
+        prover.prove(&mut admin).await;
+        admin.enable().await;
+        let mut unused = admin.io(&random, &target, 5, 1, 0).await;
+        prover.prove(&mut unused).await;
+        let mut used = admin.io(&random, &target, 5, 2, 0).await;
+        prover.prove(&mut used).await;
+        assert_eq!(used.status(Command::new(nvm::FLUSH, 1), &[]).await, Status::SUCCESS);
+        // As soon as its proof is done.
+        let mut late = admin.io(&random, &target, 5, 3, 0).await;
+        let proving = shard::spawn_joined(async move {
+            shard::sleep(1000).await;
+            prover.prove(&mut late).await;
+        });
+        let (took, left) = leave_all(&target).await;
+        assert_eq!((took, left.len()), (1000, 4));
+        proving.join().await;
+        leave(target).await;
+    });
+}
+
+#[test]
+fn a_queue_is_not_left_in_the_midst_of_another_proof() {
+    seeds(40, |random| async move {
+        let (array, subsystem, target) = guarded(&random, plain(HOST));
+        let prover = Prover::new(&random, plain(NQN));
+        let mut admin = connected(&random, &target).await;
+        prover.prove(&mut admin).await;
+        let entry = prover.authentication.peer(NQN).unwrap();
+        let (_, negotiate) = HostEnd::begin(&prover.authentication, entry, &prover.names).unwrap();
+        // What begins one, or what shuts the gate.
+        let message = [negotiate, vec![0xff; 16]][random.below(2)].clone();
+        let is_taken = Rc::new(Cell::new(false));
+        let (flag, turns) = (Rc::clone(&is_taken), random.below(12));
+        let host = shard::spawn_joined(async move {
+            for _ in 0..turns {
+                shard::yield_now().await;
+            }
+            assert_eq!(tell(&mut admin, &message).await, Status::SUCCESS);
+            flag.set(true);
+        });
+        for _ in 0..random.below(12) {
+            shard::yield_now().await;
+        }
+        let (_, left) = leave_all(&target).await;
+        assert_eq!(left.is_empty(), is_taken.get());
+        let known = Some(knows(&random, plain(HOST)));
+        let (_, next) = heir(&array, known, &subsystem, &left);
+        go_on(&next, left);
+        host.join().await;
+        leave(target).await;
+        next.stop().await;
     });
 }
 

@@ -6,6 +6,7 @@ mod auth;
 mod both;
 mod host;
 mod leaving;
+mod leaving_hosts;
 mod offload;
 mod strict;
 mod target;
@@ -13,11 +14,15 @@ mod target;
 #[allow(dead_code, reason = "the tests of NBD use more of it")]
 mod world;
 
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use pinstripe_nvme::auth::Authentication;
-use pinstripe_nvme::controller::{NamespaceConfig, Subsystem, SubsystemConfig, Target};
+use pinstripe_nvme::controller::{
+    LeftQueue, NamespaceConfig, SessionEnd, Subsystem, SubsystemConfig, Target,
+};
+use pinstripe_runtime::{Stream, shard};
 
 const NQN: &str = "nqn.2026-01.com.example:test";
 
@@ -57,12 +62,19 @@ fn target_of(
     (Arc::clone(&subsystem), Target::new(subsystem, arrays.to_vec()))
 }
 
+thread_local! {
+    /// Connections that targets have left.
+    static LEFT: RefCell<Vec<(LeftQueue, Rc<world::Pipe>)>> = const { RefCell::new(Vec::new()) };
+}
+
 /// A connection that the target serves.
 fn dial(random: &Rc<world::Random>, target: &Target<world::Array>) -> Rc<world::Pipe> {
     let (ours, theirs) = world::pipe(random, 1 << 16);
     let target = target.clone();
-    pinstripe_runtime::shard::spawn(async move {
-        target.serve(theirs).await;
+    shard::spawn(async move {
+        if let SessionEnd::Left(queue) = target.serve(Rc::clone(&theirs) as Rc<dyn Stream>).await {
+            LEFT.with_borrow_mut(|left| left.push((queue, theirs)));
+        }
     });
     ours
 }
@@ -72,5 +84,6 @@ fn seeds<F: Future<Output = ()> + 'static>(count: u64, body: impl Fn(Rc<world::R
     for seed in 0..count {
         let random = Rc::new(world::Random::new(seed));
         world::run(&random, || body(Rc::clone(&random)));
+        LEFT.take();
     }
 }
