@@ -403,6 +403,11 @@ impl Run {
         self.array.finished(ticket);
         // Less than the time after which an operation is dropped in any case.
         self.pause(3_000_000_000)?;
+        // Before a host attaches, which ends them, too.
+        let held: u64 = self.servers.iter().map(|server| server.statistics().held).sum();
+        if held > 0 {
+            return Err(format!("{held} operations outlive their controllers"));
+        }
         let sources = self.open(false)?;
         self.check_slots(&sources)?;
         self.check_disks()?;
