@@ -3,9 +3,11 @@
 //!
 //! It is counted as it is allocated: in whole blocks of the pool, from before the memory is taken until what
 //! is in it has been sent. Of a request that is larger than most of the budget only so much is counted: it
-//! goes, one at a time, although others hold a little. A connection asks for memory *before* it makes an answer. A request that finds
-//! none waits in the order of asking; connections that hold nothing get a little all the same, so that those
-//! that take no answers don't stop the others until they are cut off.
+//! goes, one at a time, although others hold a little.
+//!
+//! A connection asks for memory *before* it makes an answer. A request that finds none waits in the order of
+//! asking; connections that hold nothing get a little all the same, so that those that take no answers don't
+//! stop the others until they are cut off.
 
 use std::{
     cell::Cell,

@@ -5,10 +5,10 @@
 //! bytes asks for no more, and waits for:
 //!
 //! - members;
-//! - a membership's being recorded, which comes when writes of the one before are over: those give way, and
-//!   wait for bytes no longer;
-//! - room in a log. In a journal that caches it comes of writing out stripes, whose claims may wait for bytes:
-//!   there, no stripe write waits for them.
+//! - a membership's being recorded, which comes when writes of the one before are over: those give way,
+//!   and wait for bytes no longer;
+//! - room in a log. In a journal that caches it comes of writing out stripes, whose claims may wait for
+//!   bytes: there, no stripe write waits for them.
 //!
 //! So all that is taken comes back.
 

@@ -22,9 +22,9 @@ use crate::arrays::{
 
 const CHUNK: u64 = 256 << 10;
 
-/// A write waits for a slow member, and wants memory when that has answered. The membership changes meanwhile,
-/// and a write of the next one has taken all memory, waits until the superblocks know that membership, and so
-/// for the end of writes of the one before.
+/// A write waits for a slow member, and wants memory when that has answered. The membership changes
+/// meanwhile, and a write of the next one has taken all memory, waits until the superblocks know that
+/// membership, and so for the end of writes of the one before.
 fn a_write_of_the_membership_before_wants_memory(memory: WorkMemory) {
     let wish = NewArray {
         data_offset: Some(Sector(8192)),
