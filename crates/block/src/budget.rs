@@ -79,12 +79,23 @@ impl Budget {
         }
     }
 
-    async fn take(&self, bytes: usize) {
+    /// Waits for so many bytes, unless none are needed any more. Whether it has taken them.
+    async fn take(&self, bytes: usize, is_needless: impl Fn() -> bool) -> bool {
         if self.waiting.load(Ordering::SeqCst) == 0 && self.try_take(bytes) {
-            return;
+            return true;
         }
         let turn = Turn::new(self);
-        self.changed.wait_until(|| turn.has_come() && self.try_take(bytes)).await;
+        let taken = Cell::new(false);
+        let take = || turn.has_come() && self.try_take(bytes);
+        self.changed
+            .wait_until(|| {
+                is_needless() || {
+                    taken.set(take());
+                    taken.get()
+                }
+            })
+            .await;
+        taken.get()
     }
 }
 
@@ -142,11 +153,12 @@ impl Share {
 
     /// Waits for so many bytes.
     pub async fn acquire(&self, bytes: usize) {
-        if bytes == 0 || self.held.get() == 0 && bytes <= FLOOR_BYTES {
+        // What it holds goes back when its peer has taken it, which may be a moment after its next request.
+        let is_little = || bytes == 0 || self.held.get() == 0 && bytes <= FLOOR_BYTES;
+        let counted = bytes.min(self.budget.most());
+        if is_little() || !self.budget.take(counted, is_little).await {
             return self.force(bytes);
         }
-        let counted = bytes.min(self.budget.most());
-        self.budget.take(counted).await;
         self.held.set(self.held.get() + bytes);
         self.beyond.set(self.beyond.get() + bytes - counted);
     }
@@ -155,6 +167,11 @@ impl Share {
     pub fn force(&self, bytes: usize) {
         self.budget.held.fetch_add(bytes, Ordering::SeqCst);
         self.held.set(self.held.get() + bytes);
+    }
+
+    /// Whether more is held of the budget than there is.
+    pub fn is_budget_exceeded(&self) -> bool {
+        self.budget.held() > self.budget.limit
     }
 
     /// Gives bytes back.
@@ -198,7 +215,10 @@ mod tests {
             assert!(!now(large.as_mut()));
             assert!(!now(small.as_mut()), "it passes the one that asked before");
             assert!(now(pin!(fourth.acquire(FLOOR_BYTES))), "a connection that holds nothing gets a little");
-            assert!(!now(pin!(fourth.acquire(FLOOR_BYTES))), "and no more than that");
+            let mut more = Box::pin(fourth.acquire(FLOOR_BYTES));
+            assert!(!now(more.as_mut()), "and no more than that");
+            fourth.give_back(FLOOR_BYTES);
+            assert!(now(more.as_mut()), "it holds nothing any more");
             first.give_back(MIB);
             assert!(!now(large.as_mut()), "the little is counted");
             // The one that waits longest has gone.

@@ -131,7 +131,12 @@ fn fill(target: &mut [u8], parts: &[&[u8]]) {
 }
 
 /// Sends all of `slice`. False if the peer can't be reached any more, or takes nothing of it for too long.
-pub async fn send_whole<T: Stream + ?Sized>(stream: &T, mut slice: Slice) -> bool {
+pub async fn send_whole<T: Stream + ?Sized>(stream: &T, slice: Slice) -> bool {
+    send_parts(stream, slice, |_| ()).await
+}
+
+/// The same. `taken` is told how many bytes of it the peer takes, when it does.
+pub async fn send_parts<T: Stream + ?Sized>(stream: &T, mut slice: Slice, taken: impl Fn(usize)) -> bool {
     loop {
         let length = slice.len();
         let sending = stream.send(slice.clone());
@@ -140,11 +145,16 @@ pub async fn send_whole<T: Stream + ?Sized>(stream: &T, mut slice: Slice) -> boo
         } else {
             shard::timeout(PEER_TIMEOUT_NANOSECONDS, sending).await
         };
-        match sent.map(|outcome| outcome.result) {
-            Some(Ok(sent)) if sent == length => return true,
-            Some(Ok(sent)) if (1..length).contains(&sent) => slice = slice.slice(sent, length - sent),
-            Some(Ok(_) | Err(_)) | None => return false,
+        let Some(Ok(sent)) = sent.map(|outcome| outcome.result) else { return false };
+        // A stream that claims more than there was is broken.
+        if sent > length || sent == 0 && length > 0 {
+            return false;
         }
+        taken(sent);
+        if sent == length {
+            return true;
+        }
+        slice = slice.slice(sent, length - sent);
     }
 }
 

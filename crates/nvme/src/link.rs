@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use pinstripe_block::budget::{Budget, Share};
-use pinstripe_block::outgoing::{LOOSE_BYTES_MAX, Outgoing, send_whole};
+use pinstripe_block::outgoing::{LOOSE_BYTES_MAX, Outgoing, send_parts};
 use pinstripe_block::wake::Wake;
 use pinstripe_runtime::{Signal, Slice, Stream, shard};
 
@@ -127,6 +127,11 @@ impl Link {
         self.share.force(bytes);
     }
 
+    /// Whether more is held than there should be.
+    pub fn is_memory_short(&self) -> bool {
+        self.share.is_budget_exceeded()
+    }
+
     /// Gives memory back.
     pub fn release(&self, bytes: usize) {
         self.share.give_back(bytes);
@@ -177,9 +182,8 @@ impl Link {
     /// The sender: sends until the connection is finished and all is sent, or cut, or broken; then closes it.
     pub async fn run(&self) {
         while let Some((slice, held)) = self.sender.wait_for(|| self.next()).await {
-            let length = slice.len() as u64;
-            let sent = send_whole(&*self.stream, slice).await;
-            self.sent.set(self.sent.get() + length);
+            let taken = |bytes| self.sent.set(self.sent.get() + bytes as u64);
+            let sent = send_parts(&*self.stream, slice, taken).await;
             self.share.give_back(held);
             if !sent {
                 self.give_up();
@@ -243,6 +247,7 @@ impl Link {
     /// Commands are under way that wait for no peer, or no more.
     pub fn set_busy(&self, busy: bool) {
         self.busy.set(busy);
+        self.was_idle.set(false);
         self.be_patient();
     }
 

@@ -492,6 +492,19 @@ fn a_read_only_device_refuses_every_change() {
 }
 
 #[test]
+fn the_machines_clock_is_that_of_all_processes() {
+    let clock = || {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        u64::try_from(now.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap()
+    };
+    run(1, move |_| async move {
+        let before = clock();
+        let now = shard::machine_now();
+        assert!((before..=clock()).contains(&now));
+    });
+}
+
+#[test]
 fn a_locked_file_is_held_until_the_last_handle_goes() {
     let folder = Folder::disk();
     let path = folder.file("member", 1 << 20);

@@ -330,8 +330,15 @@ impl Drop for Lab {
 
 /// What the sample leaves out: checks of the harness itself, whose work others rest on, and long scenarios
 /// next to which shorter ones try the same code.
-const LEFT_OUT: &[&str] =
-    &["mdadm-alone", "mdadm-cut", "nvme-auth-member", "nvme-md", "nvme-reconnect", "ublk-stack"];
+const LEFT_OUT: &[&str] = &[
+    "mdadm-alone",
+    "mdadm-cut",
+    "nvme-auth-member",
+    "nvme-md",
+    "nvme-reconnect",
+    "nvme-target",
+    "ublk-stack",
+];
 
 /// Prints the scenarios.
 pub fn list() {

@@ -302,8 +302,10 @@ impl FrontEnds {
     /// Instead of [`FrontEnds::stop`]: the connections that the next program can go on with, by protocol.
     pub async fn leave(&self, shards: &[ShardHandle]) -> Vec<(&'static str, Connected)> {
         let mut left = Vec::new();
-        // NBD's, which may take long, before NVMe/TCP's, whose hosts give up where nothing is heard.
-        for front_end in &self.0 {
+        // NVMe/TCP's last: its hosts give up where nothing is heard for long.
+        let is_last = |front_end: &&Bound| front_end.protocol() == nvme::PROTOCOL;
+        let first = self.0.iter().filter(|front_end| !is_last(front_end));
+        for front_end in first.chain(self.0.iter().filter(is_last)) {
             let protocol = front_end.protocol();
             left.extend(front_end.leave(shards).await.into_iter().map(|connection| (protocol, connection)));
         }

@@ -21,7 +21,7 @@ use crate::{command_line::ServeArguments, failure::Failure, nvme_server};
 
 pub const KIND: Kind = Kind { check, bind };
 
-const PROTOCOL: &str = "nvme-tcp";
+pub(super) const PROTOCOL: &str = "nvme-tcp";
 
 struct NvmeTcp {
     /// Until connections are taken.

@@ -349,7 +349,9 @@ impl Maintenance {
         let walk = Rc::new(walk);
         self.walk.replace(Some(Rc::clone(&walk)));
         let all = crate::io::fan_out::FanOut::new();
-        for _ in 0..self.depth() {
+        let geometry = &self.volume.geometry;
+        let stripe_bytes = geometry.members() * geometry.chunk_bytes() as usize;
+        for _ in 0..stripes_at_a_time(self.controller.shared().options.maintenance_depth, stripe_bytes) {
             let (controller, walk, branch) = (Rc::clone(self), Rc::clone(&walk), all.branch());
             shard::spawn(async move {
                 controller.work_along(&walk).await;
@@ -359,13 +361,6 @@ impl Maintenance {
         // The workers' results are in the walk.
         let _: Answer = all.wait().await;
         walk
-    }
-
-    /// How many stripes are under way at a time. What they take is beside what clients' requests may.
-    fn depth(&self) -> usize {
-        let geometry = &self.volume.geometry;
-        let stripe_bytes = geometry.members() * geometry.chunk_bytes() as usize;
-        self.controller.shared().options.maintenance_depth.min(MEMORY_BYTES / stripe_bytes).max(1)
     }
 
     async fn work_along(&self, walk: &Walk) {
@@ -686,4 +681,23 @@ fn in_single_rows(stripe: StripeId, (from, to): (u32, u32), row: &RowRange) -> R
         return Ok(());
     }
     Err(IoError::Unreadable { stripe: stripe.0, missing: row.unreadable.len() })
+}
+
+/// How many stripes are under way at a time, where so many are wanted. What they take is beside what clients'
+/// requests may.
+fn stripes_at_a_time(wanted: usize, stripe_bytes: usize) -> usize {
+    wanted.min(MEMORY_BYTES / stripe_bytes).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::stripes_at_a_time;
+
+    #[test]
+    fn large_stripes_are_fewer_at_a_time() {
+        assert_eq!(stripes_at_a_time(8, 6 * (512 << 10)), 8);
+        assert_eq!(stripes_at_a_time(8, 10 << 20), 3);
+        assert_eq!(stripes_at_a_time(8, 64 << 20), 1);
+        assert_eq!(stripes_at_a_time(0, 4096), 1);
+    }
 }

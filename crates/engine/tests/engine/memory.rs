@@ -73,3 +73,50 @@ fn a_write_that_waits_for_memory_gives_way_to_a_change_of_the_membership() {
     a_write_of_the_membership_before_wants_memory(WorkMemory { writes: 2, bytes: 1 });
     a_write_of_the_membership_before_wants_memory(ArrayOptions::default().memory);
 }
+
+/// Requests to members that two requests have under way, on handles of their own, when a member is lost and
+/// none is answered for a while.
+fn under_way(memory: WorkMemory, writes: bool) -> u64 {
+    let options = ArrayOptions { memory, gather_ns: 0, ..options() };
+    let wish = wish(Level::Raid5, 4, CHUNK, NewBitmap::None, InitialSync::AssumeClean);
+    let mut scene = Scene::with_options(1, wish, 1, options);
+    let geometry = scene.geometry();
+    scene.write(0, geometry.array_bytes() / 512, true).unwrap();
+    let lost = geometry.slots(StripeId(0)).data_slot(0).index();
+    let array = scene.array.clone();
+    scene.run(async move { array.fail(lost).await.unwrap() });
+    let ended = Rc::new(Cell::new(0));
+    let submitted = |scene: &Scene| scene.disks.iter().map(|disk| disk.counters().reads).sum::<u64>();
+    scene.disks.iter().for_each(|disk| disk.fault(&Fault::SlowBy(5_000)));
+    let before = submitted(&scene);
+    let column_of = |stripe| (0..3).find(|&c| geometry.slots(StripeId(stripe)).data_slot(c).index() == lost);
+    let places =
+        (0..geometry.stripes()).filter_map(|stripe| Some((stripe * 3 + column_of(stripe)? as u64) * CHUNK));
+    for place in places.take(2) {
+        let (volume, ended) = (scene.volume(), Rc::clone(&ended));
+        scene.world.spawn(0, "request", async move {
+            if writes {
+                volume.write(place, shard::zeroed(4096).freeze(), false).await.unwrap();
+            } else {
+                volume.read(place, shard::buffer(4096)).await.0.unwrap();
+            }
+            ended.set(ended.get() + 1);
+        });
+    }
+    scene.run(async { shard::sleep(5_000_000).await });
+    let reads = submitted(&scene) - before;
+    assert_eq!(ended.get(), 0, "the members have answered already");
+    scene.world.run_until(STEPS, |_| ended.get() == 2).unwrap();
+    reads
+}
+
+#[test]
+fn requests_that_need_others_bytes_wait_for_memory_whatever_handles_they_use() {
+    let (plenty, little) = (ArrayOptions::default().memory, WorkMemory { writes: 8, bytes: 1 });
+    for writes in [false, true] {
+        let reads = under_way(little, writes);
+        assert!(reads >= 2, "{reads}");
+        assert_eq!(under_way(plenty, writes), 2 * reads);
+    }
+    assert_eq!(under_way(WorkMemory { writes: 1, ..plenty }, true), under_way(little, true));
+}

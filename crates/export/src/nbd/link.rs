@@ -52,8 +52,6 @@ pub(super) struct Link<T: ?Sized> {
     requests: Cell<usize>,
     /// The latest of them is still coming.
     pub is_coming: Cell<bool>,
-    /// One waits to be let in.
-    waits_for_room: Cell<bool>,
     /// At the last look at whether it idles.
     was_idle: Cell<bool>,
     share: Share,
@@ -82,7 +80,6 @@ impl<T: Stream + ?Sized> Link<T> {
             outgoing: RefCell::default(),
             requests: Cell::new(0),
             is_coming: Cell::new(false),
-            waits_for_room: Cell::new(false),
             was_idle: Cell::new(false),
             share: Share::new(budget),
             receiving: Cell::new(true),
@@ -192,17 +189,17 @@ impl<T: Stream + ?Sized> Link<T> {
         self.requests.get() == 1
     }
 
-    /// Lets a request of `bytes` in, when there is room. False if the connection has ended meanwhile.
-    /// After a true, what isn't handed over with the reply must be given to [`Link::release`].
+    /// Lets a request of `bytes` in, when there is room. False if the connection has ended meanwhile, or is
+    /// to be left. After a true, what isn't handed over with the reply must be given to [`Link::release`].
     pub async fn reserve(&self, bytes: usize) -> bool {
+        let over = || self.broken.get() || self.leaving.get();
         let room = || {
             let held = self.share.held();
             self.requests.get() < REQUESTS_MAX && (held == 0 || held + bytes <= HELD_BYTES_MAX)
         };
-        self.waits_for_room.set(true);
-        self.receiver.wait_for(|| (room() || self.broken.get()).then_some(())).await;
+        self.receiver.wait_for(|| (room() || over()).then_some(())).await;
         let mut acquired = pin!(self.share.acquire(bytes));
-        let mut ended = pin!(self.receiver.wait_for(|| self.broken.get().then_some(())));
+        let mut ended = pin!(self.receiver.wait_for(|| over().then_some(())));
         let alive = poll_fn(|cx| {
             if ended.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(false);
@@ -210,7 +207,6 @@ impl<T: Stream + ?Sized> Link<T> {
             acquired.as_mut().poll(cx).map(|()| true)
         });
         let alive = alive.await;
-        self.waits_for_room.set(false);
         if alive {
             self.requests.set(self.requests.get() + 1);
         }
@@ -354,8 +350,7 @@ pub(super) trait Stoppable {
     fn stop(&self);
     /// Closes now.
     fn cut(&self);
-    /// Whether it waits for its client alone, and did so at the last look: it has no requests under way, and
-    /// doesn't wait for others' memory.
+    /// Whether it waits for its client alone, and did so at the last look: it has no requests under way.
     fn idles(&self) -> bool;
 }
 
@@ -366,6 +361,7 @@ impl<T: Stream + ?Sized> Stoppable for Link<T> {
         }
         self.leaving.set(true);
         self.to_leave.wake();
+        self.receiver.wake();
     }
 
     fn stop(&self) {
@@ -382,7 +378,7 @@ impl<T: Stream + ?Sized> Stoppable for Link<T> {
     }
 
     fn idles(&self) -> bool {
-        let is_idle = !self.waits_for_room.get() && self.requests.get() <= usize::from(self.is_coming.get());
+        let is_idle = self.requests.get() <= usize::from(self.is_coming.get());
         self.was_idle.replace(is_idle) && is_idle
     }
 }

@@ -238,11 +238,12 @@ impl<T: Stream + ?Sized + 'static, S: BlockService> Receiver<T, S> {
         Some(Left { negotiated: self.core.negotiated(), received })
     }
 
-    /// Starts a request. False at the connection's end.
+    /// Starts a request, unless it waits for room when the connection is to be left. False at the
+    /// connection's end.
     async fn request(&mut self, Request { cookie, operation }: Request) -> bool {
         let held_bytes = held_bytes(operation);
         if !self.requests.link.reserve(held_bytes + REPLY_BYTES).await {
-            return false;
+            return self.put_back();
         }
         let requests = self.requests.clone();
         match operation {
@@ -306,6 +307,16 @@ impl<T: Stream + ?Sized + 'static, S: BlockService> Receiver<T, S> {
             }
         }
         true
+    }
+
+    /// A request was not let in. Another process begins it, or the connection has ended: then false.
+    fn put_back(&mut self) -> bool {
+        let link = &self.requests.link;
+        let goes_over = link.leaving() && link.alive();
+        if goes_over {
+            self.core.put_back();
+        }
+        goes_over
     }
 
     /// Receives the payload of a write. `None` at the connection's end.

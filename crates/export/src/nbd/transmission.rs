@@ -164,6 +164,11 @@ impl Transmission {
         (self.state == TransmissionState::Header).then(|| &self.header[..self.filled])
     }
 
+    /// The request that has just come isn't begun here: its header is that of the next one.
+    pub fn put_back(&mut self) {
+        (self.state, self.filled) = (TransmissionState::Header, self.header.len());
+    }
+
     /// What was agreed on.
     pub fn negotiated(&self) -> Negotiated {
         self.negotiated

@@ -257,6 +257,29 @@ fn a_request_that_takes_long_is_waited_for_but_not_for_ever() {
 }
 
 #[test]
+fn a_request_that_waits_for_room_is_left_to_the_next_server() {
+    const UNDER_WAY: u64 = 128;
+    with_client(10, |client, session, array, server| async move {
+        array.close();
+        let requests: Vec<_> = (0..UNDER_WAY + 2).map(|cookie| request(0, READ, cookie, 0, 512)).collect();
+        assert!(client.send_all(&requests.concat()).await);
+        shard::sleep(SECOND).await;
+        let leaving = shard::spawn_joined(async move { server.leave(SECOND, 60 * SECOND).await });
+        shard::sleep(3 * SECOND).await;
+        array.open();
+        leaving.join().await;
+        let SessionEnd::Left(left) = session.join().await else { panic!("it was ended") };
+        let waiting = requests[128..].concat();
+        // The rest is still in the stream.
+        assert!(left.received.len() >= requests[128].len() && waiting.starts_with(&left.received));
+        for _ in 0..UNDER_WAY {
+            assert!(reply(&client, |_| 512).await.is_some_and(|reply| reply.cookie < UNDER_WAY));
+        }
+        client.shutdown();
+    });
+}
+
+#[test]
 fn the_data_of_a_write_that_is_refused_comes_whole_before_the_connection_is_left() {
     with_client(9, |client, session, _, server| async move {
         // Past the end.

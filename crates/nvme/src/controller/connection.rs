@@ -176,12 +176,22 @@ impl<S: BlockService> Session<S> {
             if self.may_leave() && self.is_done().await {
                 return self.leave_off(inbound).await;
             }
-            self.link.room().await;
+            self.room().await;
             if let Err(end) = self.receive(inbound).await {
                 break end;
             }
         };
         self.end(inbound, end).await
+    }
+
+    /// Waits until there is room for what comes. Data in a capsule is counted when it is there: where memory
+    /// is short, commands of a queue are over before its next one is taken, unless they wait for data
+    /// themselves.
+    async fn room(&self) {
+        self.link.room().await;
+        if self.queue > 0 && self.link.is_memory_short() {
+            self.changed.wait_until(|| self.tasks.get() == 0 || self.due.get() > 0).await;
+        }
     }
 
     /// Whether it is to be left, and the host owes no data that was asked for and no part of a proof.

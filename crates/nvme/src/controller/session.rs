@@ -403,13 +403,8 @@ impl<S: BlockService> Session<S> {
     ) -> Result<Option<HostData>, Status> {
         match (command.data()?, capsule) {
             (DataPlace::Capsule(told), Some(buffer)) if told == length && buffer.len() == length as usize => {
-                if more > 0 && !self.link.acquire(more).await {
-                    if !self.goes_over() {
-                        return Ok(None);
-                    }
-                    // It can't be deferred, for its data has come. A queue has only so many commands.
-                    self.link.force(more);
-                }
+                // Its data has come and is held. A queue has only so many commands.
+                self.link.force(more);
                 Ok(Some(HostData { buffer, held: more }))
             }
             (DataPlace::Transport(told), None) if told == length => self.ask(command, length, more).await,
@@ -445,6 +440,7 @@ impl<S: BlockService> Session<S> {
             }
             table[free] = Some(incoming);
             self.due.set(self.due.get() + 1);
+            self.changed.notify();
             free
         };
         let header = Transfer {

@@ -129,7 +129,7 @@ fn a_host_that_goes_while_sums_wait_for_memory_gives_back_what_it_holds_and_no_m
     const SUM: u32 = 512 << 10;
     seeds(3, |random: Rc<Random>| async move {
         let array = Array::new(&random, 1 << 20, 0);
-        let budget = Arc::new(Budget::new(SUM as usize));
+        let budget = Arc::new(Budget::new(SUM as usize * 3 / 2));
         let target = computing_within(std::slice::from_ref(&array), Arc::clone(&budget));
         let mut first = Host::admin(&random, &target, 1).await;
         assert_eq!(attached(&mut first, &attach(1, 9)).await, Status::SUCCESS);

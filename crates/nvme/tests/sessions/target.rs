@@ -735,3 +735,37 @@ fn garbage_ends_the_connection_and_nothing_else() {
         target.stop().await;
     });
 }
+
+#[test]
+fn capsules_stay_in_the_socket_where_memory_is_short_and_what_has_come_needs_no_more() {
+    const BLOCKS: u32 = 64;
+    const BUDGET: usize = 256 << 10;
+    for opcode in [nvm::WRITE, nvm::COMPARE] {
+        seeds(6, move |random| async move {
+            let array = Array::new(&random, SIZE, 0);
+            let (arrays, budget) = (std::slice::from_ref(&array), Arc::new(Budget::new(BUDGET)));
+            let subsystem = crate::subsystem(arrays, None);
+            let target = Target::with_budget(subsystem, arrays.to_vec(), Arc::clone(&budget));
+            let admin = Host::admin(&random, &target, 1).await;
+            let mut io = admin.io(&random, &target, 1, 1, 0).await;
+            array.close();
+            let sending = shard::spawn_joined(async move {
+                for number in 0..30 {
+                    let command = Command::new(opcode, 1).with_blocks(number * u64::from(BLOCKS), BLOCKS);
+                    io.command(command, &[0; BLOCKS as usize * 512]).await;
+                }
+                io
+            });
+            shard::sleep(1_000_000_000).await;
+            assert!((BUDGET..2 * BUDGET).contains(&budget.held()), "{}", budget.held());
+            array.open();
+            let mut io = sending.join().await;
+            for _ in 0..30 {
+                assert_eq!(io.completion().await.status(), Status::SUCCESS);
+            }
+            assert_eq!(budget.held(), 0);
+            admin.close();
+            target.stop().await;
+        });
+    }
+}

@@ -16,13 +16,15 @@ use std::{
 use pinstripe_control::{UpgradeResult, text::printable};
 use pinstripe_export::nbd::{Left, Negotiated};
 use pinstripe_nvme::controller::{LeftQueue, LeftSubsystem};
-use pinstripe_runtime::uring::{inheritance, run_wherever_the_process_may};
+use pinstripe_runtime::{
+    shard,
+    uring::{inheritance, run_wherever_the_process_may},
+};
 use rustix::{
     fs::{MemfdFlags, Mode, OFlags},
     io::Errno,
-    time::{ClockId, clock_gettime},
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::Error};
 use serde_json::Value;
 
 use super::{Agreed, Candidate, Connected, FORMAT, LeftListener, Settings, Wish, candidate::with_role};
@@ -102,11 +104,6 @@ impl From<WrittenAgreed> for Agreed {
     }
 }
 
-fn monotonic() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
-}
-
 /// What it takes to become another program. It is there before anything is disturbed.
 pub struct Means {
     /// The program that runs now. It need not be readable.
@@ -158,7 +155,7 @@ impl Estate {
             caller: keep(caller),
             received,
             call,
-            since_ns: monotonic(),
+            since_ns: shard::machine_now(),
         };
         let words = candidate.words().to_vec();
         let will = Will { format: FORMAT, program, words, failed: None, rest };
@@ -232,7 +229,7 @@ fn go_back<R: Serialize>(
 /// Becomes the program before again, from a succession of a form that isn't known. What it says of
 /// descriptors isn't either: they are still as the program before has passed them on.
 fn go_back_unread(mut will: Will<Value>, file: &File, error: &str) -> Failure {
-    let why = format!("the succession is of format {}, not {FORMAT}: {error}", will.format);
+    let why = format!("the succession can't be read: {error}");
     if let Some(first) = &will.failed {
         return Failure::new(format!("the array is not served any more: {first}, and {why}"));
     }
@@ -292,7 +289,11 @@ impl Inheritance {
         let mut file = File::from(inheritance::adopt(number).map_err(|error| cannot(&error))?);
         let mut text = Vec::new();
         file.read_to_end(&mut text).map_err(|error| cannot(&error))?;
-        let will: Will = match serde_json::from_slice(&text) {
+        let will = serde_json::from_slice(&text).and_then(|will: Will| match will.format {
+            FORMAT => Ok(will),
+            other => Err(serde_json::Error::custom(format!("format {other}, where {FORMAT} is known"))),
+        });
+        let will = match will {
             Ok(will) => will,
             Err(error) => {
                 let will = serde_json::from_slice(&text).map_err(|_| cannot(&error))?;
@@ -382,7 +383,7 @@ impl Inheritance {
         let result = UpgradeResult {
             from: rest.version.clone(),
             to: env!("CARGO_PKG_VERSION").to_owned(),
-            pause_ms: monotonic().saturating_sub(rest.since_ns) / 1_000_000,
+            pause_ms: shard::machine_now().saturating_sub(rest.since_ns) / 1_000_000,
             connections: connections.iter().filter(|(_, connection)| connection.left.is_some()).count()
                 as u64,
         };
