@@ -752,7 +752,7 @@ fn capsules_stay_in_the_socket_where_memory_is_short_and_what_has_come_needs_no_
             let sending = shard::spawn_joined(async move {
                 for number in 0..30 {
                     let command = Command::new(opcode, 1).with_blocks(number * u64::from(BLOCKS), BLOCKS);
-                    io.command(command, &[0; BLOCKS as usize * 512]).await;
+                    io.command(command, &vec![0; BLOCKS as usize * 512]).await;
                 }
                 io
             });
