@@ -226,15 +226,21 @@ fn go_back<R: Serialize>(
     ))
 }
 
-/// Becomes the program before again, from a succession of a form that isn't known. What it says of
-/// descriptors isn't either: they are still as the program before has passed them on.
-fn go_back_unread(mut will: Will<Value>, file: &File, error: &str) -> Failure {
-    let why = format!("the succession can't be read: {error}");
+/// Becomes the program before again, since this one can't go on: `why`. If this is the one before, there is
+/// no other one.
+fn give_up<R: Serialize>(
+    will: &mut Will<R>,
+    file: &File,
+    descriptors: &BTreeMap<RawFd, OwnedFd>,
+    why: &str,
+) -> Failure {
     if let Some(first) = &will.failed {
-        return Failure::new(format!("the array is not served any more: {first}, and {why}"));
+        return Failure::new(format!(
+            "the array is not served any more: {first}, and the program before can't go on: {why}"
+        ));
     }
     log::warn(&format!("can't take over: {why}; the program before goes on"));
-    go_back(&mut will, file, &BTreeMap::new(), &why)
+    go_back(will, file, descriptors, why)
 }
 
 /// Says why not.
@@ -296,8 +302,10 @@ impl Inheritance {
         let will = match will {
             Ok(will) => will,
             Err(error) => {
-                let will = serde_json::from_slice(&text).map_err(|_| cannot(&error))?;
-                return Err(go_back_unread(will, &file, &error.to_string()));
+                let mut will: Will<Value> = serde_json::from_slice(&text).map_err(|_| cannot(&error))?;
+                let why = format!("the succession can't be read: {error}");
+                // What it says of descriptors isn't known: they are as the program before has passed them on.
+                return Err(give_up(&mut will, &file, &BTreeMap::new(), &why));
             }
         };
         let rest = &will.rest;
@@ -346,18 +354,9 @@ impl Inheritance {
         lock(&self.will).rest.settings
     }
 
-    /// Becomes the program before again, since this one can't go on: `why`. If this is the one before, there
-    /// is no other one.
+    /// See [`give_up`].
     pub fn go_back(&self, why: &Failure) -> Failure {
-        let mut will = lock(&self.will);
-        if let Some(first) = &will.failed {
-            return Failure::new(format!(
-                "the array is not served any more: {first}, and the program before can't go on: {}",
-                why.sentence()
-            ));
-        }
-        log::warn(&format!("can't take over: {}; the program before goes on", why.sentence()));
-        go_back(&mut will, &self.file, &lock(&self.descriptors), why.sentence())
+        give_up(&mut lock(&self.will), &self.file, &lock(&self.descriptors), why.sentence())
     }
 
     /// From now on all is ours: the connections, by protocol, and the one that asked for this, with the name
