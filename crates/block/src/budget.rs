@@ -86,15 +86,11 @@ impl Budget {
         }
         let turn = Turn::new(self);
         let taken = Cell::new(false);
-        let take = || turn.has_come() && self.try_take(bytes);
-        self.changed
-            .wait_until(|| {
-                is_needless() || {
-                    taken.set(take());
-                    taken.get()
-                }
-            })
-            .await;
+        let over = || {
+            taken.set(!is_needless() && turn.has_come() && self.try_take(bytes));
+            taken.get() || is_needless()
+        };
+        self.changed.wait_until(over).await;
         taken.get()
     }
 }
