@@ -4,7 +4,7 @@
 //! kernels: Valgrind knows no AVX-512.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -29,7 +29,7 @@ pub struct Cost {
 /// Counts, and compares with the record. Fails if a case costs too much more, or isn't on record.
 pub fn run(root: &Path, cost: &Cost) -> Result<()> {
     crate::packages::ensure()?;
-    let frame = build(root)?;
+    let frame = crate::cargo::build(root, &["--release", "-p", "pinstripe-bench", "--example", "frame"])?;
     let mut record = read_record(root)?;
     let (mut passed, mut failed) = (0, 0);
     println!("{:26} {:>12} {:>12}", "instructions of a request", "on record", "now");
@@ -75,25 +75,6 @@ pub fn run(root: &Path, cost: &Cost) -> Result<()> {
 fn read_record(root: &Path) -> Result<BTreeMap<String, u64>> {
     let text = std::fs::read(root.join(RECORD)).unwrap_or_else(|_| b"{}".to_vec());
     serde_json::from_slice(&text).context(RECORD)
-}
-
-fn build(root: &Path) -> Result<PathBuf> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let built = Command::new(cargo)
-        .args(["build", "--release", "-p", "pinstripe-bench", "--example", "frame", "--message-format=json"])
-        .stderr(std::process::Stdio::inherit())
-        .current_dir(root)
-        .output()
-        .context("run cargo build")?;
-    let messages = String::from_utf8_lossy(&built.stdout).into_owned();
-    let mut programs = messages.lines().rev().filter_map(|line| {
-        let message: serde_json::Value = serde_json::from_str(line).ok()?;
-        Some(PathBuf::from(message.get("executable")?.as_str()?))
-    });
-    match programs.next() {
-        Some(program) if built.status.success() => Ok(program),
-        _ => bail!("the example frame of pinstripe-bench does not build"),
-    }
 }
 
 /// The cases, each with the requests that are enough.

@@ -8,6 +8,7 @@
 
 mod axis;
 mod bench;
+mod cargo;
 mod cost;
 mod deb;
 mod defects;

@@ -95,15 +95,12 @@ pub fn mutants(root: &Path, mutants: &Mutants) -> Result<()> {
     swarm(root, "mutants", search.into_iter().chain(only).collect())
 }
 
-/// Starts the simulator's program, in a profile that is fast and keeps all assertions.
+/// Starts the simulator's program as the tests of the workspace have built it: with all assertions, and a panic
+/// is a verdict on the seed rather than the end of the run.
 fn swarm(root: &Path, task: &str, arguments: Vec<String>) -> Result<()> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = std::process::Command::new(cargo)
-        .args(["run", "--quiet", "--profile", "sim", "-p", "pinstripe-sim", "--features", "mutants"])
-        .args(["--bin", "swarm", "--", task])
-        .args(arguments)
-        .current_dir(root)
-        .status()?;
+    let features = ["--workspace", "--features", "pinstripe-sim/mutants"];
+    let program = crate::cargo::build(root, &[&features[..], &["--bin", "swarm"]].concat())?;
+    let status = std::process::Command::new(program).arg(task).args(arguments).current_dir(root).status()?;
     if !status.success() {
         bail!("the swarm found something: {status}");
     }

@@ -81,6 +81,20 @@ impl<'a> Daemon<'a> {
     pub fn log(&self) -> String {
         fs::read_to_string(self.configured.world.path("daemon.log")).unwrap()
     }
+
+    /// Waits until it has said this, and gives what follows where it said it last. Its log is written by a
+    /// thread of its own: what it tells of may have been done for a while.
+    pub fn says(&self, words: &str) -> String {
+        let begun = Instant::now();
+        loop {
+            let log = self.log();
+            if let Some((_, rest)) = log.rsplit_once(words) {
+                return rest.to_owned();
+            }
+            assert!(begun.elapsed() < LIMIT, "never said {words}: {log}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
 }
 
 impl Drop for Daemon<'_> {
@@ -171,7 +185,7 @@ fn a_server_that_is_killed_is_started_again_with_what_it_had_flushed() {
     });
     assert_eq!(of(&again, "data")["why"], Value::Null);
     assert_eq!(configured.nbd("data").read(4096, 256 << 10), data);
-    assert!(daemon.log().contains("data: its server was ended by signal 9"), "{}", daemon.log());
+    daemon.says("data: its server was ended by signal 9");
 }
 
 #[test]
@@ -347,8 +361,8 @@ fn an_array_without_a_spare_gets_one_of_its_group() {
         thread::sleep(Duration::from_millis(200));
     }
     assert!(begun.elapsed() > Duration::from_secs(9), "a member may come back");
-    let log = daemon.log();
-    assert!(log.contains("member6, a spare of other") && log.contains("other: has given its spare"), "{log}");
+    daemon.says("member6, a spare of other");
+    daemon.says("other: has given its spare");
     assert_eq!(configured.nbd("data").read(0, 128 << 10), data);
     configured.run(&["check", "data"]).ok();
 }
@@ -374,7 +388,7 @@ fn parity_is_checked_when_the_configuration_says_so_and_what_was_found_outlives_
     configured.run(&["reload"]).ok();
     let status = daemon.wait("it is checked", |status| of(status, "data")["checked"].is_u64());
     assert_eq!(of(&status, "data")["checked_mismatched_sectors"], 8, "{status}");
-    assert!(daemon.log().contains("data: its check is complete: 8 sectors"), "{}", daemon.log());
+    daemon.says("data: its check is complete: 8 sectors");
     let first = of(&status, "data")["checked"].clone();
     daemon.signal("TERM");
     assert_eq!(daemon.ended(), Some(0));
@@ -449,11 +463,10 @@ fn a_member_whose_disk_says_that_it_fails_is_replaced_by_a_spare() {
         assert!(begun.elapsed() < LIMIT, "{detail}\n{}", daemon.log());
         thread::sleep(Duration::from_millis(100));
     }
-    let told = format!(
+    daemon.says(&format!(
         "{} is failing (its own judgement is that it fails), and is being replaced by {}",
         paths[1], paths[3]
-    );
-    assert!(daemon.log().contains(&told), "{}", daemon.log());
+    ));
     // What is done every half second would have been done.
     thread::sleep(Duration::from_millis(1500));
     let asked = fs::read_to_string(configured.world.path("asked")).unwrap();
@@ -555,8 +568,7 @@ fn what_is_known_is_there_for_prometheus_and_nothing_else_is() {
     configured.world.raid5(3);
     let daemon = Daemon::start(&configured, &[]);
     daemon.wait_for("data", "serving");
-    let log = daemon.log();
-    let address = log.split("metrics on http://").nth(1).unwrap().split('/').next().unwrap().to_owned();
+    let address = daemon.says("metrics on http://").split('/').next().unwrap().to_owned();
     assert_eq!(get(&address, "GET /healthz"), (200, "ok\n".to_owned()));
     assert_eq!(get(&address, "GET /readyz"), (200, "ok\n".to_owned()));
     let begun = Instant::now();
@@ -620,8 +632,7 @@ fn what_clients_wait_for_is_there_for_prometheus() {
     configured.world.raid5(3);
     let daemon = Daemon::start(&configured, &[]);
     let control = daemon.wait_for("data", "serving")["control"].as_str().unwrap().to_owned();
-    let log = daemon.log();
-    let address = log.split("metrics on http://").nth(1).unwrap().split('/').next().unwrap().to_owned();
+    let address = daemon.says("metrics on http://").split('/').next().unwrap().to_owned();
     let detail = || configured.run(&["detail", &control, "--json"]).ok().json();
     let uri = detail()["nbd"][0].as_str().unwrap().to_owned();
     let mut client = Client::connect(std::path::Path::new(uri.split_once("socket=").unwrap().1));

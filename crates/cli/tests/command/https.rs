@@ -27,8 +27,7 @@ const METRICS: &str = "[metrics]\nlisten = '127.0.0.1:0'\ntls-certificates = '@/
 
 /// The port of what the daemon says that it serves.
 fn port(daemon: &Daemon<'_>, what: &str) -> u16 {
-    let log = daemon.log();
-    let rest = log.rsplit(&format!("{what} on https://")).next().unwrap();
+    let rest = daemon.says(&format!("{what} on https://"));
     rest.split('/').next().unwrap().rsplit(':').next().unwrap().parse().unwrap()
 }
 
@@ -51,14 +50,6 @@ fn ask(config: &ClientConfig, port: u16, request: &str) -> std::io::Result<Strin
 
 fn get(config: &ClientConfig, port: u16, path: &str) -> std::io::Result<String> {
     ask(config, port, &format!("GET {path} HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n"))
-}
-
-fn wait_for_log(daemon: &Daemon<'_>, words: &str) {
-    let begun = Instant::now();
-    while !daemon.log().contains(words) {
-        assert!(begun.elapsed() < LIMIT, "never said {words}: {}", daemon.log());
-        thread::sleep(Duration::from_millis(50));
-    }
 }
 
 #[test]
@@ -106,7 +97,7 @@ fn with_tls_the_page_is_served_beyond_loopback_under_the_names_of_its_certificat
     let mut got = Vec::new();
     let _ = plain.read_to_end(&mut got);
     assert!(got.len() < 16 && !got.starts_with(b"HTTP"), "{got:?}");
-    wait_for_log(&daemon, "TLS with 127.0.0.1");
+    daemon.says("TLS with 127.0.0.1");
 }
 
 #[test]
@@ -137,7 +128,7 @@ fn new_certificates_count_without_a_restart_and_wrong_ones_are_seen_by_clients()
     put(&next, &params("other.example"));
     assert!(why(&next.stranger()).contains("not valid for name"), "{}", why(&next.stranger()));
     fs::write(world.path("tls/server-cert.pem"), "nothing").unwrap();
-    wait_for_log(&daemon, "from before until that is mended");
+    daemon.says("from before until that is mended");
     assert!(why(&next.stranger()).contains("not valid for name"));
 }
 
@@ -182,14 +173,15 @@ fn addresses_and_certificates_that_cannot_be_used_are_refused_with_their_line() 
     Authority::new().put(&configured.world, "tls");
     fs::remove_file(configured.world.path("tls/ca-cert.pem")).unwrap();
     let daemon = Daemon::start(&configured, &with[1..]);
-    assert!(daemon.log().contains("page on https://0.0.0.0:"), "no client needs a certificate");
+    // No client needs a certificate.
+    daemon.says("page on https://0.0.0.0:");
     drop(daemon);
     configured.write("pinstripe.toml", &format!("{METRICS}tls-clients = 'certified'\n{DATA}"));
     // What the configuration names may come later: arrays and alerts don't wait for it.
     let daemon = Daemon::start(&configured, &[]);
-    assert!(daemon.log().contains("TLS of the metrics") && daemon.log().contains("ca-cert.pem"));
+    assert!(daemon.says("TLS of the metrics").contains("ca-cert.pem"));
     Authority::new().put(&configured.world, "tls");
-    wait_for_log(&daemon, "metrics on https://");
+    daemon.says("metrics on https://");
 }
 
 #[test]
@@ -203,11 +195,11 @@ fn a_port_that_another_program_has_keeps_neither_arrays_nor_alerts_waiting() {
     let status = daemon.status().unwrap();
     assert!(status["configuration_error"].as_str().unwrap().contains("in use"), "{status}");
     drop(other);
-    wait_for_log(&daemon, &format!("metrics on http://{address}/"));
+    daemon.says(&format!("metrics on http://{address}/"));
     // A reload to an address that can't be ends nothing that is served.
     configured.write("pinstripe.toml", &format!("[metrics]\nlisten = '192.0.2.1:9'\n{DATA}"));
     configured.run(&["reload"]).ok();
-    wait_for_log(&daemon, "can't listen for HTTP on 192.0.2.1:9");
+    daemon.says("can't listen for HTTP on 192.0.2.1:9");
     let mut stream = TcpStream::connect(address).unwrap();
     stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
     let mut text = String::new();
@@ -235,14 +227,14 @@ fn a_client_of_another_protocol_only_is_refused() {
 fn metrics_are_secured_as_soon_as_their_certificates_can_be_used() {
     let configured = Configured::new(&format!("[metrics]\nlisten = '127.0.0.1:0'\n{DATA}"));
     let daemon = Daemon::start(&configured, &[]);
-    assert!(daemon.log().contains("metrics on http://"));
+    daemon.says("metrics on http://");
     configured.write("pinstripe.toml", &format!("{METRICS}{DATA}"));
     configured.run(&["reload"]).ok();
-    wait_for_log(&daemon, "TLS of the metrics");
+    daemon.says("TLS of the metrics");
     daemon.wait("the problem", |status| status["configuration_error"].is_string());
     Authority::new().put(&configured.world, "tls");
     configured.run(&["reload"]).ok();
-    wait_for_log(&daemon, "metrics on https://");
+    daemon.says("metrics on https://");
     daemon.wait("no problem", |status| status["configuration_error"].is_null());
 }
 

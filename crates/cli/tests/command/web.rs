@@ -40,8 +40,7 @@ struct Browser {
 impl Browser {
     /// Without a session.
     fn new(daemon: &Daemon<'_>) -> Self {
-        let log = daemon.log();
-        let address = log.rsplit("page on http://").next().unwrap().split('/').next().unwrap().to_owned();
+        let address = daemon.says("page on http://").split('/').next().unwrap().to_owned();
         Self { address, cookie: String::new() }
     }
 
@@ -440,9 +439,9 @@ fn a_stream_ends_with_its_session_and_gives_its_place_back_at_once() {
     let begun = Instant::now();
     stream.read_to_end(&mut Vec::new()).unwrap();
     assert!(begun.elapsed() < Duration::from_secs(5), "it goes on without its session");
-    assert!(daemon.log().contains("has begun a session"), "{}", daemon.log());
+    daemon.says("has begun a session");
     browser.post("/login", &[("token", "wrong")]);
-    assert!(daemon.log().contains("has given a wrong token"), "{}", daemon.log());
+    daemon.says("has given a wrong token");
 }
 
 #[test]

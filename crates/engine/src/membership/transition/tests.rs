@@ -454,8 +454,8 @@ fn what_has_every_write_starts_with_any_and_nothing_else_is_taken_for_it() {
     ]);
 }
 
-/// A step further, in minutes: `cargo test --profile sim -p pinstripe-engine --features exhaustive --lib
-/// transition`.
+/// A step further, in minutes: `CARGO_PROFILE_TEST_OPT_LEVEL=2 cargo test -p pinstripe-engine --features
+/// exhaustive --lib transition`.
 #[cfg(feature = "exhaustive")]
 #[test]
 fn what_has_every_write_starts_also_a_step_later() {
