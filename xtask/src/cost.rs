@@ -29,7 +29,11 @@ pub struct Cost {
 /// Counts, and compares with the record. Fails if a case costs too much more, or isn't on record.
 pub fn run(root: &Path, cost: &Cost) -> Result<()> {
     crate::packages::ensure()?;
-    let frame = crate::cargo::build(root, &["--release", "-p", "pinstripe-bench", "--example", "frame"])?;
+    let frame = crate::cargo::build(
+        root,
+        &["build", "--release", "-p", "pinstripe-bench", "--example", "frame"],
+        "frame",
+    )?;
     let mut record = read_record(root)?;
     let (mut passed, mut failed) = (0, 0);
     println!("{:26} {:>12} {:>12}", "instructions of a request", "on record", "now");

@@ -271,9 +271,8 @@ fn build(root: &Path) -> Result<PathBuf> {
     let version = Command::new(&cargo_deb).arg("--version").output().map(|output| output.stdout);
     if !version.is_ok_and(|version| String::from_utf8_lossy(&version).trim().ends_with(CARGO_DEB)) {
         println!("installing cargo-deb {CARGO_DEB} under target/tools: some minutes, once");
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let install = ["install", "--quiet", "--locked", "cargo-deb", "--version", CARGO_DEB, "--root"];
-        said(Command::new(cargo).args(install).arg(&tools), "cargo")?;
+        said(crate::cargo::command().args(install).arg(&tools), "cargo")?;
     }
     let output = root.join("target/debian");
     let _ = fs::remove_dir_all(&output);

@@ -6,7 +6,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -40,8 +39,7 @@ struct Dependency {
 
 /// Compares the page under `root` with the workspace there.
 pub fn check(root: &Path) -> Result<Vec<Finding>> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
+    let output = crate::cargo::command()
         .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
         .current_dir(root)
         .output()

@@ -205,7 +205,7 @@ fn targets(root: &Path) -> Result<Vec<String>> {
 
 fn build(root: &Path) -> Result<PathBuf> {
     let target = root.join("fuzz/target");
-    let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    let status = crate::cargo::command()
         .args(["build", "--release", "--locked", "--bins", "--target", TARGET, "--manifest-path"])
         .arg(root.join("fuzz/Cargo.toml"))
         .arg("--target-dir")

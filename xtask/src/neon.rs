@@ -19,8 +19,7 @@ pub fn run(root: &Path) -> Result<()> {
         return Ok(());
     }
     crate::packages::ensure()?;
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(cargo)
+    let status = crate::cargo::command()
         .args(["test", "-p", "pinstripe-parity", "--target", TARGET])
         .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER", "rust-lld")
         .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER", "qemu-aarch64")

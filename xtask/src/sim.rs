@@ -95,11 +95,12 @@ pub fn mutants(root: &Path, mutants: &Mutants) -> Result<()> {
     swarm(root, "mutants", search.into_iter().chain(only).collect())
 }
 
-/// Starts the simulator's program as the tests of the workspace have built it: with all assertions, and a panic
-/// is a verdict on the seed rather than the end of the run.
+/// Starts the simulator's program: with all assertions, and a panic is a verdict on the seed, not the end.
 fn swarm(root: &Path, task: &str, arguments: Vec<String>) -> Result<()> {
+    // A test of its crate, and so with the features that all are tested with: what they have built is used.
     let features = ["--workspace", "--features", "pinstripe-sim/mutants"];
-    let program = crate::cargo::build(root, &[&features[..], &["--bin", "swarm"]].concat())?;
+    let build = [&["test", "--no-run", "--test", "scenarios"], &features[..]].concat();
+    let program = crate::cargo::build(root, &build, "swarm")?;
     let status = std::process::Command::new(program).arg(task).args(arguments).current_dir(root).status()?;
     if !status.success() {
         bail!("the swarm found something: {status}");

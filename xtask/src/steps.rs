@@ -8,7 +8,7 @@
 use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -192,12 +192,14 @@ fn run_step(root: &Path, command: &str, path: &OsStr, log: &Path, left: Duration
     let variables: Vec<(&str, &str)> =
         std::iter::from_fn(|| words.next_if(|word| word.contains('='))?.split_once('=')).collect();
     let program = match words.next().unwrap_or_default() {
-        "cargo" => PathBuf::from(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())),
+        "cargo" => crate::cargo::path(),
         _ => std::env::current_exe()?,
     };
     let output = File::create(log)?;
     // timeout ends the whole group of processes; setpriv ends timeout if we are killed ourselves.
-    let status = Command::new("setpriv")
+    let mut run = Command::new("setpriv");
+    crate::cargo::forget_this_package(&mut run);
+    let status = run
         .args(["--pdeathsig", "TERM", "--", "timeout", "--kill-after=10"])
         // To timeout, 0 is no limit.
         .arg(if left == Duration::MAX { 0 } else { left.as_secs().max(1) }.to_string())

@@ -180,10 +180,10 @@ impl Copy {
     }
 
     fn compile(&self, crates: &[&str], swarm: bool) -> Result<(Vec<Program>, Vec<Complaint>)> {
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         // If this program ends, the build ends as well.
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "TERM", "--"]).arg(cargo);
+        command.args(["--pdeathsig", "TERM", "--"]).arg(crate::cargo::path());
+        crate::cargo::forget_this_package(&mut command);
         command.args(["build", "--keep-going", "--message-format=json", "--tests"]);
         // Other people's crates are there already, as the tests have them.
         command.arg("--target-dir").arg(self.root.join("target"));

@@ -31,7 +31,6 @@ mod vhost_user;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -384,8 +383,7 @@ pub fn run(root: &Path, only: Option<&str>, sample: bool, keep: bool, jobs: usiz
 
 /// Builds our command as users get it.
 pub fn build_command(root: &Path) -> Result<()> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(cargo)
+    let status = crate::cargo::command()
         .args(["build", "--quiet", "--release", "--package", "pinstripe"])
         .current_dir(root)
         .status()?;

@@ -44,8 +44,7 @@ pub struct Web {
 
 pub fn run(root: &Path, web: &Web) -> Result<()> {
     let begun = Instant::now();
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let built = Command::new(cargo)
+    let built = crate::cargo::command()
         .args(["build", "--quiet", "--package", "pinstripe"])
         .current_dir(root)
         .status()?;

@@ -604,8 +604,8 @@ fn a_journal_that_writes_back_closes_the_hole_of_raid5_with_three_members() {
     assert!(trial.violations.is_empty(), "{:#?}", trial.violations);
 }
 
-/// All of it, in minutes: `CARGO_PROFILE_TEST_OPT_LEVEL=2 cargo test -p pinstripe-engine --features exhaustive
-/// --test write_hole -- --nocapture`.
+/// All of it, in minutes: `CARGO_PROFILE_TEST_OPT_LEVEL=2 cargo test -p pinstripe-engine --features
+/// exhaustive --test write_hole -- --nocapture`.
 #[cfg(feature = "exhaustive")]
 #[test]
 fn the_hole_is_closed_everywhere() {

@@ -26,7 +26,7 @@ pub const KILLERS: &[(Mutant, u64)] = &[
     (Mutant::SyncWithoutClaim, 4),
     (Mutant::RecoveringRead, 4),
     (Mutant::ZeroesLeaveParity, 12),
-    (Mutant::TornParityTrusted, 2_000_115),
+    (Mutant::TornParityTrusted, 2_000_057),
     (Mutant::JoinsOtherStripe, 1),
     (Mutant::ReleaseForgetsArrivals, 0),
     (Mutant::ArrivalsNotTurned, 0),
@@ -53,7 +53,7 @@ pub const KILLERS: &[(Mutant, u64)] = &[
     (Mutant::TargetPromotedWhole, 2_000_032),
     (Mutant::LogWrongRange, 2),
     (Mutant::LogWrongCoefficient, 2),
-    (Mutant::SlowMemberDropped, 2_000_000),
+    (Mutant::SlowMemberDropped, 2_000_009),
     (Mutant::FailedFlushForgotten, 2719),
     (Mutant::AbsentMissReplay, 3083),
     (Mutant::WriteErrorIgnored, 2_000_226),
@@ -97,17 +97,17 @@ pub const NET_KILLERS: &[(Mutant, u64)] = &[
     (Mutant::OffloadPartsCrossed, 4_000_005),
     (Mutant::OffloadWrongCoefficient, 4_000_006),
     (Mutant::OffloadSuppliedForgotten, 4_000_002),
-    (Mutant::ReadBeforeAttach, 4_000_325),
+    (Mutant::ReadBeforeAttach, 4_000_024),
 ];
 
 /// Defects of NVMe/TCP, which they find too.
 pub const NVME_KILLERS: &[(NvmeMutant, u64)] = &[
-    (NvmeMutant::LossCalledSuccess, 4_000_003),
+    (NvmeMutant::LossCalledSuccess, 4_000_019),
     (NvmeMutant::OldHostKept, 4_000_002),
     (NvmeMutant::EarlyPeerNotAdded, 4_000_001),
     (NvmeMutant::AnsweredEarly, 4_000_002),
     (NvmeMutant::FuaDropped, 4_000_009),
-    (NvmeMutant::PlainWritesUnfenced, 4_000_024),
+    (NvmeMutant::PlainWritesUnfenced, 4_000_065),
     (NvmeMutant::FlushSkipped, 4_000_002),
     (NvmeMutant::PartsExchanged, 4_000_005),
     (NvmeMutant::OperationsOutliveController, 4_000_004),
