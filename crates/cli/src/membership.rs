@@ -39,7 +39,8 @@ pub fn fail(arguments: &FailArguments) -> Result<(), Failure> {
 pub fn add(arguments: &AddArguments) -> Result<(), Failure> {
     let device = device(&arguments.device)?;
     let mut client = Client::connect(&arguments.array.array)?;
-    let result: AddResult = client.call("add", AddParameters { device, force: arguments.force })?;
+    let result: AddResult =
+        client.call("add", AddParameters { device, force: arguments.force, spare_of: None })?;
     if let (true, Some(slot)) = (arguments.wait, result.slot) {
         wait_until_whole(&mut client, slot, arguments.json)?;
     }

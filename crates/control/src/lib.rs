@@ -214,6 +214,9 @@ pub struct AddParameters {
     /// Take it though it holds something else.
     #[serde(default)]
     pub force: bool,
+    /// Take it also if it is a spare of the array with this UUID.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spare_of: Option<String>,
 }
 
 /// Of `replace`: one of `slot` and `device`.

@@ -233,8 +233,8 @@ impl Daemon {
         let now = self.now();
         let grouped = self.arrays.iter().filter_map(|(key, kept)| {
             let (group, control) = (kept.duties.spare_group.clone()?, kept.answering()?);
-            let grouped = Grouped { key: key.clone(), label: kept.label.clone(), control, group };
-            Some((grouped, kept.detail.clone()?))
+            let (detail, key, label) = (kept.detail.clone()?, key.clone(), kept.label.clone());
+            Some((Grouped { key, label, uuid: detail.uuid.clone(), control, group }, detail))
         });
         let grouped: Vec<(Grouped, Detail)> = grouped.collect();
         let chosen = groups::choose(&grouped, &mut self.chores.lacking, now);

@@ -23,6 +23,8 @@ const LIMIT: Duration = Duration::from_secs(30);
 pub struct Grouped {
     pub key: String,
     pub label: String,
+    /// Its UUID.
+    pub uuid: String,
     pub control: PathBuf,
     pub group: String,
 }
@@ -136,8 +138,9 @@ fn move_spare(giving: &Grouped, wanting: &Grouped, spare: &str) -> Result<(), St
     let mut wants = connect(&wanting.control).map_err(words)?;
     let mut gives = connect(&giving.control).map_err(words)?;
     let _: DeviceResult = gives.call("remove", MemberName::Device(spare.to_owned())).map_err(words)?;
-    // It holds the superblock of the array that has just given it.
-    let add = AddParameters { device: spare.to_owned(), force: true };
+    // It holds the superblock of the array that gave it; a disk that has come under its name does not.
+    let spare_of = Some(giving.uuid.clone());
+    let add = AddParameters { device: spare.to_owned(), force: false, spare_of };
     let Err(refused) = wants.call::<AddResult>("add", &add) else { return Ok(()) };
     match gives.call::<AddResult>("add", &add) {
         Ok(_) => Err(format!("{refused}; it is {}'s spare again", giving.label)),
@@ -167,7 +170,13 @@ mod tests {
             "sync_paused": false, "sync_speed_min_kib": 0, "sync_speed_max_kib": 0, "errors": [], "advice": null, "nbd": [],
             "shards": 1, "statistics": {},
         });
-        let grouped = Grouped { key: key.into(), label: key.into(), control: "/c".into(), group: "g".into() };
+        let grouped = Grouped {
+            key: key.into(),
+            label: key.into(),
+            uuid: String::new(),
+            control: "/c".into(),
+            group: "g".into(),
+        };
         (grouped, serde_json::from_value(detail).unwrap())
     }
 

@@ -403,10 +403,11 @@ impl Inner {
     }
 
     async fn add(&self, array: &Array, parameters: AddParameters) -> Result<AddResult, CallError> {
-        let AddParameters { device, force } = parameters;
+        let AddParameters { device, force, spare_of } = parameters;
         self.refuse_part(array, &device).await?;
         let uuid = array.detail().uuid;
-        let newcomer = devices::newcomer(PathBuf::from(device), uuid, force, self.kinds).await;
+        let holds = devices::Holds::new(force, spare_of);
+        let newcomer = devices::newcomer(PathBuf::from(device), uuid, holds, self.kinds).await;
         let source = newcomer.map_err(|failure| refused(failure.sentence()))?;
         let identity = random_uuid().map_err(|failure| refused(failure.sentence()))?;
         let name = source.name();
@@ -435,7 +436,8 @@ impl Inner {
             None => None,
             Some(device) => {
                 self.refuse_part(array, &device).await?;
-                let newcomer = devices::newcomer(PathBuf::from(device), uuid, force, self.kinds).await;
+                let holds = devices::Holds::new(force, None);
+                let newcomer = devices::newcomer(PathBuf::from(device), uuid, holds, self.kinds).await;
                 Some(newcomer.map_err(|failure| refused(failure.sentence()))?)
             }
         };

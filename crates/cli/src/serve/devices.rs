@@ -7,6 +7,7 @@ use std::{
 
 use pinstripe_control::size::ByteSize;
 use pinstripe_engine::assembly::{create::create_with, read_superblock};
+use pinstripe_md::superblock::Role;
 use pinstripe_runtime::{
     DeviceInfo, DeviceSource, Memory, MemorySource, shard,
     uring::{OpenFile, OpenOptions, blocking, path_of},
@@ -19,6 +20,7 @@ use crate::{
     failure::Failure,
     log,
     member::{self, Member},
+    probe::{Contents, MdFinding},
 };
 
 /// How the path of a memory device begins.
@@ -233,12 +235,54 @@ pub struct Kinds {
     pub poll: bool,
 }
 
-/// A device that shall join the array `uuid`. One that holds something is refused, but for `force`; a
-/// superblock of the same array is no hindrance, for that is how a former member comes back.
+/// What a device that joins an array may hold. Superblocks of the array itself are no hindrance: so a former
+/// member comes back.
+pub enum Holds {
+    /// Nothing else.
+    Nothing,
+    /// Or be a spare of the array with this UUID. What else is on a spare was there before, and is as free.
+    SpareOf(String),
+    /// Anything: it is overwritten.
+    Anything,
+}
+
+impl Holds {
+    /// As `add` and `replace` have it.
+    pub fn new(force: bool, spare_of: Option<String>) -> Self {
+        match spare_of {
+            _ if force => Self::Anything,
+            Some(uuid) => Self::SpareOf(uuid),
+            None => Self::Nothing,
+        }
+    }
+
+    /// What of the contents of a device is in the way, in words.
+    fn in_the_way(&self, contents: &Contents, uuid: &str) -> Vec<String> {
+        let is_of = |found: &MdFinding, uuid: &str| {
+            found.superblock.as_ref().is_ok_and(|md| md.superblock.array.set_uuid.to_string() == uuid)
+        };
+        let is_spare = |found: &MdFinding| {
+            found.superblock.as_ref().is_ok_and(|md| md.superblock.own_role() == Role::Spare)
+        };
+        let is_lent = |found: &MdFinding| match self {
+            Self::SpareOf(other) => is_of(found, other) && is_spare(found),
+            Self::Nothing | Self::Anything => false,
+        };
+        let metadata = &contents.metadata;
+        let foreign = metadata.iter().filter(|found| !is_of(found, uuid) && !is_lent(found));
+        let mut words: Vec<String> = foreign.map(ToString::to_string).collect();
+        if !metadata.iter().any(is_lent) {
+            words.extend(contents.others.iter().map(ToString::to_string));
+        }
+        words
+    }
+}
+
+/// A device that shall join the array `uuid`. One that holds something else than it may is refused.
 pub async fn newcomer(
     path: PathBuf,
     uuid: String,
-    force: bool,
+    holds: Holds,
     kinds: Kinds,
 ) -> Result<Arc<dyn DeviceSource>, Failure> {
     if is_memory(&path) && kinds.memory {
@@ -249,13 +293,8 @@ pub async fn newcomer(
     }
     let options = OpenOptions { poll: kinds.poll, ..OpenOptions::default() };
     let member = open_member(path.clone(), options).await?;
-    if !force {
-        let contents = member.contents(path).await?;
-        let foreign = contents.metadata.iter().filter(|found| {
-            !found.superblock.as_ref().is_ok_and(|md| md.superblock.array.set_uuid.to_string() == uuid)
-        });
-        let foreign = foreign.map(ToString::to_string);
-        let words: Vec<String> = foreign.chain(contents.others.iter().map(ToString::to_string)).collect();
+    if !matches!(holds, Holds::Anything) {
+        let words = holds.in_the_way(&member.contents(path).await?, &uuid);
         if !words.is_empty() {
             let (name, words) = (&member.info().name, words.join(" and "));
             return Err(Failure::new(format!(

@@ -303,3 +303,34 @@ fn all_arrays_are_stopped_together_or_none() {
     world.run(&["stop", "--all", "--wait", "20"]).ok();
     assert_eq!((server.ended(), other.ended()), (0, 0));
 }
+
+#[test]
+fn a_device_that_another_array_lends_must_be_a_spare_of_it() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let others: Vec<String> = (3..7).map(|number| world.file(&format!("member{number}"), 16 * MIB)).collect();
+    world.create(&["--level", "5", "--name", "other", "--assume-clean"], &others[..3]).ok();
+    let other = world.serve(&["--shards", "1"], &others[..3]);
+    world.run(&["add", "other", "member6"]).ok();
+    let detail = world.run(&["detail", "other", "--json"]).ok().json();
+    let lends = detail["uuid"].as_str().unwrap();
+    world.run(&["remove", "other", "member6"]).ok();
+    world.run(&["stop", "other"]).ok();
+    assert_eq!(other.ended(), 0);
+
+    let server = world.serve(&["--shards", "1"], &members);
+    let mut line = Line::connect(&server);
+    let mut add = |device: &str, spare_of: &str| {
+        let device = world.path(device);
+        let params = json!({ "device": device, "spare_of": spare_of });
+        line.call(&json!({ "jsonrpc": "2.0", "id": 1, "method": "add", "params": params }).to_string())
+    };
+    let refused = [("member3", lends), ("member6", "01234567:01234567:01234567:01234567"), ("member6", "")];
+    for (device, spare_of) in refused {
+        let answer = add(device, spare_of);
+        assert_eq!(answer["error"]["code"], -32001, "{answer}");
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains(device) && message.contains("nothing was changed"), "{message}");
+    }
+    assert_eq!(add("member6", lends)["result"], json!({ "slot": null, "recovery": "none" }));
+}

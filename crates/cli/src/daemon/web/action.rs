@@ -145,7 +145,7 @@ impl Action {
                 }
             }
             Self::Add { device } => {
-                let parameters = AddParameters { device: device.clone(), force: false };
+                let parameters = AddParameters { device: device.clone(), force: false, spare_of: None };
                 let result: AddResult = client.call("add", parameters)?;
                 Ok(match result.slot {
                     Some(slot) => format!("{device} is in slot {slot} and is being rebuilt"),
