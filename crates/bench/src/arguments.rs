@@ -136,6 +136,17 @@ pub struct BenchArgs {
     #[arg(long, value_name = "nbd|ublk|fuse|vhost-user|EXPORT", conflicts_with_all = ["limit", "lost", "rebuild", "attended"])]
     pub through: Option<Through>,
 
+    /// Replay the requests of this file, or of standard input for -, instead of a pattern: MSR Cambridge's
+    /// CSV, lines of R or W, offset and length with tabs between, an iolog of fio or the text of blkparse.
+    /// With --depth requests at a time. What lies beyond the array is folded into it
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["pattern", "size", "reads", "seconds", "warm_up", "rate", "fill", "rebuild", "attended", "limit"])]
+    pub trace: Option<PathBuf>,
+
+    /// Replay requests when they are due, and not as fast as --depth allows. A request's latency counts from
+    /// the time when it was due
+    #[arg(long, requires = "trace")]
+    pub trace_time: bool,
+
     /// Write the latencies' distribution to this file, as HdrHistogram's percentiles in microseconds (.hgrm)
     #[arg(long, value_name = "FILE", conflicts_with = "rebuild")]
     pub histogram: Option<PathBuf>,
@@ -194,6 +205,8 @@ impl BenchArgs {
             dhchap_secrets: None,
             client_address: Vec::new(),
             through: None,
+            trace: None,
+            trace_time: false,
             histogram: None,
             force: false,
             json: false,

@@ -64,4 +64,22 @@ impl Destination {
             }
         }
     }
+
+    pub(crate) async fn flush(&self) -> Result<(), RequestError> {
+        match self {
+            Self::Engine(volume) => Ok(volume.flush().await?),
+            Self::Export(export) => {
+                export.flush().await.result?;
+                Ok(())
+            }
+        }
+    }
+
+    /// Bytes of what requests must be multiples of.
+    pub(crate) fn block(&self) -> u32 {
+        match self {
+            Self::Engine(volume) => volume.shared().geometry.logical_block(),
+            Self::Export(export) => export.info().logical_block,
+        }
+    }
 }

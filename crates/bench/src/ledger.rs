@@ -14,7 +14,7 @@ use crate::arguments::Pattern;
 /// Bytes that carry a mark of their own.
 const SECTOR: usize = 512;
 /// Bytes of a mark.
-const MARK: usize = 16;
+pub(crate) const MARK: usize = 16;
 
 /// A part of the array that is written by clients of one kind.
 pub(crate) struct Region {
@@ -181,8 +181,12 @@ pub(crate) fn fill(buffer: &mut [u8], writer: u32) {
 
 /// Marks a filled buffer as the content of `target`.
 pub(crate) fn stamp(buffer: &mut [u8], target: Target, writer: u32) {
-    let mut offset = target.offset;
-    let identity = u64::from(target.version) << 32 | u64::from(writer);
+    mark(buffer, target.offset, target.version, writer);
+}
+
+/// Marks each sector of a filled buffer that is written at `offset`.
+pub(crate) fn mark(buffer: &mut [u8], mut offset: u64, version: u32, writer: u32) {
+    let identity = u64::from(version) << 32 | u64::from(writer);
     for sector in buffer.chunks_exact_mut(SECTOR) {
         sector[..8].copy_from_slice(&offset.to_le_bytes());
         sector[8..MARK].copy_from_slice(&identity.to_le_bytes());
@@ -190,29 +194,33 @@ pub(crate) fn stamp(buffer: &mut [u8], target: Target, writer: u32) {
     }
 }
 
-/// What is wrong with the first wrong sector of a unit that was read back.
-pub(crate) fn check(bytes: &[u8], offset: u64, version: u32, bodies: &mut Bodies) -> Result<(), String> {
-    let word = |sector: &[u8], at: usize| {
+/// What a sector's mark says: its place, the version and the writer.
+pub(crate) fn identity(sector: &[u8]) -> (u64, u32, u32) {
+    let word = |at: usize| {
         let mut word = [0; 8];
         word.copy_from_slice(&sector[at..at + 8]);
         u64::from_le_bytes(word)
     };
+    (word(0), low(word(8) >> 32), low(word(8)))
+}
+
+/// What is wrong with the first wrong sector of a unit that was read back.
+pub(crate) fn check(bytes: &[u8], offset: u64, version: u32, bodies: &mut Bodies) -> Result<(), String> {
     for (number, sector) in bytes.chunks_exact(SECTOR).enumerate() {
         let expected = offset + (number * SECTOR) as u64;
-        let (found, identity) = (word(sector, 0), word(sector, 8));
+        let (found, of, writer) = identity(sector);
         if found != expected {
             return Err(format!(
                 "the sector at byte {expected} has the content of the sector at byte {found}"
             ));
         }
-        if identity >> 32 != u64::from(version) {
+        if of != version {
             return Err(format!(
-                "sector at byte {expected} is of version {}, the last acknowledged is {version}",
-                identity >> 32
+                "sector at byte {expected} is of version {of}, the last acknowledged is {version}"
             ));
         }
         let at = number * SECTOR;
-        if sector[MARK..] != bodies.of(low(identity), bytes.len())[at + MARK..at + SECTOR] {
+        if sector[MARK..] != bodies.of(writer, bytes.len())[at + MARK..at + SECTOR] {
             return Err(format!("sector at byte {expected} has its mark and another's body"));
         }
     }
@@ -224,7 +232,7 @@ pub(crate) fn check(bytes: &[u8], offset: u64, version: u32, bodies: &mut Bodies
 pub(crate) struct Bodies(std::collections::BTreeMap<u32, Vec<u8>>);
 
 impl Bodies {
-    fn of(&mut self, writer: u32, length: usize) -> &[u8] {
+    pub(crate) fn of(&mut self, writer: u32, length: usize) -> &[u8] {
         self.0.entry(writer).or_insert_with(|| {
             let mut body = vec![0; length];
             fill(&mut body, writer);

@@ -22,6 +22,8 @@
 //! Begin with `run`, which has the life of a measurement; `setup` makes the array, `client` is the load,
 //! `verify` the check, `report` what is printed.
 //!
+//! With `--trace` requests are those of a trace ([`trace`], [`replay`]), in place of `client`'s.
+//!
 //! With `--limit` the engine writes the first half of the array and the loop the second, in slices that
 //! alternate many times a second: on a machine that others use too, the ratio of neighbouring slices is worth
 //! more than either number.
@@ -38,11 +40,13 @@ mod ledger;
 mod loss;
 mod nbd;
 mod progress;
+mod replay;
 mod report;
 mod run;
 mod setup;
 mod straight_line;
 mod through;
+mod trace;
 mod verify;
 mod vhost_user;
 mod worker;
@@ -53,6 +57,8 @@ pub use arguments::{
 pub use destination::RequestError;
 pub use export::{BadExport, Export, FrontEnd, NbdAddress, Through};
 pub use progress::{Phase, Tell};
+pub use replay::{Checked, TraceReport, run_trace, run_trace_through};
 pub use report::{Amplification, Latency, Limit, Rebuild, Report, Settings, Verified};
 pub use run::{BenchError, run, run_and_tell};
 pub use through::{ThroughReport, run_through};
+pub use trace::{Format, TraceError};

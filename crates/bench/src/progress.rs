@@ -13,6 +13,13 @@ pub enum Phase {
     WarmingUp,
     /// Counts; or rebuilds a member, with `--rebuild`.
     Measuring,
+    /// Replays a trace: so many requests of so many are done, or under way.
+    Replaying {
+        /// Of these.
+        done: usize,
+        /// All of the trace.
+        requests: usize,
+    },
     /// Reads back what was written, and scrubs.
     Checking,
 }

@@ -140,9 +140,13 @@ impl Latency {
     ) -> fmt::Result {
         let mib = bytes_per_second / f64::from(1 << 20);
         row(f, "throughput", format_args!("{iops:.0} requests/s, {mib:.1} MiB/s"))?;
+        self.fmt_row(f, "latency (us)")
+    }
+
+    pub(crate) fn fmt_row(&self, f: &mut fmt::Formatter<'_>, name: &str) -> fmt::Result {
         row(
             f,
-            "latency (us)",
+            name,
             format_args!(
                 "mean {:.2}, 50% {:.2}, 90% {:.2}, 99% {:.2}, 99.9% {:.2}, max {:.1}",
                 self.mean / 1e3,
@@ -167,6 +171,28 @@ pub struct Amplification {
     pub member_writes: f64,
     /// Bytes written to members.
     pub member_write_bytes: f64,
+}
+
+impl Amplification {
+    pub(crate) fn of(counts: &Statistics) -> Self {
+        Self {
+            member_reads: by(counts.member_reads, counts.writes),
+            member_read_bytes: by(counts.member_read_bytes, counts.writes),
+            member_writes: by(counts.member_writes, counts.writes),
+            member_write_bytes: by(counts.member_write_bytes, counts.writes),
+        }
+    }
+
+    pub(crate) fn fmt_row(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        row(
+            f,
+            "members, per write",
+            format_args!(
+                "{:.2} reads ({:.0} bytes), {:.2} writes ({:.0} bytes)",
+                self.member_reads, self.member_read_bytes, self.member_writes, self.member_write_bytes
+            ),
+        )
+    }
 }
 
 /// The engine against the straight-line loop.
@@ -235,12 +261,7 @@ impl Report {
             latency_ns: Latency::of(&measured.latency),
             cpu_ns_per_operation: by(engine.cpu_ns, engine.operations),
             recovery: measured.recovery,
-            per_write: Amplification {
-                member_reads: by(counts.member_reads, counts.writes),
-                member_read_bytes: by(counts.member_read_bytes, counts.writes),
-                member_writes: by(counts.member_writes, counts.writes),
-                member_write_bytes: by(counts.member_write_bytes, counts.writes),
-            },
+            per_write: Amplification::of(&counts),
             pre_read_ratio: by(counts.pre_read_bytes, counts.write_bytes),
             cache_hit_ratio: by(counts.cache_hits, counts.cache_hits + counts.cache_misses),
             counters: counters(&counts),
@@ -256,7 +277,7 @@ impl Report {
     }
 }
 
-fn counters(statistics: &Statistics) -> serde_json::Map<String, serde_json::Value> {
+pub(crate) fn counters(statistics: &Statistics) -> serde_json::Map<String, serde_json::Value> {
     statistics.fields().map(|(name, value)| (name.to_owned(), value.into())).collect()
 }
 
@@ -329,15 +350,8 @@ impl Report {
 
     /// What the members had to do for it, and whether it was right.
     fn fmt_work(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let w = &self.per_write;
+        self.per_write.fmt_row(f)?;
         let mut row = |name: &str, value: fmt::Arguments<'_>| row(f, name, value);
-        row(
-            "members, per write",
-            format_args!(
-                "{:.2} reads ({:.0} bytes), {:.2} writes ({:.0} bytes)",
-                w.member_reads, w.member_read_bytes, w.member_writes, w.member_write_bytes
-            ),
-        )?;
         row("pre-read / written", format_args!("{:.2}%", self.pre_read_ratio * 100.0))?;
         let count = |name: &str| self.counters.get(name).and_then(serde_json::Value::as_u64).unwrap_or(0);
         row(

@@ -29,6 +29,7 @@ use crate::{
     report::{Rebuild, Report},
     setup::{Setup, set_up},
     straight_line,
+    trace::TraceError,
     verify::{read_back_all, verify},
     worker::{self, LoopConfig, SliceOutcome, Worker, WorkerConfig},
 };
@@ -45,6 +46,9 @@ pub(crate) const UNITS_PER_CLIENT_MIN: usize = 4;
 /// Why a run came to nothing, or to something wrong.
 #[derive(Debug, Error)]
 pub enum BenchError {
+    /// A trace that can't be replayed.
+    #[error("{0}")]
+    Trace(#[from] TraceError),
     /// A number that makes no sense.
     #[error("{0}")]
     Arguments(&'static str),

@@ -93,11 +93,12 @@ fn check(arguments: &BenchArgs, may_overwrite: bool) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// The export, and its size.
-async fn open(
+/// The export, and its size. Requests have at most `longest` bytes.
+pub(crate) async fn open(
     arguments: &BenchArgs,
     export: &Export,
     writes: bool,
+    longest: u64,
 ) -> Result<(Arc<dyn DeviceSource>, u64), BenchError> {
     let unusable = |error| BenchError::Unusable { export: export.to_string(), error };
     let read_only = || io::Error::from(ErrorKind::ReadOnlyFilesystem);
@@ -120,7 +121,7 @@ async fn open(
         Export::VhostUser(path) => {
             // One for each thread, and one to fill and to read back by.
             let (queues, depth) = (arguments.shards + 1, arguments.depth);
-            let data_bytes = arguments.size.max(SPAN_BYTES);
+            let data_bytes = longest.max(SPAN_BYTES);
             let connected = blocking(move || VhostUserSource::connect(&path, queues, depth, data_bytes));
             let source = connected.await.map_err(unusable)?;
             if writes && source.is_read_only() {
@@ -139,7 +140,7 @@ async fn measure(
     tell: &Tell,
 ) -> Result<ThroughReport, BenchError> {
     let writes = arguments.reads < 100 || arguments.fill;
-    let (source, size) = open(arguments, export, writes).await?;
+    let (source, size) = open(arguments, export, writes, arguments.size).await?;
     let source = Source::Export(source);
     let region = Region::new(0, size, arguments.size, arguments.depth as u64, arguments.pattern);
     if region.units() < arguments.depth * UNITS_PER_CLIENT_MIN {

@@ -23,22 +23,28 @@ pub(crate) async fn verify(
     regions: &[Arc<Region>],
     zeroed: bool,
 ) -> Result<Verified, BenchError> {
-    let mut verified = read_back_all(&Destination::Engine(array.volume().clone()), regions, zeroed).await?;
-    if arguments.level.has_parity() {
-        let report = array.check().await?;
-        verified.stripes = report.stripes;
-        verified.mismatched_sectors = report.mismatched_sectors;
-        if report.mismatched_sectors > 0 && arguments.assume_clean && !zeroed {
-            return Err(BenchError::NotClean { sectors: report.mismatched_sectors });
-        }
-        if report.mismatched_sectors > 0 || report.unreadable_stripes > 0 {
-            return Err(BenchError::Mismatch {
-                sectors: report.mismatched_sectors,
-                unreadable: report.unreadable_stripes,
-            });
-        }
+    let read_back = read_back_all(&Destination::Engine(array.volume().clone()), regions, zeroed).await?;
+    Ok(Verified { units: read_back.units, ..scrub(array, arguments, zeroed).await? })
+}
+
+/// Compares all data with its parity, if there is any. A mismatch is an error.
+pub(crate) async fn scrub(
+    array: &Array,
+    arguments: &BenchArgs,
+    zeroed: bool,
+) -> Result<Verified, BenchError> {
+    if !arguments.level.has_parity() {
+        return Ok(Verified::default());
     }
-    Ok(verified)
+    let report = array.check().await?;
+    let (sectors, unreadable) = (report.mismatched_sectors, report.unreadable_stripes);
+    if sectors > 0 && arguments.assume_clean && !zeroed {
+        return Err(BenchError::NotClean { sectors });
+    }
+    if sectors > 0 || unreadable > 0 {
+        return Err(BenchError::Mismatch { sectors, unreadable });
+    }
+    Ok(Verified { units: 0, stripes: report.stripes, mismatched_sectors: 0 })
 }
 
 /// Reads every written unit back; with `zeroed` the others too, which must still be zero.

@@ -20,6 +20,9 @@ pub fn run(arguments: &BenchArgs) -> Result<(), Failure> {
     }
     let line = progress::spinner(arguments.attended);
     let measured = match &arguments.through {
+        None if arguments.trace.is_some() => pinstripe_bench::run_trace(arguments, &tell(&line, arguments))
+            .map(|report| in_words(arguments, report.to_json(), &report))
+            .map_err(Failure::from),
         None => pinstripe_bench::run_and_tell(arguments, &tell(&line, arguments))
             .map(|report| in_words(arguments, report.to_json(), &report))
             .map_err(Failure::from),
@@ -39,6 +42,10 @@ fn tell(line: &ProgressBar, arguments: &BenchArgs) -> Tell {
     let (line, seconds) = (line.clone(), arguments.seconds);
     Arc::new(move |phase| {
         line.set_message(match phase {
+            Phase::Replaying { done, requests } => {
+                line.set_message(format!("replaying: {done} of {requests} requests"));
+                return;
+            }
             Phase::Preparing => "making the array".to_owned(),
             Phase::Filling => "writing all of it".to_owned(),
             Phase::WarmingUp => "warming up".to_owned(),
@@ -55,7 +62,12 @@ fn through(
     may_overwrite: bool,
     line: &ProgressBar,
 ) -> Result<String, Failure> {
-    let report = pinstripe_bench::run_through(arguments, export, may_overwrite, &tell(line, arguments))?;
+    let tell = tell(line, arguments);
+    if arguments.trace.is_some() {
+        let report = pinstripe_bench::run_trace_through(arguments, export, may_overwrite, &tell)?;
+        return Ok(in_words(arguments, report.to_json(), &report));
+    }
+    let report = pinstripe_bench::run_through(arguments, export, may_overwrite, &tell)?;
     Ok(in_words(arguments, report.to_json(), &report))
 }
 

@@ -1,0 +1,135 @@
+//! `bench --trace`: a trace's requests instead of a pattern's.
+//!
+//! Requests are taken in the trace's order, at full speed or when they are due. None is made larger than the
+//! device's blocks demand; what lies beyond the device is folded into it.
+//!
+//! Every sector that is written carries its place and the number of its request. A trace writes one place by
+//! several requests at a time, so more than one may be what is left there: a request's bytes, unless another
+//! request that was taken only after it was acknowledged wrote the place, too ([`check`]).
+
+mod check;
+mod clients;
+mod report;
+
+use std::sync::Arc;
+
+use pinstripe_runtime::uring::{self, Context, RuntimeConfig, blocking};
+
+use self::{check::read_back, clients::Replay};
+use crate::{
+    arguments::BenchArgs,
+    destination::{Destination, RequestError, Source},
+    export::Export,
+    histogram, loss,
+    progress::{Phase, Tell},
+    run::{BenchError, check_numbers},
+    setup::set_up,
+    through,
+    trace::{Trace, TraceError},
+    verify::scrub,
+};
+
+pub use report::{Checked, TraceReport};
+
+/// Where a trace is replayed.
+enum Place {
+    Array,
+    Export { export: Export, may_overwrite: bool },
+}
+
+/// Makes an array, replays the trace of `arguments` on it, and checks it. What was on given devices is lost.
+pub fn run_trace(arguments: &BenchArgs, tell: &Tell) -> Result<TraceReport, BenchError> {
+    run(arguments, Place::Array, tell)
+}
+
+/// Replays the trace of `arguments` on an export, and reads back what was written there.
+pub fn run_trace_through(
+    arguments: &BenchArgs,
+    export: &Export,
+    may_overwrite: bool,
+    tell: &Tell,
+) -> Result<TraceReport, BenchError> {
+    run(arguments, Place::Export { export: export.clone(), may_overwrite }, tell)
+}
+
+fn run(arguments: &BenchArgs, place: Place, tell: &Tell) -> Result<TraceReport, BenchError> {
+    check_numbers(arguments)?;
+    let (arguments, tell) = (arguments.clone(), Arc::clone(tell));
+    let config = RuntimeConfig::unpinned(arguments.shards);
+    uring::run(&config, move |context| async move {
+        tell(Phase::Preparing);
+        let trace = read(&arguments).await?;
+        match place {
+            Place::Array => on_array(&arguments, trace, &context, &tell).await,
+            Place::Export { may_overwrite: false, .. } if trace.writes() => Err(BenchError::ForceExport),
+            Place::Export { export, .. } => on_export(&arguments, trace, &export, &context, &tell).await,
+        }
+    })?
+}
+
+async fn read(arguments: &BenchArgs) -> Result<Trace, BenchError> {
+    let path = arguments.trace.clone().unwrap_or_default();
+    let trace = {
+        let path = path.clone();
+        blocking(move || Trace::read(&path)).await?
+    };
+    if arguments.trace_time && !trace.is_timed {
+        return Err(TraceError::NoTimes(path).into());
+    }
+    Ok(trace)
+}
+
+async fn on_array(
+    arguments: &BenchArgs,
+    trace: Trace,
+    context: &Context,
+    tell: &Tell,
+) -> Result<TraceReport, BenchError> {
+    let setup = set_up(arguments, context).await?;
+    let shared = setup.array.shared();
+    let (size, block) = (shared.geometry.array_bytes(), shared.geometry.logical_block());
+    let source = Source::Engine(Arc::clone(shared));
+    let mut report = TraceReport::new(arguments, &trace);
+    loss::lose(&setup.array, &arguments.lost).await?;
+    let before = setup.array.detail().statistics;
+    let replay = Arc::new(Replay::new(trace, arguments.trace_time, size, block));
+    let inline = !setup.memories.is_empty();
+    let replayed = clients::replay(&replay, context, &source, arguments.depth, inline, tell).await?;
+    report.replayed(&replay, &replayed);
+    report.array(arguments, setup.names(), &setup.array.detail().statistics.since(&before));
+    histogram::keep(arguments, &replayed.all())?;
+    tell(Phase::Checking);
+    // Devices may have held anything, whatever --assume-clean says of them.
+    let destination = Destination::Engine(setup.array.volume().clone());
+    report.checked.sectors = read_back(&replay, &destination, size, inline).await?;
+    if !arguments.lost.is_empty() {
+        loss::bring_back(&setup, &arguments.lost).await?;
+        report.checked.sectors = read_back(&replay, &destination, size, inline).await?;
+    }
+    let scrubbed = scrub(&setup.array, arguments, inline).await?;
+    (report.checked.stripes, report.checked.mismatched_sectors) =
+        (scrubbed.stripes, scrubbed.mismatched_sectors);
+    setup.array.stop().await.map_err(RequestError::from)?;
+    Ok(report)
+}
+
+async fn on_export(
+    arguments: &BenchArgs,
+    trace: Trace,
+    export: &Export,
+    context: &Context,
+    tell: &Tell,
+) -> Result<TraceReport, BenchError> {
+    let (source, size) = through::open(arguments, export, trace.writes(), trace.longest().into()).await?;
+    let source = Source::Export(source);
+    let destination = source.open().map_err(BenchError::Attach)?;
+    let mut report = TraceReport::new(arguments, &trace);
+    let replay = Arc::new(Replay::new(trace, arguments.trace_time, size, destination.block()));
+    let replayed = clients::replay(&replay, context, &source, arguments.depth, false, tell).await?;
+    report.replayed(&replay, &replayed);
+    report.through = Some(export.to_string());
+    histogram::keep(arguments, &replayed.all())?;
+    tell(Phase::Checking);
+    report.checked.sectors = read_back(&replay, &destination, size, false).await?;
+    Ok(report)
+}

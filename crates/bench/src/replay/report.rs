@@ -1,0 +1,243 @@
+//! What a replay came to.
+
+use std::fmt;
+
+use hdrhistogram::Histogram;
+use pinstripe_engine::statistics::Statistics;
+use serde::Serialize;
+
+use super::clients::{Replay, Replayed};
+use crate::{
+    arguments::{BenchArgs, PolicyChoice},
+    report::{Amplification, Latency, by, counters, row},
+    trace::{Format, Trace},
+};
+
+/// The outcome of a replay, all of whose writes were read back and found right.
+#[derive(Clone, Debug, Serialize)]
+pub struct TraceReport {
+    /// The trace's file.
+    pub trace: String,
+    /// What its lines look like.
+    pub format: Format,
+    /// Whether requests came when they were due, and not as fast as possible.
+    pub trace_time: bool,
+    /// Requests of the trace that weren't replayed: of other devices, trims, requests of no bytes.
+    pub skipped: u64,
+    /// Requests that began or ended within a block, and were widened to whole blocks.
+    pub widened: u64,
+    /// Requests beyond the end of the device, which were folded into it.
+    pub folded: u64,
+    /// The export, if the array is a server's.
+    pub through: Option<String>,
+    /// The array, if it was made for this.
+    pub array: Option<ReplayedOn>,
+    /// Threads that put the load, and served the array that was made for it.
+    pub shards: usize,
+    /// Requests at a time.
+    pub depth: usize,
+    /// Reads that were answered.
+    pub reads: u64,
+    /// Writes that were acknowledged.
+    pub writes: u64,
+    /// Flushes that were answered.
+    pub flushes: u64,
+    /// Bytes that were read.
+    pub read_bytes: u64,
+    /// Bytes that were written.
+    pub written_bytes: u64,
+    /// How long it took.
+    pub seconds: f64,
+    /// Requests per second.
+    pub iops: f64,
+    /// Bytes per second, read and written.
+    pub bytes_per_second: f64,
+    /// Of reads; in trace time from when they were due.
+    pub read_latency_ns: Latency,
+    /// Of writes; in trace time from when they were due.
+    pub write_latency_ns: Latency,
+    /// CPU time of the shards for each request; the kernel's own threads are not in it.
+    pub cpu_ns_per_operation: f64,
+    /// What was checked afterwards.
+    pub checked: Checked,
+}
+
+/// An array that was made for a replay, and what it had to do.
+#[derive(Clone, Debug, Serialize)]
+pub struct ReplayedOn {
+    /// MD's level number.
+    pub level: i32,
+    /// The members' names.
+    pub members: Vec<String>,
+    /// Slots with members that were missing.
+    pub lost: Vec<usize>,
+    /// Chunk in bytes.
+    pub chunk_bytes: u64,
+    /// How parity updates were chosen.
+    pub policy: PolicyChoice,
+    /// Bytes of parity cache.
+    pub cache_bytes: u64,
+    /// The parity kernels.
+    pub kernel: &'static str,
+    /// What a write costs the members.
+    pub per_write: Amplification,
+    /// The engine's counters over the replay.
+    pub counters: serde_json::Map<String, serde_json::Value>,
+}
+
+/// What was checked; all of it was right.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Checked {
+    /// Written sectors that were read back.
+    pub sectors: u64,
+    /// Stripes that were scrubbed.
+    pub stripes: u64,
+    /// Sectors with parity that did not match.
+    pub mismatched_sectors: u64,
+}
+
+impl TraceReport {
+    pub(super) fn new(arguments: &BenchArgs, trace: &Trace) -> Self {
+        let none = Latency::of(&crate::worker::histogram());
+        Self {
+            trace: arguments.trace.as_ref().map_or_else(String::new, |path| path.display().to_string()),
+            format: trace.format,
+            trace_time: arguments.trace_time,
+            skipped: trace.skipped,
+            widened: 0,
+            folded: 0,
+            through: None,
+            array: None,
+            shards: arguments.shards,
+            depth: arguments.depth,
+            reads: 0,
+            writes: 0,
+            flushes: 0,
+            read_bytes: 0,
+            written_bytes: 0,
+            seconds: 0.0,
+            iops: 0.0,
+            bytes_per_second: 0.0,
+            read_latency_ns: none,
+            write_latency_ns: none,
+            cpu_ns_per_operation: 0.0,
+            checked: Checked::default(),
+        }
+    }
+
+    /// Puts down what the clients did.
+    pub(super) fn replayed(&mut self, replay: &Replay, done: &Replayed) {
+        (self.widened, self.folded) = (replay.fitted.widened, replay.fitted.folded);
+        (self.reads, self.writes, self.flushes) = (done.reads.len(), done.writes.len(), done.flushes);
+        (self.read_bytes, self.written_bytes) = (done.read_bytes, done.written_bytes);
+        (self.seconds, self.iops) = done.outcome.rate();
+        self.bytes_per_second = by(done.read_bytes + done.written_bytes, 1) / self.seconds.max(1e-9);
+        (self.read_latency_ns, self.write_latency_ns) = (Latency::of(&done.reads), Latency::of(&done.writes));
+        self.cpu_ns_per_operation = by(done.outcome.cpu_ns, done.outcome.operations);
+    }
+
+    /// Puts down what the array had to do for it.
+    pub(super) fn array(&mut self, arguments: &BenchArgs, members: Vec<String>, counts: &Statistics) {
+        self.array = Some(ReplayedOn {
+            level: arguments.level.number(),
+            members,
+            lost: arguments.lost.clone(),
+            chunk_bytes: arguments.chunk,
+            policy: arguments.policy,
+            cache_bytes: arguments.cache,
+            kernel: pinstripe_parity::kernel().name(),
+            per_write: Amplification::of(counts),
+            counters: counters(counts),
+        });
+    }
+
+    /// As JSON, over several lines.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).unwrap_or_else(|_| unreachable!("keys are texts"))
+    }
+}
+
+impl Replayed {
+    /// The latencies of reads and writes together.
+    pub(super) fn all(&self) -> Histogram<u64> {
+        let mut all = self.reads.clone();
+        // Made with the same bounds.
+        let _ = all.add(&self.writes);
+        all
+    }
+}
+
+impl fmt::Display for TraceReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = f64::from(1 << 20);
+        match (&self.array, &self.through) {
+            (Some(array), _) => array.fmt_array(f, self.shards)?,
+            (None, Some(through)) => row(f, "through", format_args!("{through}, {} thread(s)", self.shards))?,
+            (None, None) => {}
+        }
+        let pace = if self.trace_time { "at its times" } else { "at full speed" };
+        row(f, "trace", format_args!("{} ({}), {pace}, depth {}", self.trace, self.format, self.depth))?;
+        row(
+            f,
+            "requests",
+            format_args!(
+                "{} reads ({:.1} MiB), {} writes ({:.1} MiB), {} flushes",
+                self.reads,
+                by(self.read_bytes, 1) / mib,
+                self.writes,
+                by(self.written_bytes, 1) / mib,
+                self.flushes
+            ),
+        )?;
+        if self.skipped + self.widened + self.folded > 0 {
+            row(
+                f,
+                "not as in the trace",
+                format_args!(
+                    "{} skipped, {} widened to whole blocks, {} folded into the device",
+                    self.skipped, self.widened, self.folded
+                ),
+            )?;
+        }
+        row(f, "duration", format_args!("{:.2} s", self.seconds))?;
+        row(
+            f,
+            "throughput",
+            format_args!("{:.0} requests/s, {:.1} MiB/s", self.iops, self.bytes_per_second / mib),
+        )?;
+        self.read_latency_ns.fmt_row(f, "read latency (us)")?;
+        self.write_latency_ns.fmt_row(f, "write latency (us)")?;
+        row(f, "CPU per request", format_args!("{:.2} us", self.cpu_ns_per_operation / 1e3))?;
+        if let Some(array) = &self.array {
+            array.per_write.fmt_row(f)?;
+        }
+        row(
+            f,
+            "checked",
+            format_args!(
+                "{} sectors read back, {} stripes scrubbed, {} mismatched sectors",
+                self.checked.sectors, self.checked.stripes, self.checked.mismatched_sectors
+            ),
+        )
+    }
+}
+
+impl ReplayedOn {
+    fn fmt_array(&self, f: &mut fmt::Formatter<'_>, shards: usize) -> fmt::Result {
+        row(
+            f,
+            "array",
+            format_args!(
+                "level {}, {} members, chunk {} KiB, {shards} shard(s), kernel {}",
+                self.level,
+                self.members.len(),
+                self.chunk_bytes >> 10,
+                self.kernel
+            ),
+        )?;
+        if self.lost.is_empty() {
+            return Ok(());
+        }
+        row(f, "lost", format_args!("the members of slots {:?}", self.lost))
+    }
+}

@@ -1,0 +1,128 @@
+//! Traces that are replayed on arrays and exports, and what is refused.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use std::{fmt::Write as _, fs, path::Path, sync::Arc};
+
+use pinstripe_bench::{
+    BenchArgs, BenchError, DeviceSpec, Export, TraceError, TraceReport, run_trace, run_trace_through,
+};
+use pinstripe_md::level::Level;
+
+fn arguments(trace: &Path) -> BenchArgs {
+    BenchArgs {
+        devices: vec![DeviceSpec::Memory(12 << 20)],
+        chunk: 16 << 10,
+        cache: 1 << 20,
+        trace: Some(trace.to_owned()),
+        ..BenchArgs::defaults()
+    }
+}
+
+fn replay(arguments: &BenchArgs) -> Result<TraceReport, BenchError> {
+    run_trace(arguments, &(Arc::new(|_| {}) as _))
+}
+
+/// Many requests on few places, of any length and with any beginning.
+fn crowded(requests: u64) -> String {
+    let (mut text, mut word) = (String::new(), 1_u64);
+    let mut draw = |bound: u64| {
+        word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (word >> 33) % bound
+    };
+    for _ in 0..requests {
+        let kind = if draw(10) < 3 { 'R' } else { 'W' };
+        let (offset, length) = (draw(1 << 20), draw(40_000) + 1);
+        let (offset, length) =
+            if draw(4) > 0 { (offset / 512 * 512, length / 512 * 512 + 512) } else { (offset, length) };
+        let _ = writeln!(text, "{kind}\t{offset}\t{length}");
+    }
+    text
+}
+
+#[test]
+fn a_crowded_trace_is_replayed_on_every_level_and_read_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace");
+    fs::write(&trace, crowded(5000)).unwrap();
+    for level in [Level::Raid0, Level::Raid4, Level::Raid5, Level::Raid6] {
+        for shards in [1, 2] {
+            let report = replay(&BenchArgs { level, shards, ..arguments(&trace) });
+            let report = report.unwrap_or_else(|error| panic!("{level}, {shards} shards: {error}"));
+            assert_eq!(report.reads + report.writes, 5000, "{level}");
+            assert!(report.widened > 500 && report.folded == 0 && report.skipped == 0, "{report}");
+            assert!(report.checked.sectors > 1000, "{report}");
+            assert_eq!(report.checked.stripes > 0, level.has_parity());
+            let array = report.array.as_ref().unwrap();
+            // Blocks are widened to; nothing else is.
+            assert_eq!(array.counters["writes"].as_u64().unwrap(), report.writes);
+            assert_eq!(array.counters["write_bytes"].as_u64().unwrap(), report.written_bytes);
+        }
+    }
+}
+
+#[test]
+fn a_trace_is_replayed_without_a_member_and_after_it_has_come_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace");
+    fs::write(&trace, crowded(2000)).unwrap();
+    let report = replay(&BenchArgs { lost: vec![2], ..arguments(&trace) }).unwrap();
+    assert!(report.checked.sectors > 1000 && report.checked.stripes > 0, "{report}");
+    assert!(report.to_string().contains("slots [2]"), "{report}");
+}
+
+#[test]
+fn what_lies_beyond_the_array_is_folded_and_flushes_are_carried_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace");
+    let far = 1_u64 << 50;
+    let text = format!(
+        "fio version 3 iolog\n0 f write {far} 4096\n9 f sync\n10 f write 0 512\n20 f read {far} 4096\n"
+    );
+    fs::write(&trace, text).unwrap();
+    let report = replay(&arguments(&trace)).unwrap();
+    assert_eq!((report.reads, report.writes, report.flushes, report.folded), (1, 2, 1, 2), "{report}");
+    let sectors = report.checked.sectors;
+    assert!(sectors == 9 || sectors == 8, "{report}");
+    assert_eq!(report.array.unwrap().counters["flushes"].as_u64().unwrap(), 1);
+}
+
+#[test]
+fn in_trace_time_requests_wait_until_they_are_due() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace");
+    let mut text = "fio version 3 iolog\n".to_owned();
+    for number in 0..8 {
+        let _ = writeln!(text, "{} f write {} 4096", number * 40_000, number * 4096);
+    }
+    fs::write(&trace, text).unwrap();
+    let swift = replay(&arguments(&trace)).unwrap();
+    assert!(swift.seconds < 0.2, "{swift}");
+    let timed = replay(&BenchArgs { trace_time: true, shards: 2, ..arguments(&trace) }).unwrap();
+    assert!(timed.seconds >= 0.28, "{timed}");
+    assert!(timed.write_latency_ns.p50 < 20_000_000, "from when it was due: {timed}");
+
+    let plain = folder.path().join("plain");
+    fs::write(&plain, "W\t0\t512\n").unwrap();
+    let refused = replay(&BenchArgs { trace_time: true, ..arguments(&plain) });
+    assert!(matches!(refused, Err(BenchError::Trace(TraceError::NoTimes(_)))), "{refused:?}");
+    let missing = replay(&arguments(&folder.path().join("nowhere")));
+    assert!(matches!(missing, Err(BenchError::Trace(TraceError::Read { .. }))), "{missing:?}");
+}
+
+#[test]
+fn an_export_is_overwritten_only_by_force() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let export: Export = path("export").display().to_string().parse().unwrap();
+    fs::File::create(path("export")).unwrap().set_len(4 << 20).unwrap();
+    fs::write(path("reads"), "R\t0\t512\nR\t4194304\t8192\n").unwrap();
+    fs::write(path("writes"), crowded(500)).unwrap();
+    let run = |trace: &str, force| {
+        run_trace_through(&arguments(&path(trace)), &export, force, &(Arc::new(|_| {}) as _))
+    };
+    assert_eq!(run("reads", false).unwrap().reads, 2);
+    assert!(matches!(run("writes", false), Err(BenchError::ForceExport)));
+    assert!(fs::read(path("export")).unwrap().iter().all(|&byte| byte == 0));
+    let report = run("writes", true).unwrap();
+    assert!(report.through.is_some() && report.checked.sectors > 100, "{report}");
+}
