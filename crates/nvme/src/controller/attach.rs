@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pinstripe_block::BlockService;
 use pinstripe_runtime::{Buffer, shard};
 
-use super::offload::fence::{self, Grant};
+use super::offload::fence::{self, Grant, Outcome};
 use super::offload::{Guarded, GuardedState, Server};
 use super::session::Session;
 use crate::mutants::{Mutant, active};
@@ -118,19 +118,19 @@ async fn attach<S: BlockService>(
         guarded.drain().await;
     }
     let raises = granted == Grant::Raises;
-    let stored = match guarded.with(|state| state.fence.record().copied()) {
+    let outcome = match guarded.with(|state| state.fence.record().copied()) {
         Some(record) if raises => server.store(guarded, &record).await,
-        record => record.is_some(),
+        _ => Outcome::Stored,
     };
     let granted = guarded.with(|state| {
-        if raises {
+        if raises && outcome != Outcome::Unchanged {
             state.table.forget_all();
         }
-        state.fence.grant(controller, host, stored);
+        state.fence.grant(controller, host, outcome);
         still_there(session, state)
     });
     guarded.changed.notify();
-    if stored { granted } else { Err(Status::INTERNAL) }
+    if outcome == Outcome::Stored { granted } else { Err(Status::INTERNAL) }
 }
 
 /// Does something that must not happen while the record changes.
@@ -175,7 +175,7 @@ async fn detach<S: BlockService>(
     });
     let Some(record) = left.await? else { return Ok(()) };
     guarded.drain().await;
-    let stored = server.store(guarded, &record).await;
+    let stored = server.store(guarded, &record).await == Outcome::Stored;
     guarded.with(|state| state.fence.given_up(stored));
     guarded.changed.notify();
     if stored { Ok(()) } else { Err(Status::INTERNAL) }

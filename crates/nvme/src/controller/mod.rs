@@ -48,8 +48,8 @@ pub use connection::SessionEnd;
 pub use leave::{LeftQueue, LeftSubsystem};
 pub use limits::{CAPSULE_BYTES_MAX, COMMANDS_MAX, TRANSFER_BYTES_MAX};
 pub use offload::{
-    Ended, EpochFiles, EpochRecord, EpochStore, OffloadConfig, OffloadStatistics, Pipeline, RANGE_BYTES_MAX,
-    Storing,
+    Ended, EpochFiles, EpochRecord, EpochStore, NotStored, OffloadConfig, OffloadStatistics, Pipeline,
+    RANGE_BYTES_MAX, Storing,
 };
 pub use service::DeviceService;
 pub use subsystem::{NamespaceConfig, Subsystem, SubsystemConfig, SubsystemError, check_name};

@@ -675,7 +675,9 @@ impl Controller {
         if reserved && !lock(&namespace.reservations).allows(&self.host_id, access) {
             return Err(Status::RESERVATION_CONFLICT);
         }
-        if self.ends_silent(shard::now()) {
+        // A controller that is over is no longer known to have been ended by a higher epoch, and its queues
+        // may not know yet that it is over (C28).
+        if self.is_dead() || self.ends_silent(shard::now()) {
             return Err(Status::NAMESPACE_NOT_READY);
         }
         Ok(admitted)

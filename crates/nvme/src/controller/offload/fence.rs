@@ -38,11 +38,22 @@ pub(crate) enum Grant {
     Ends,
 }
 
+/// What became of the record of an Attach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// It is stored, or needs not be.
+    Stored,
+    /// It isn't: the former one is.
+    Unchanged,
+    /// Either may be found after a crash.
+    Unknown,
+}
+
 /// Whether a controller may change a namespace.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Admits {
     Now,
-    /// Its host raises its own epoch: when that is done.
+    /// An Attach changes the record: when that is done, it is known.
     Soon,
     Never,
 }
@@ -55,6 +66,16 @@ pub(crate) struct Table {
     pub own: Option<u8>,
 }
 
+/// What an Attach changes at once, as it was.
+struct Before {
+    record: Option<EpochRecord>,
+    stored: bool,
+    peers: Vec<u16>,
+    former_peers: Vec<u16>,
+    generation: u64,
+    table: Table,
+}
+
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Fence {
@@ -62,8 +83,12 @@ pub(crate) struct Fence {
     /// The record is stored.
     stored: bool,
     hosts: Vec<Attached>,
-    /// While a host raises its own epoch: its controllers, which stay.
+    /// While an Attach changes the record: the owner's other controllers, which stay,
     staying: Vec<Attached>,
+    /// those that it ends,
+    ending: Vec<Attached>,
+    /// and what was before, should it not be stored.
+    before: Option<Before>,
     /// Controllers of other servers, of the current epoch.
     peers: Vec<u16>,
     /// Those of earlier ones: parts of theirs may still be on the way.
@@ -113,7 +138,7 @@ impl Fence {
         }
         if !self.is_up() || self.is_attached(controller) || unfenced {
             Admits::Now
-        } else if self.staying.iter().any(|staying| staying.controller == controller) {
+        } else if self.staying.iter().chain(&self.ending).any(|attached| attached.controller == controller) {
             Admits::Soon
         } else {
             Admits::Never
@@ -179,7 +204,8 @@ impl Fence {
         Ok(())
     }
 
-    /// Attach of a host. If it raises the epoch, the fence is up against all other owners from now on.
+    /// Attach of a host. If it raises the epoch, what others want to change waits from now on, and is refused
+    /// once the record is stored.
     pub fn attach(
         &mut self,
         attach: &Attach,
@@ -188,6 +214,9 @@ impl Fence {
         table: Table,
     ) -> Result<Grant, Status> {
         let grant = self.decide(attach, host)?;
+        if grant != Grant::Now {
+            self.before = Some(self.now());
+        }
         if grant == Grant::Raises {
             self.raise(attach, host);
             self.end_peers();
@@ -202,6 +231,17 @@ impl Fence {
             self.add(controller, host);
         }
         Ok(grant)
+    }
+
+    fn now(&self) -> Before {
+        Before {
+            record: self.record,
+            stored: self.stored,
+            peers: self.peers.clone(),
+            former_peers: self.former_peers.clone(),
+            generation: self.generation,
+            table: self.table.clone(),
+        }
     }
 
     /// What an Attach comes to, or why it is refused.
@@ -258,14 +298,13 @@ impl Fence {
         self.stored = false;
     }
 
-    /// Ends the controllers that are attached, but for those of `host`; with `alone` for `controller` only.
+    /// Ends the controllers that are attached when the record is stored, but for those of `host`; with
+    /// `alone` but for `controller` only.
     fn end_hosts(&mut self, controller: u16, host: HostId, alone: bool) {
         let stays =
             |attached: &Attached| attached.controller == controller || (attached.host == host && !alone);
         let hosts = if active(Mutant::OldHostKept) { Vec::new() } else { std::mem::take(&mut self.hosts) };
-        let (staying, ended) = hosts.into_iter().partition(stays);
-        self.staying = staying;
-        self.ended.extend(ended.into_iter().map(|attached: Attached| attached.controller));
+        (self.staying, self.ending) = hosts.into_iter().partition(stays);
     }
 
     fn add(&mut self, controller: u16, host: HostId) {
@@ -276,12 +315,22 @@ impl Fence {
     }
 
     /// The end of an Attach that was not granted at once: what others began is over, and the record is
-    /// stored, or can't be.
-    pub fn grant(&mut self, controller: u16, host: HostId, stored: bool) {
-        (self.stored, self.changing) = (stored, false);
-        let staying = std::mem::take(&mut self.staying);
-        if stored {
-            self.hosts.extend(staying);
+    /// stored, or can't be. If the former one is what a crash would leave, all is as it was: what was
+    /// attached goes on.
+    pub fn grant(&mut self, controller: u16, host: HostId, outcome: Outcome) {
+        (self.stored, self.changing) = (outcome == Outcome::Stored, false);
+        self.hosts.append(&mut self.staying);
+        let (ending, before) = (std::mem::take(&mut self.ending), self.before.take());
+        match before {
+            Some(before) if outcome == Outcome::Unchanged => {
+                self.hosts.extend(ending);
+                (self.record, self.stored) = (before.record, before.stored);
+                (self.peers, self.former_peers) = (before.peers, before.former_peers);
+                (self.generation, self.table) = (before.generation, before.table);
+            }
+            _ => self.ended.extend(ending.into_iter().map(|attached| attached.controller)),
+        }
+        if outcome == Outcome::Stored {
             self.add(controller, host);
         }
     }
@@ -295,15 +344,16 @@ impl Fence {
 
     /// A controller is detached. Whether a host was.
     pub fn detach(&mut self, controller: u16) -> bool {
-        let before = self.hosts.len();
-        for hosts in [&mut self.hosts, &mut self.staying] {
+        let attached = self.hosts.len();
+        for hosts in [&mut self.hosts, &mut self.staying, &mut self.ending] {
             hosts.retain(|attached| attached.controller != controller);
         }
         // Its number may be given to another one.
-        for controllers in [&mut self.peers, &mut self.former_peers, &mut self.ended] {
+        let before = self.before.iter_mut().flat_map(|before| [&mut before.peers, &mut before.former_peers]);
+        for controllers in before.chain([&mut self.peers, &mut self.former_peers, &mut self.ended]) {
             controllers.retain(|known| *known != controller);
         }
-        self.hosts.len() != before
+        self.hosts.len() != attached
     }
 
     /// The epoch is to be given up, and no controller is attached any more. The record that is to be stored
@@ -359,7 +409,7 @@ mod tests {
     fn attached(fence: &mut Fence, epoch: u64, controller: u16, host: HostId) {
         assert_eq!(fence.attach(&attach(epoch), controller, host, Table::default()), Ok(Grant::Raises));
         assert!(!fence.allows(controller), "before the record is stored");
-        fence.grant(controller, host, true);
+        fence.grant(controller, host, Outcome::Stored);
         assert!(fence.allows(controller));
     }
 
@@ -389,7 +439,7 @@ mod tests {
         let takeover = Attach { takeover: true, ..attach(6) };
         assert_eq!(fence.attach(&takeover, 2, B, Table::default()), Ok(Grant::Raises));
         assert!(!fence.allows(1));
-        fence.grant(2, B, true);
+        fence.grant(2, B, Outcome::Stored);
         assert!(fence.allows(2) && !fence.allows(1));
         assert_eq!(fence.attach(&attach(5), 1, A, Table::default()), Err(Status::FENCED));
     }
@@ -420,11 +470,60 @@ mod tests {
 
     #[test]
     fn what_could_not_be_stored_is_stored_by_the_next_attach() {
-        let mut fence = Fence::default();
-        assert_eq!(fence.attach(&attach(5), 1, A, Table::default()), Ok(Grant::Raises));
-        fence.grant(1, A, false);
-        assert!(!fence.allows(1));
-        attached(&mut fence, 5, 1, A);
+        for outcome in [Outcome::Unchanged, Outcome::Unknown] {
+            let mut fence = Fence::default();
+            assert_eq!(fence.attach(&attach(5), 1, A, Table::default()), Ok(Grant::Raises));
+            fence.grant(1, A, outcome);
+            assert_eq!(fence.allows(1), outcome == Outcome::Unchanged, "it is as if it had never attached");
+            attached(&mut fence, 5, 1, A);
+        }
+    }
+
+    #[test]
+    fn a_takeover_that_can_not_be_stored_has_changed_nothing() {
+        let takeover = Attach { takeover: true, ..attach(6) };
+        let begun = || {
+            let mut fence = Fence::default();
+            attached(&mut fence, 5, 1, A);
+            assert_eq!(fence.attach_peer(&attach(5), 7), Ok(()));
+            assert_eq!(fence.attach(&takeover, 2, B, Table::default()), Ok(Grant::Raises));
+            let admits = [1, 2, 3].map(|controller| fence.admits(controller));
+            assert_eq!(admits, [Admits::Soon, Admits::Never, Admits::Never], "it isn't known yet");
+            fence
+        };
+        let mut fence = begun();
+        fence.grant(2, B, Outcome::Unchanged);
+        assert!(
+            fence.allows(1) && !fence.allows(2) && fence.check_host(1).is_ok() && fence.check_peer(7).is_ok()
+        );
+        assert_eq!(fence.identity(), Some(([7; 16], 5)));
+        assert_eq!(fence.attach(&attach(5), 1, A, Table::default()), Ok(Grant::Now), "A was not ended");
+        taken_over(&mut fence, 6, 2, B);
+        assert!(fence.allows(2) && !fence.allows(1));
+
+        let mut fence = begun();
+        fence.grant(2, B, Outcome::Unknown);
+        assert!(!fence.allows(1) && !fence.allows(2), "a crash may leave either record");
+        assert_eq!(fence.attach(&attach(5), 1, A, Table::default()), Err(Status::FENCED));
+
+        // What ends meanwhile doesn't come back.
+        let mut fence = begun();
+        fence.detach(1);
+        fence.detach(7);
+        fence.grant(2, B, Outcome::Unchanged);
+        assert!(!fence.allows(1) && fence.check_peer(7).is_err());
+    }
+
+    #[test]
+    fn an_owner_that_can_not_raise_its_epoch_keeps_its_controllers() {
+        for outcome in [Outcome::Unchanged, Outcome::Unknown] {
+            let mut fence = Fence::default();
+            attached(&mut fence, 5, 1, A);
+            assert_eq!(fence.attach(&attach(5), 2, A, Table::default()), Ok(Grant::Now));
+            assert_eq!(fence.attach(&attach(6), 2, A, Table::default()), Ok(Grant::Raises));
+            fence.grant(2, A, outcome);
+            assert!(fence.allows(1) && fence.allows(2) && !fence.allows(3));
+        }
     }
 
     #[test]
@@ -448,7 +547,7 @@ mod tests {
     fn taken_over(fence: &mut Fence, epoch: u64, controller: u16, host: HostId) {
         let takeover = Attach { takeover: true, ..attach(epoch) };
         assert_eq!(fence.attach(&takeover, controller, host, Table::default()), Ok(Grant::Raises));
-        fence.grant(controller, host, true);
+        fence.grant(controller, host, Outcome::Stored);
     }
 
     #[test]
@@ -489,7 +588,7 @@ mod tests {
         assert!(ended.contains(&host(98)) && ended.contains(&host(90)) && !ended.contains(&host(50)));
         let silent = Attach { takeover: true, instance: [0; 16], ..attach(100) };
         assert_eq!(fence.attach(&silent, 1, A, Table::default()), Ok(Grant::Raises));
-        fence.grant(1, A, true);
+        fence.grant(1, A, Outcome::Stored);
         taken_over(&mut fence, 101, 2, B);
         assert!(!fence.record().unwrap().ended.contains(&A));
         assert_eq!(fence.attach(&Attach { epoch: 102, ..silent }, 1, A, Table::default()), Ok(Grant::Raises));
@@ -501,8 +600,8 @@ mod tests {
         attached(&mut fence, 5, 1, A);
         let alone = Attach { alone: true, ..attach(5) };
         assert_eq!(fence.attach(&alone, 2, A, Table::default()), Ok(Grant::Ends));
-        assert_eq!((fence.admits(1), fence.admits(2)), (Admits::Never, Admits::Never), "it drains");
-        fence.grant(2, A, true);
+        assert_eq!((fence.admits(1), fence.admits(2)), (Admits::Soon, Admits::Never), "it drains");
+        fence.grant(2, A, Outcome::Stored);
         assert!(fence.allows(2) && !fence.allows(1));
         assert_eq!(fence.check_host(1), Err(Status::FENCED));
         // An Attach of before that comes late names an older table.
@@ -511,7 +610,7 @@ mod tests {
         // One that is attached waits while it makes itself alone.
         assert_eq!(fence.attach(&alone, 2, A, Table::default()), Ok(Grant::Ends));
         assert_eq!(fence.admits(2), Admits::Soon);
-        fence.grant(2, A, true);
+        fence.grant(2, A, Outcome::Stored);
         assert!(fence.allows(2));
     }
 
@@ -572,12 +671,12 @@ mod tests {
         assert_eq!(fence.attach(&attach(5), 2, A, Table::default()), Ok(Grant::Now));
         assert_eq!(fence.attach(&attach(6), 2, A, Table::default()), Ok(Grant::Raises));
         assert_eq!((fence.admits(1), fence.admits(3)), (Admits::Soon, Admits::Never));
-        fence.grant(2, A, true);
+        fence.grant(2, A, Outcome::Stored);
         assert!(fence.allows(1) && fence.allows(2));
         let takeover = Attach { takeover: true, ..attach(7) };
         assert_eq!(fence.attach(&takeover, 4, B, Table::default()), Ok(Grant::Raises));
-        assert_eq!((fence.admits(1), fence.admits(2)), (Admits::Never, Admits::Never));
-        fence.grant(4, B, true);
+        assert_eq!((fence.admits(1), fence.admits(2)), (Admits::Soon, Admits::Soon));
+        fence.grant(4, B, Outcome::Stored);
         assert!(fence.allows(4) && !fence.allows(1));
     }
 }

@@ -48,7 +48,7 @@ use crate::uuid::uuid_of;
 use crate::wire::offload::{Announcement, Attach, MINOR, PeerAddress, admin, feature, opcode};
 use crate::wire::status::Status;
 use counters::Counters;
-use fence::{Admits, Fence, Table as Members};
+use fence::{Admits, Fence, Outcome, Table as Members};
 use meter::Meter;
 use peers::{At, PeerMember, Peers};
 use table::Table;
@@ -124,7 +124,23 @@ impl Ended {
 }
 
 /// Storing in the making.
-pub type Storing = Pin<Box<dyn Future<Output = io::Result<()>>>>;
+pub type Storing = Pin<Box<dyn Future<Output = Result<(), NotStored>>>>;
+
+/// Why a record could not be stored, and what is there instead.
+#[derive(Debug)]
+pub struct NotStored {
+    /// Why.
+    pub error: io::Error,
+    /// The former record is what a crash leaves. Without, it may be either.
+    pub is_unchanged: bool,
+}
+
+impl From<io::Error> for NotStored {
+    /// Of what fails before anything is changed.
+    fn from(error: io::Error) -> Self {
+        Self { error, is_unchanged: true }
+    }
+}
 
 /// Where epochs outlive the server (C22). Namespaces are named by their UUIDs.
 pub trait EpochStore: Send + Sync {
@@ -348,13 +364,16 @@ impl Server {
         }
     }
 
-    /// Stores a namespace's record, if there is a store. False if that failed.
-    pub async fn store(&self, guarded: &Guarded, record: &EpochRecord) -> bool {
-        match &self.epochs {
-            Some(epochs) if !active(Mutant::EpochNotDurable) => {
-                epochs.store(&guarded.uuid, record).await.is_ok()
-            }
-            _ => true,
+    /// Stores a namespace's record, if there is a store.
+    pub async fn store(&self, guarded: &Guarded, record: &EpochRecord) -> Outcome {
+        let stored = match &self.epochs {
+            Some(epochs) if !active(Mutant::EpochNotDurable) => epochs.store(&guarded.uuid, record).await,
+            _ => Ok(()),
+        };
+        match stored {
+            Ok(()) => Outcome::Stored,
+            Err(NotStored { is_unchanged: true, .. }) => Outcome::Unchanged,
+            Err(NotStored { is_unchanged: false, .. }) => Outcome::Unknown,
         }
     }
 

@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use super::{Ended, EpochRecord, EpochStore, Storing};
+use super::{Ended, EpochRecord, EpochStore, NotStored, Storing};
 use crate::uuid::uuid_text;
 use crate::wire::Crc;
 
@@ -74,16 +74,16 @@ impl EpochStore for EpochFiles {
     }
 }
 
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+fn replace(path: &Path, bytes: &[u8]) -> Result<(), NotStored> {
     let new = path.with_extension("new");
     let mut file = File::create(&new)?;
     file.write_all(bytes)?;
     file.sync_all()?;
-    fs::rename(&new, path)?;
-    match path.parent() {
-        Some(directory) => File::open(directory)?.sync_all(),
-        None => Ok(()),
-    }
+    // Opened before: what fails from here on leaves the one or the other.
+    let directory = path.parent().map(File::open).transpose()?;
+    let unknown = |error| NotStored { error, is_unchanged: false };
+    fs::rename(&new, path).map_err(unknown)?;
+    directory.map_or(Ok(()), |directory| directory.sync_all()).map_err(unknown)
 }
 
 fn encode(record: &EpochRecord) -> [u8; BYTES] {

@@ -263,7 +263,10 @@ impl Run {
         let mut last = String::new();
         for _ in 0..TRIES {
             self.generation += 1;
-            match self.try_open(takeover)? {
+            self.servers.iter().for_each(|server| server.set_unreliable(true));
+            let opened = self.try_open(takeover);
+            self.servers.iter().for_each(|server| server.set_unreliable(false));
+            match opened? {
                 Ok(sources) => return Ok(sources),
                 Err(words) => last = words,
             }

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use pinstripe_nvme::controller::{
-    DeviceService, EpochRecord, EpochStore, NamespaceConfig, OffloadConfig, OffloadStatistics, Pipeline,
-    Storing, Subsystem, SubsystemConfig, Target,
+    DeviceService, EpochRecord, EpochStore, NamespaceConfig, NotStored, OffloadConfig, OffloadStatistics,
+    Pipeline, Storing, Subsystem, SubsystemConfig, Target,
 };
 use pinstripe_nvme::initiator::Options;
 use pinstripe_runtime::shard;
@@ -17,20 +18,38 @@ use pinstripe_sim::{SimDisk, World};
 
 use super::network::Dialler;
 
-/// Epochs that a crash leaves.
+/// Epochs that a crash leaves. Now and then one can't be stored, or it isn't known whether it is.
 #[derive(Clone, Default)]
-pub struct Epochs(Arc<Mutex<BTreeMap<[u8; 16], EpochRecord>>>);
+pub struct Epochs {
+    records: Arc<Mutex<BTreeMap<[u8; 16], EpochRecord>>>,
+    asked: Arc<AtomicU64>,
+    /// While a host comes that tries again.
+    unreliable: Arc<AtomicBool>,
+}
+
+/// Of so many one isn't stored,
+const REFUSED_EVERY: u64 = 7;
+/// and of so many one is, but that fails.
+const UNKNOWN_EVERY: u64 = 11;
 
 impl EpochStore for Epochs {
     fn load(&self, namespace: &[u8; 16]) -> io::Result<Option<EpochRecord>> {
-        Ok(self.0.lock().unwrap().get(namespace).copied())
+        Ok(self.records.lock().unwrap().get(namespace).copied())
     }
 
     fn store(&self, namespace: &[u8; 16], record: &EpochRecord) -> Storing {
         let (there, namespace, record) = (self.clone(), *namespace, *record);
         Box::pin(async move {
             shard::sleep(200_000).await;
-            there.0.lock().unwrap().insert(namespace, record);
+            let fails = there.unreliable.load(Ordering::Relaxed);
+            let asked = there.asked.fetch_add(u64::from(fails), Ordering::Relaxed) + 1;
+            if fails && asked.is_multiple_of(REFUSED_EVERY) {
+                return Err(io::Error::from(io::ErrorKind::StorageFull).into());
+            }
+            there.records.lock().unwrap().insert(namespace, record);
+            if fails && asked.is_multiple_of(UNKNOWN_EVERY) {
+                return Err(NotStored { error: io::Error::other("the folder"), is_unchanged: false });
+            }
             Ok(())
         })
     }
@@ -63,6 +82,11 @@ impl Server {
     pub fn new(number: usize, shards: Range<usize>, disks: Vec<SimDisk>, pipeline: Pipeline) -> Rc<Self> {
         let (epochs, starts, running) = (Epochs::default(), Cell::new(0), RefCell::default());
         Rc::new(Self { number, shards, disks, epochs, pipeline, starts, running })
+    }
+
+    /// Whether epochs can't be stored now and then.
+    pub fn set_unreliable(&self, unreliable: bool) {
+        self.epochs.unreliable.store(unreliable, Ordering::Relaxed);
     }
 
     pub fn is_up(&self) -> bool {
