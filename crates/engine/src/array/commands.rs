@@ -267,7 +267,7 @@ impl Array {
         attached.map_err(|error| CommandError::Device { name: source.name(), error })
     }
 
-    /// Refuses a device that is a member, or knows more than the array.
+    /// Refuses a device that is a member or the journal, or knows more than the array.
     fn check_former(&self, found: &Found) -> Result<(), CommandError> {
         let name = found.device.info().name.clone();
         let (array, member) = (&found.superblock.array, &found.superblock.member);
@@ -276,7 +276,12 @@ impl Array {
         if array.set_uuid != membership.array.set_uuid {
             return Ok(());
         }
-        if membership.find(member.device_uuid).any(Known::is_active) {
+        let is_journal = superblocks
+            .journal
+            .as_ref()
+            .is_some_and(|journal| journal.superblock.member.device_uuid == member.device_uuid)
+            && self.controller.journal().is_none_or(|journal| journal.failure().is_none());
+        if is_journal || membership.find(member.device_uuid).any(Known::is_active) {
             return Err(CommandError::AlreadyMember(name));
         }
         let (events, current) = (array.events, membership.array.events);

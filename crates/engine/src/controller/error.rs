@@ -134,7 +134,7 @@ pub enum CommandError {
         error: PlacementError,
     },
     /// The device is in the array already.
-    #[error("{0} is a member of this array already")]
+    #[error("{0} is in this array already")]
     AlreadyMember(String),
     /// C20.
     #[error("{name}: its logical block of {block} bytes is larger than the array's {array} bytes")]

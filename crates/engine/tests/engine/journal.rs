@@ -2,11 +2,13 @@
 
 use crate::arrays::{self, BLOCK, Golden, golden_array, options, read_only};
 use pinstripe_engine::{
+    array::CommandError,
     assembly::{AssembleError, JournalProblem},
     geometry::{Geometry, ParityGeometry},
     options::ArrayOptions,
 };
 use pinstripe_md::{
+    identity::Uuid,
     journal::{BLOCK_SECTORS, JournalEntry, JournalWalk, MetaBlock, Payload, Seed},
     superblock::Role,
     units::Sector,
@@ -251,6 +253,17 @@ fn a_flush_payload_makes_what_came_before_void() {
     ring.append(next, last.meta.seq + 2, vec![(Payload::Flush { stripes: vec![row] }, vec![])]);
     let mut served = golden.read_all(&golden.all(), options());
     assert_eq!(served.check(), 0);
+}
+
+#[test]
+fn the_journal_is_no_newcomer_whatever_it_is_called() {
+    let golden = golden_array("r5-journal-clean");
+    let mut served = golden.serve(&golden.all(), options()).unwrap();
+    let (array, journal) = (served.array.clone(), golden.source(JOURNAL));
+    let added = served.run("add", async move { array.add(journal, Uuid([0x77; 16])).await });
+    assert!(matches!(added, Err(CommandError::AlreadyMember(_))), "{added:?}");
+    served.stop();
+    assert_eq!(golden.superblock(JOURNAL).own_role(), Role::Journal);
 }
 
 #[test]
