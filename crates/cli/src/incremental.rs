@@ -74,13 +74,12 @@ fn array_of<'a>(
         }
         (Some(entry), None) => entry,
     };
-    if !allows(configuration, entry, path) {
-        return left(&format!("the configuration has members of {} elsewhere only", entry.label()));
-    }
     Ok(Ok((entry, uuid)))
 }
 
-/// What udev's rules want to know of a device; nothing if it is left alone.
+/// What udev's rules want to know of a device; nothing if it is left alone. Where members are searched for
+/// doesn't matter: links to a device that appears come after the rules, and a copy elsewhere isn't mdadm's
+/// either. The unit looks for members by itself.
 fn export(configuration: &Configuration, path: &Path) -> Result<String, Failure> {
     let Ok((entry, uuid)) = array_of(configuration, path)? else { return Ok(String::new()) };
     let unit = configuration::units::unit(configuration, entry).filter(|_| entry.auto);
@@ -95,6 +94,9 @@ fn take(configuration: &Configuration, arguments: &IncrementalArguments) -> Resu
         Ok(found) => found,
         Err(why) => return left(&why),
     };
+    if !allows(configuration, entry, path) {
+        return left(&format!("the configuration has members of {} elsewhere only", entry.label()));
+    }
     if !entry.auto {
         return left(&format!("its array {} has auto = false", entry.label()));
     }

@@ -217,6 +217,12 @@ fn udevs_rules_learn_which_array_a_device_is_of_and_the_generator_which_units_th
     configured.write("pinstripe.toml", &DATA.replace("name = 'data'", "name = 'data'\nauto = false"));
     let said = configured.run(&["incremental", "--export", &members[0]]).ok().out;
     assert!(said.starts_with("PINSTRIPE_ARRAY=") && !said.contains("UNIT"), "{said}");
+    // A disk's links come after the rules: that its members are named by links must not leave it to mdadm.
+    configured.write("pinstripe.toml", &format!("{DATA}members = ['@/by-id/*']\n"));
+    assert_eq!(
+        configured.run(&["incremental", "--export", &members[0]]).ok().out,
+        format!("{array}\n{unit}")
+    );
     configured.write("pinstripe.toml", &DATA.replace("'data'", "'other'"));
     assert_eq!(configured.run(&["incremental", "--export", &members[0]]).ok().out, "");
 }
