@@ -3,11 +3,12 @@
 
 mod state;
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc};
+use std::{io, net::SocketAddr, path::PathBuf, sync::Arc};
 
 use pinstripe_nvme::{
     controller::{
-        DeviceService, EpochFiles, EpochStore, NamespaceConfig, OffloadConfig, Pipeline, Subsystem,
+        DeviceService, EpochFiles, EpochRecord, EpochStore, NamespaceConfig, NotStored, OffloadConfig,
+        Pipeline, Storing, Subsystem,
     },
     initiator::Options,
 };
@@ -49,7 +50,7 @@ async fn serve(context: Context, arguments: TargetArguments, warning: Option<Str
     let Some(started) = until_ordered(&mut order, start(&shards, &arguments)).await else {
         return Ok(());
     };
-    let (listener, subsystem) = started?;
+    let (listener, subsystem, identities) = started?;
     if let Some(warning) = warning {
         log::warn(&warning);
     }
@@ -58,14 +59,16 @@ async fn serve(context: Context, arguments: TargetArguments, warning: Option<Str
     nvme_server::stop(&shards).await;
     let done = report(&arguments, &subsystem);
     nvme_server::close(&shards).await;
+    // Until here no other target serves one of the devices.
+    drop(identities);
     done
 }
 
-/// Opens the devices, listens, and says so.
+/// Opens the devices, listens, and says so. The devices are this target's as long as the identities are kept.
 async fn start(
     shards: &[ShardHandle],
     arguments: &TargetArguments,
-) -> Result<(Listener, Arc<Subsystem>), Failure> {
+) -> Result<(Listener, Arc<Subsystem>, Identities), Failure> {
     let hosts = nvme_server::hosts(arguments.dhchap_hosts.clone()).await?;
     let files = open_all(arguments).await?;
     let listener = listen(arguments.listen).await?;
@@ -94,7 +97,7 @@ async fn start(
         log::warn(&nvme_server::open_to_users(listens, advice));
     }
     announce(arguments, (listens, address), &subsystem)?;
-    Ok((listener, subsystem))
+    Ok((listener, subsystem, identities))
 }
 
 /// How it offloads, if it does.
@@ -106,9 +109,10 @@ async fn offload(arguments: &TargetArguments, shards: usize) -> Result<Option<Of
     };
     let epochs: Option<Arc<dyn EpochStore>> = match arguments.state.clone() {
         Some(directory) => {
-            let words = format!("can't use {} for the target's state", directory.display());
+            let path = directory.display().to_string();
             let opened = blocking(move || EpochFiles::open(&directory)).await;
-            Some(Arc::new(opened.map_err(|error| Failure::new(format!("{words}: {error}")))?))
+            let words = |error| Failure::new(format!("can't use {path} for the target's state: {error}"));
+            Some(Arc::new(Epochs { files: opened.map_err(words)?, path }))
         }
         None => None,
     };
@@ -122,6 +126,32 @@ async fn offload(arguments: &TargetArguments, shards: usize) -> Result<Option<Of
             ..OffloadConfig::peer_options(&arguments.nqn, u16::try_from(shards)?)
         },
     }))
+}
+
+/// Epochs in the state directory. That it can't take one is said: hosts learn only that they are refused.
+struct Epochs {
+    files: EpochFiles,
+    path: String,
+}
+
+impl EpochStore for Epochs {
+    fn load(&self, namespace: &[u8; 16]) -> io::Result<Option<EpochRecord>> {
+        self.files.load(namespace)
+    }
+
+    fn store(&self, namespace: &[u8; 16], record: &EpochRecord) -> Storing {
+        let (storing, path) = (self.files.store(namespace, record), self.path.clone());
+        Box::pin(async move {
+            let stored = storing.await;
+            if let Err(NotStored { error, .. }) = &stored {
+                log::warn(&format!(
+                    "the state directory {path} can't take an epoch: {error}; hosts that attach, take over or leave are \
+                     refused until it can"
+                ));
+            }
+            stored
+        })
+    }
 }
 
 /// What was done for arrays, at the end.

@@ -58,6 +58,20 @@ fn a_fence_goes_with_the_device_when_its_path_changes() {
 }
 
 #[test]
+fn a_device_with_a_state_is_one_targets_for_as_long_as_that_serves_it() {
+    let world = World::new();
+    let device = world.file("device", MEMBER_BYTES);
+    let serving = target(&world, &["--state", "state", "--state-create"], std::slice::from_ref(&device));
+    let files = fs::read_dir(world.path("state")).unwrap().map(|entry| entry.unwrap().path());
+    let file = files.into_iter().find(|path| path.extension().is_some_and(|extension| extension == "device"));
+    // As another target would, that has the device by another path.
+    let file = fs::OpenOptions::new().read(true).write(true).open(file.unwrap()).unwrap();
+    assert!(matches!(file.try_lock(), Err(fs::TryLockError::WouldBlock)));
+    drop(serving);
+    file.try_lock().unwrap();
+}
+
+#[test]
 fn a_state_directory_that_is_missing_is_not_made_unasked() {
     let world = World::new();
     let device = world.file("device", MEMBER_BYTES);
