@@ -141,7 +141,14 @@ fn move_spare(giving: &Grouped, wanting: &Grouped, spare: &str) -> Result<(), St
     // It holds the superblock of the array that gave it; a disk that has come under its name does not.
     let spare_of = Some(giving.uuid.clone());
     let add = AddParameters { device: spare.to_owned(), force: false, spare_of };
-    let Err(refused) = wants.call::<AddResult>("add", &add) else { return Ok(()) };
+    let refused = match wants.call::<AddResult>("add", &add) {
+        Ok(_) => return Ok(()),
+        Err(ClientError::Call(refused)) => refused,
+        // It may still be at it, and must not meet the other array there.
+        Err(unknown) => {
+            return Err(format!("{unknown}; if neither array has it in the end, add it by hand"));
+        }
+    };
     match gives.call::<AddResult>("add", &add) {
         Ok(_) => Err(format!("{refused}; it is {}'s spare again", giving.label)),
         Err(error) => {

@@ -7,7 +7,7 @@ use std::{
 
 use pinstripe_control::size::ByteSize;
 use pinstripe_engine::assembly::{create::create_with, read_superblock};
-use pinstripe_md::superblock::Role;
+use pinstripe_md::superblock::{MetadataVersion, Role};
 use pinstripe_runtime::{
     DeviceInfo, DeviceSource, Memory, MemorySource, shard,
     uring::{OpenFile, OpenOptions, blocking, path_of},
@@ -240,7 +240,8 @@ pub struct Kinds {
 pub enum Holds {
     /// Nothing else.
     Nothing,
-    /// Or be a spare of the array with this UUID. What else is on a spare was there before, and is as free.
+    /// Or be a spare of the array with this UUID. What else is on a spare was there before, and is as free,
+    /// unless the superblock lies at the end, where what was made later leaves it.
     SpareOf(String),
     /// Anything: it is overwritten.
     Anything,
@@ -271,7 +272,10 @@ impl Holds {
         let metadata = &contents.metadata;
         let foreign = metadata.iter().filter(|found| !is_of(found, uuid) && !is_lent(found));
         let mut words: Vec<String> = foreign.map(ToString::to_string).collect();
-        if !metadata.iter().any(is_lent) {
+        let is_at_end = |found: &MdFinding| {
+            found.superblock.as_ref().is_ok_and(|md| md.superblock.member.version == MetadataVersion::V1_0)
+        };
+        if !metadata.iter().any(|found| is_lent(found) && !is_at_end(found)) {
             words.extend(contents.others.iter().map(ToString::to_string));
         }
         words
