@@ -125,4 +125,10 @@ fn an_export_is_overwritten_only_by_force() {
     assert!(fs::read(path("export")).unwrap().iter().all(|&byte| byte == 0));
     let report = run("writes", true).unwrap();
     assert!(report.through.is_some() && report.checked.sectors > 100, "{report}");
+    // The end of a file that isn't whole blocks is left alone, and one without a block is refused.
+    for (size, is_enough) in [((300 << 10) + 100, true), (100, false)] {
+        fs::File::create(path("export")).unwrap().set_len(size).unwrap();
+        let run = run("writes", true);
+        assert_eq!(run.is_ok(), is_enough, "{size}: {run:?}");
+    }
 }

@@ -56,13 +56,12 @@ impl Written {
 pub(super) async fn read_back(
     replay: &Replay,
     destination: &Destination,
-    size: u64,
     zeroed: bool,
 ) -> Result<u64, BenchError> {
     let (written, mut bodies, mut checked) = (Written::of(replay), Bodies::default(), 0);
     for (page, last) in written.by_page() {
         let start = page * PAGE_BYTES;
-        let length = usize::try_from(PAGE_BYTES.min(size - start)).unwrap_or(usize::MAX);
+        let length = usize::try_from(PAGE_BYTES.min(replay.size - start)).unwrap_or(usize::MAX);
         let (result, bytes) = destination.read(start, shard::buffer(length)).await;
         result?;
         for ((at, sector), last) in

@@ -38,6 +38,8 @@ pub(super) struct Replay {
     pub(super) is_paced: bool,
     /// Bytes of the longest request.
     longest: usize,
+    /// Bytes of the device, in whole blocks.
+    pub(super) size: u64,
     pub(super) fitted: Fitted,
 }
 
@@ -95,6 +97,7 @@ impl Replay {
             is_paced,
             longest: usize::try_from(longest).unwrap_or(usize::MAX),
             requests,
+            size,
             fitted,
         }
     }

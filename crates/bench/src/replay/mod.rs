@@ -101,10 +101,10 @@ async fn on_array(
     tell(Phase::Checking);
     // Devices may have held anything, whatever --assume-clean says of them.
     let destination = Destination::Engine(setup.array.volume().clone());
-    report.checked.sectors = read_back(&replay, &destination, size, inline).await?;
+    report.checked.sectors = read_back(&replay, &destination, inline).await?;
     if !arguments.lost.is_empty() {
         loss::bring_back(&setup, &arguments.lost).await?;
-        report.checked.sectors = read_back(&replay, &destination, size, inline).await?;
+        report.checked.sectors = read_back(&replay, &destination, inline).await?;
     }
     let scrubbed = scrub(&setup.array, arguments, inline).await?;
     (report.checked.stripes, report.checked.mismatched_sectors) =
@@ -123,6 +123,9 @@ async fn on_export(
     let (source, size) = through::open(arguments, export, trace.writes(), trace.longest().into()).await?;
     let source = Source::Export(source);
     let destination = source.open().map_err(BenchError::Attach)?;
+    if size < destination.block().into() {
+        return Err(BenchError::TooSmall { depth: arguments.depth, size: trace.longest().into() });
+    }
     let mut report = TraceReport::new(arguments, &trace);
     let replay = Arc::new(Replay::new(trace, arguments.trace_time, size, destination.block()));
     let replayed = clients::replay(&replay, context, &source, arguments.depth, false, tell).await?;
@@ -130,6 +133,6 @@ async fn on_export(
     report.through = Some(export.to_string());
     histogram::keep(arguments, &replayed.all())?;
     tell(Phase::Checking);
-    report.checked.sectors = read_back(&replay, &destination, size, false).await?;
+    report.checked.sectors = read_back(&replay, &destination, false).await?;
     Ok(report)
 }
