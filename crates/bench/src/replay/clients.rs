@@ -320,3 +320,25 @@ impl Replayed {
         self.written_bytes += other.written_bytes;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_fitted_into_whole_blocks_of_the_device() {
+        let place = |offset, length| {
+            let mut fitted = Fitted::default();
+            let request = Request { at_ns: 0, offset, length, action: Action::Write };
+            let request = fit(request, 40960, 4096, &mut fitted);
+            (request.offset, request.length, fitted.widened, fitted.folded)
+        };
+        assert_eq!(place(4096, 8192), (4096, 8192, 0, 0));
+        assert_eq!(place(4097, 1), (4096, 4096, 1, 0));
+        assert_eq!(place(4095, 2), (0, 8192, 1, 0));
+        assert_eq!(place(36864, 4096), (36864, 4096, 0, 0));
+        assert_eq!(place(36864, 8192), (32768, 8192, 0, 1), "not over the end");
+        assert_eq!(place(10 * 40960 + 8192, 4096), (8192, 4096, 0, 1));
+        assert_eq!(place(8192, 20 * 4096), (0, 40960, 0, 1), "longer than the device");
+    }
+}
