@@ -430,23 +430,24 @@ pub fn stamp(console: ChildStdout, mut log: File) -> JoinHandle<()> {
     })
 }
 
-/// The last lines of a guest's log and, if its kernel complained before them, the first lines of that.
+/// The last lines of a guest's log and, if its script or its kernel complained before them, the first lines of
+/// that.
 pub fn end_of(log: &Path) -> String {
     let text = String::from_utf8_lossy(&fs::read(log).unwrap_or_default()).into_owned();
     let lines: Vec<&str> = text.lines().collect();
     let last = lines.len().saturating_sub(12);
     let mut said = String::new();
     if let Some(complaint) = lines[..last].iter().position(|line| is_complaint(line)) {
-        let lines = &lines[complaint..last.min(complaint + 10)];
-        let _ = writeln!(said, "its kernel complained:\n{}", lines.join("\n"));
+        let lines = &lines[complaint..last.min(complaint + 40)];
+        let _ = writeln!(said, "what it complained of:\n{}", lines.join("\n"));
     }
     let _ = write!(said, "its last lines:\n{}\nsee {}", lines[last..].join("\n"), log.display());
     said
 }
 
-/// Whether a line begins the kernel's report of a fault of its own.
+/// Whether a line begins the kernel's report of a fault of its own, or what `die` of `xtask/vm/lib.sh` says.
 fn is_complaint(line: &str) -> bool {
-    ["[ cut here ]", "BUG: ", "Oops: ", "general protection fault", "blocked for more than"]
+    ["FAILED: ", "[ cut here ]", "BUG: ", "Oops: ", "general protection fault", "blocked for more than"]
         .iter()
         .any(|mark| line.contains(mark))
 }
@@ -483,14 +484,14 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_shows_the_first_complaint_of_the_kernel_and_the_last_lines() {
+    fn a_failure_shows_the_first_complaint_and_the_last_lines() {
         let log = std::env::temp_dir().join(format!("pinstripe-xtask-log-{}", std::process::id()));
         let mut text = String::from("quiet\n[ cut here ]\nbad state\n");
         (0..40).for_each(|line| writeln!(text, "line {line}").unwrap());
         fs::write(&log, text).unwrap();
         let said = end_of(&log);
         fs::remove_file(&log).unwrap();
-        assert!(said.starts_with("its kernel complained:\n[ cut here ]\nbad state\nline 0\n"), "{said}");
+        assert!(said.starts_with("what it complained of:\n[ cut here ]\nbad state\nline 0\n"), "{said}");
         assert!(said.contains("its last lines:\nline 28\n") && !said.contains("line 27"), "{said}");
         assert!(said.contains("line 39\nsee "), "{said}");
     }

@@ -130,8 +130,8 @@ impl ArrayController {
                 self.settle_reports().await;
             } else if wants_dirty(&shared.admission) {
                 self.make_dirty().await;
-            } else if self.spare_wanted().is_some() {
-                self.take_over().await;
+            } else if self.spare_wanted(&[]).is_some() {
+                self.take_over(&[]).await;
             } else if let Some(command) = self.take_command() {
                 if self.execute(command).await {
                     return;
@@ -147,7 +147,7 @@ impl ArrayController {
 
     fn has_work(&self) -> bool {
         let admission = &self.shared().admission;
-        let spare_wanted = || self.spare_wanted().is_some();
+        let spare_wanted = || self.spare_wanted(&[]).is_some();
         self.has_reports() || wants_dirty(admission) || self.has_commands() || spare_wanted()
     }
 

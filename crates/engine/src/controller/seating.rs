@@ -24,7 +24,8 @@ use crate::{
 
 impl ArrayController {
     /// Takes a device in. One that comes back to its slot goes on from what it has, if the slot is empty and
-    /// bits still tell; any other is a spare, and takes the first empty slot at once.
+    /// bits still tell; any other is a spare, and takes an empty slot at once: its former one if it can, so
+    /// that another member that is away finds its own one empty.
     pub(crate) async fn enter(&self, newcomer: Newcomer, comes_back: Option<usize>) -> Result<(), IoError> {
         let seats = &self.shared().snapshot().seats;
         let slot = comes_back.filter(|&slot| matches!(seats.get(slot), Some(Seat::Empty)));
@@ -32,14 +33,14 @@ impl ArrayController {
         let device = newcomer.formerly.unwrap_or(newcomer.superblock.member.device_uuid);
         // One that was blanked meanwhile is known by its name only.
         let name = newcomer.device.info().name.clone();
-        let formerly: Vec<MemberId> = {
+        let (formerly, former_slots): (Vec<MemberId>, Vec<Option<usize>>) = {
             let superblocks = self.superblocks.borrow();
             let is_it = |record: &Known| {
                 let known = record.superblock.member.device_uuid == device || record.name == name;
                 known && matches!(record.state, MemberState::Failed(_))
             };
             let devices = superblocks.membership.devices();
-            devices.filter(|(_, record)| is_it(record)).map(|(id, _)| id).collect()
+            devices.filter(|(_, record)| is_it(record)).map(|(id, record)| (id, record.slot)).unzip()
         };
         self.spares_rest.set(false);
         let spare = self.superblocks.borrow().membership.next_id();
@@ -51,7 +52,7 @@ impl ArrayController {
             return self.enact(Event::Seat { spare, slot, how: JoinKind::Bitmap }).await;
         }
         self.update_superblocks().await?;
-        self.take_over().await;
+        self.take_over(&former_slots).await;
         Ok(())
     }
 
@@ -63,13 +64,14 @@ impl ArrayController {
         cleared.is_some_and(|cleared| events >= cleared || ignored)
     }
 
-    /// The spare that is to take a slot now, and the slot.
-    pub(crate) fn spare_wanted(&self) -> Option<(MemberId, usize)> {
+    /// The spare that is to take a slot now, and the slot: one of `first` if one of those is empty.
+    pub(crate) fn spare_wanted(&self, first: &[Option<usize>]) -> Option<(MemberId, usize)> {
         if self.is_static() || self.shared().has_failed() || self.stopped.get() || self.spares_rest.get() {
             return None;
         }
         let snapshot = self.shared().snapshot();
-        let slot = snapshot.seats.iter().position(|seat| matches!(seat, Seat::Empty))?;
+        let is_empty = |slot: &usize| matches!(snapshot.seats.get(*slot), Some(Seat::Empty));
+        let slot = first.iter().flatten().copied().chain(0..snapshot.seats.len()).find(is_empty)?;
         let superblocks = self.superblocks.borrow();
         let (spare, _) = superblocks.membership.devices().find(|(_, record)| self.fits(record))?;
         Some((spare, slot))
@@ -95,14 +97,14 @@ impl ArrayController {
         self.wanted_log.borrow().is_none() || needed.is_none_or(|needed| length(record) >= needed)
     }
 
-    /// Spares take the empty slots.
-    pub(crate) async fn take_over(&self) {
-        while let Some((spare, slot)) = self.spare_wanted() {
+    /// Spares take the empty slots, `first` before the others.
+    pub(crate) async fn take_over(&self, first: &[Option<usize>]) {
+        while let Some((spare, slot)) = self.spare_wanted(first) {
             // One that can't be written is no spare any more, and the next one is tried; where the array has
             // failed, none is wanted.
             let how = if active(Mutant::SpareTakenForFormer) { JoinKind::Bitmap } else { JoinKind::Full };
             let refused = self.enact(Event::Seat { spare, slot, how }).await.is_err();
-            if refused && self.spare_wanted() == Some((spare, slot)) {
+            if refused && self.spare_wanted(first) == Some((spare, slot)) {
                 // Nothing has changed by that, and nothing would by trying again at once.
                 self.spares_rest.set(true);
             }

@@ -158,17 +158,31 @@ impl Superblocks {
     }
 
     /// Makes the record of the next update, and what the bitmap's header and the journal have to say with it;
-    /// of a `complete` array bits may be cleared from it on.
+    /// of a `complete` array bits may be cleared from it on. Returns what `events_cleared` may go back to if
+    /// not all members get this.
     pub(crate) fn begin_update(
         &mut self,
         now: u64,
         dirty_from: Option<Sector>,
         needs_log: bool,
         complete: bool,
-    ) {
+    ) -> Option<u64> {
+        let last = self.membership.array.events;
+        let before = self.bitmap.as_ref().map(|bitmap| bitmap.header().events_cleared);
         let clears = complete && !self.membership.events_differ;
         self.membership.begin_update(now, dirty_from, needs_log);
         self.follow(clears);
+        // Equal: the array was complete in the last update, too, so that every member has got that one, and
+        // all that was cleared since. Otherwise a sweep may have begun that relies on this update.
+        before.filter(|&cleared| cleared == last)
+    }
+
+    /// Not all members have got an update. Otherwise one that was lost while the array was idle would have
+    /// too old a superblock to come back by the bitmap.
+    pub(crate) fn clearing_from(&mut self, events: u64) {
+        if let Some(bitmap) = &mut self.bitmap {
+            bitmap.set_events(bitmap.header().events, events);
+        }
     }
 
     /// Makes the record of what is about to come, which one device gets first.

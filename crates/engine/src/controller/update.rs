@@ -87,8 +87,11 @@ impl ArrayController {
             let dirty_from = self.dirty_from(&snapshot);
             let needs_log = dirty_from.is_some() && snapshot.log.keeps_md_out();
             let (now, complete) = ((self.shared().options.wall_clock)(), snapshot.is_complete());
-            self.superblocks.borrow_mut().begin_update(now, dirty_from, needs_log, complete);
+            let before = self.superblocks.borrow_mut().begin_update(now, dirty_from, needs_log, complete);
             let failures = self.write_everywhere().await;
+            if let Some(events) = before.filter(|_| !failures.is_empty()) {
+                self.superblocks.borrow_mut().clearing_from(events);
+            }
             let is_recorded = self.superblocks.borrow_mut().membership.end_update(failures.is_empty());
             if is_recorded {
                 self.shared().set_durable(snapshot.generation);

@@ -8,7 +8,7 @@ use crate::arrays::{
     scene::{DATA_SECTOR, Scene, clients, superblock_on, wish},
 };
 use pinstripe_engine::{
-    array::{Added, CommandError, Removed},
+    array::{Added, Array, CommandError, Removed},
     assembly::AssembleError,
     error::IoError,
     membership::MemberState,
@@ -254,6 +254,44 @@ fn a_member_that_comes_back_gets_only_what_was_dirtied_since() {
     assert_eq!(scene.array.detail().failed.len(), 0);
     scene.proof();
     assert!(!superblock_on(&back).member.recovery_by_bitmap);
+}
+
+#[test]
+fn a_member_that_went_while_the_array_was_idle_comes_back_by_the_bitmap() {
+    let mut scene = raid5(16);
+    clients(&mut scene, 4, 40, 32);
+    let array = scene.array.clone();
+    let is_idle = |array: &Array| {
+        let detail = array.detail();
+        detail.state == "clean" && detail.bitmap.unwrap().bits_set == 0
+    };
+    scene.world.run_until(STEPS, |_| is_idle(&array)).unwrap();
+    let back = scene.disks[2].clone();
+    let events = superblock_on(&back).array.events;
+    back.fault(&Fault::Gone);
+    scene.write(700, 3, false).unwrap();
+    back.fault(&Fault::Return);
+    assert_eq!(superblock_on(&back).array.events, events, "it did not get the update that the write needed");
+    assert_eq!(scene.add(&back).unwrap(), Added::Bitmap { slot: 2 });
+    scene.settle();
+    scene.proof();
+}
+
+#[test]
+fn a_device_whose_content_counts_no_more_takes_its_former_slot() {
+    let mut scene = array(17, Level::Raid6, 5, options());
+    clients(&mut scene, 4, 40, 32);
+    scene.fail(1);
+    scene.fail(2);
+    let blanked = scene.disks[2].clone();
+    blanked.poke(4096, &[0; 4096]);
+    assert_eq!(scene.add(&blanked).unwrap(), Added::Full { slot: 2 });
+    // So the other one is still known, and comes back to its own.
+    assert_eq!(scene.array.detail().failed.iter().map(|failed| failed.slot).collect::<Vec<_>>(), [Some(1)]);
+    let back = scene.disks[1].clone();
+    assert_eq!(scene.add(&back).unwrap(), Added::Bitmap { slot: 1 });
+    scene.settle();
+    scene.proof();
 }
 
 #[test]
