@@ -430,8 +430,8 @@ pub fn stamp(console: ChildStdout, mut log: File) -> JoinHandle<()> {
     })
 }
 
-/// The last lines of a guest's log and, if its script or its kernel complained before them, the first lines of
-/// that.
+/// The last lines of a guest's log and, if its script or its kernel complained before them, the first lines
+/// of that.
 pub fn end_of(log: &Path) -> String {
     let text = String::from_utf8_lossy(&fs::read(log).unwrap_or_default()).into_owned();
     let lines: Vec<&str> = text.lines().collect();
