@@ -487,13 +487,13 @@ mod tests {
     fn a_failure_shows_the_first_complaint_and_the_last_lines() {
         let log = std::env::temp_dir().join(format!("pinstripe-xtask-log-{}", std::process::id()));
         let mut text = String::from("quiet\n[ cut here ]\nbad state\n");
-        (0..40).for_each(|line| writeln!(text, "line {line}").unwrap());
+        (0..80).for_each(|line| writeln!(text, "line {line}").unwrap());
         fs::write(&log, text).unwrap();
         let said = end_of(&log);
         fs::remove_file(&log).unwrap();
         assert!(said.starts_with("what it complained of:\n[ cut here ]\nbad state\nline 0\n"), "{said}");
-        assert!(said.contains("its last lines:\nline 28\n") && !said.contains("line 27"), "{said}");
-        assert!(said.contains("line 39\nsee "), "{said}");
+        assert!(said.contains("its last lines:\nline 68\n") && !said.contains("line 67"), "{said}");
+        assert!(said.contains("line 79\nsee "), "{said}");
     }
 
     #[test]
