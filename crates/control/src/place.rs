@@ -2,7 +2,6 @@
 
 use std::{
     ffi::OsString,
-    os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
 };
 
@@ -77,17 +76,13 @@ pub fn stem(name: &str, uuid: &str) -> String {
     if usable { name.to_owned() } else { uuid.replace(':', "") }
 }
 
-/// Where the control socket of `array` may be: at a path, or in one of the folders by the array's name. A
-/// name that is a socket's in the current folder is a path. What only looks like one is asked for there at
-/// last.
+/// Where the control socket of `array` may be: at a path, or in one of the folders by the array's name. Only
+/// what ends with `.sock` is asked for in the current folder, and at last: others may put things there.
 pub fn candidates(array: &str) -> Vec<PathBuf> {
     if array.contains('/') {
         return vec![PathBuf::from(array)];
     }
     let here = Path::new(array);
-    if std::fs::metadata(here).is_ok_and(|file| file.file_type().is_socket()) {
-        return vec![here.to_owned()];
-    }
     let here = here.extension().is_some_and(|extension| extension == "sock").then(|| here.to_owned());
     folders().iter().map(|folder| folder.join(format!("{array}.sock"))).chain(here).collect()
 }

@@ -236,7 +236,15 @@ fn select(
         (None, Some(name)) => wanted.is_called(name),
         (None, None) => false,
     };
-    let configured: Vec<Wanted> = of_entries.into_iter().filter(is_meant).collect();
+    let mut configured: Vec<Wanted> = of_entries.into_iter().filter(is_meant).collect();
+    if uuid.is_none() {
+        // An entry that says the name is meant before one whose array turns out to have it: its unit asks so.
+        let own = |wanted: &Wanted| Some(short_name(wanted.entry.as_ref()?.name.as_ref()?).to_owned());
+        let says_it = |wanted: &Wanted| own(wanted) == which.name;
+        if configured.iter().filter(|wanted| says_it(wanted)).count() == 1 {
+            configured.retain(says_it);
+        }
+    }
     let mut meant =
         if configured.is_empty() { others.into_iter().filter(is_meant).collect() } else { configured };
     let asked = match (&uuid, &which.name) {

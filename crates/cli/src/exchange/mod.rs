@@ -30,7 +30,8 @@ use crate::{
     scan::{FoundArray, look_at, scan},
 };
 
-/// The array that a person means: by its UUID or name, the kernel's device, or a member.
+/// The array that a person means: by its UUID or name, or by the path of the kernel's device or a member. A
+/// path has a `/`: what lies in the current folder must not be taken for the array of this name.
 fn find(configuration: &Configuration, meant: &str) -> Result<FoundArray, Failure> {
     let mut arrays = scan(configuration.scan.devices.as_deref()).arrays;
     let named: Vec<String> = configuration.arrays.iter().flat_map(|array| array.members.clone()).collect();
@@ -40,7 +41,7 @@ fn find(configuration: &Configuration, meant: &str) -> Result<FoundArray, Failur
     }
     let path = Path::new(meant);
     let (mut uuid, mut kernel) = (meant.parse::<Uuid>().ok(), None);
-    if uuid.is_none() && path.exists() {
+    if uuid.is_none() && meant.contains('/') && path.exists() {
         kernel = md_device::name_of(path);
         if kernel.is_none()
             && let Some(candidate) = look_at(path)?
@@ -63,7 +64,7 @@ fn find(configuration: &Configuration, meant: &str) -> Result<FoundArray, Failur
             one.uuid, other.uuid
         ))),
         (None, _) => Err(Failure::new(format!(
-            "no array was found by {meant}: give its UUID, its name, its /dev/md device or a member of it; `pinstripe examine --scan` shows what is found"
+            "no array was found by {meant}: give its UUID, its name, or the path (with a /) of its /dev/md device or of a member; `pinstripe examine --scan` shows what is found"
         ))),
     }
 }

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, process::Command};
 
 use pinstripe_config::Configuration;
-use pinstripe_control::{StopParameters, client::Client, text::printable};
+use pinstripe_control::{StopParameters, client::Client, place::stem, text::printable};
 use pinstripe_md::superblock::{ResyncOffset, Support};
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ use crate::{
     command_line::ReleaseArguments,
     configuration,
     failure::Failure,
-    output,
+    list, output,
     scan::{FoundArray, Served, shown},
 };
 
@@ -71,11 +71,18 @@ impl Plan {
                     .to_owned(),
             );
         }
-        let served = Served::all().0.into_iter().find(|served| served.is(array.uuid));
-        let served = served.map(|served| served.control);
-        if served.is_none() {
-            is_for_the_kernel(&array, arguments.force)?;
+        let served = server_of(&array)?;
+        match &served {
+            None => is_for_the_kernel(&array, arguments.force)?,
+            Some(served) if served.detail.regions_to_resync > 0 && !arguments.force => {
+                return refused(
+                    "its server resyncs it, which the kernel would have to go on with: wait until `pinstripe detail` shows no sync, or give --force"
+                        .to_owned(),
+                );
+            }
+            Some(_) => {}
         }
+        let served = served.map(|served| served.control);
         let mut edits = files::without_entry(own)?;
         edits.extend(files::hands_on(arguments.mdadm_conf.as_deref(), array.uuid)?);
         Ok(Self { array, served, edits })
@@ -85,15 +92,32 @@ impl Plan {
         if let Some(control) = &self.served {
             let mut client = Client::connect(&control.to_string_lossy())?;
             client.call::<Value>("stop", StopParameters { force: arguments.force })?;
-            let now = find(configuration, &self.array.uuid.to_string())?;
-            is_for_the_kernel(&now, arguments.force)?;
         }
-        files::carry_out(&self.edits)?;
+        let give_back = || {
+            if self.served.is_some() {
+                let now = find(configuration, &self.array.uuid.to_string())?;
+                is_for_the_kernel(&now, arguments.force)?;
+            }
+            files::carry_out(&self.edits)
+        };
+        give_back().map_err(|failure: Failure| self.say_stopped(&failure))?;
         ask_daemon::have_it_reload();
         if arguments.assemble {
             self.assemble()?;
         }
         Ok(())
+    }
+
+    /// What a failure leaves behind, in its words.
+    fn say_stopped(&self, failure: &Failure) -> Failure {
+        let words = failure.sentence();
+        let uuid = self.array.uuid;
+        Failure::new(match self.served {
+            Some(_) => {
+                format!("{words}; its server was stopped: `pinstripe assemble --uuid {uuid}` starts it again")
+            }
+            None => words.to_owned(),
+        })
     }
 
     fn assemble(&self) -> Result<(), Failure> {
@@ -137,6 +161,32 @@ impl Plan {
         ));
         lines.join("\n") + "\n"
     }
+}
+
+/// The server that has it. Refused if one that may be it doesn't answer.
+fn server_of(array: &FoundArray) -> Result<Option<Served>, Failure> {
+    let stem = stem(&array.short_name(), &array.uuid.to_string());
+    let mut silent = None;
+    for (control, answer) in list::servers() {
+        match answer {
+            Ok(detail) => {
+                let served = Served { control, detail };
+                if served.is(array.uuid) {
+                    return Ok(Some(served));
+                }
+            }
+            Err(error) if control.file_stem().is_some_and(|own| own == stem.as_str()) => {
+                silent = Some(format!("{}: {error}", shown(&control)));
+            }
+            Err(_) => {}
+        }
+    }
+    silent.map_or(Ok(None), |why| {
+        Err(Failure::new(format!(
+            "it is not known whether {} is served: {why}",
+            printable(&array.short_name())
+        )))
+    })
 }
 
 /// Refuses what the kernel would not take, or would have to repair.

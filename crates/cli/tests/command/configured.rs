@@ -61,6 +61,27 @@ pub const SCAN: &str = "[scan]\ndevices = ['@/member*']\n[defaults]\nshards = 1\
 pub const DATA: &str = "[scan]\ndevices = ['@/member*']\n[defaults]\nshards = 1\n[[array]]\nname = 'data'\n";
 
 #[test]
+fn an_entry_that_says_a_name_is_meant_before_one_whose_array_has_it() {
+    let configured = Configured::new(SCAN);
+    let world = &configured.world;
+    let uuid = |members: &[String]| {
+        world.create(&["--level", "5", "--name", "data", "--assume-clean"], members).ok();
+        let examined = configured.run(&["examine", &members[0], "--json"]).ok().json();
+        examined[0]["member"]["array"]["uuid"].as_str().unwrap_or_else(|| panic!("{examined}")).to_owned()
+    };
+    let members = world.members(6);
+    let (one, other) = (uuid(&members[..3]), uuid(&members[3..]));
+    configured.write(
+        "pinstripe.toml",
+        &format!("{SCAN}[[array]]\nuuid = '{one}'\n[[array]]\nuuid = '{other}'\nname = 'data'\n"),
+    );
+    // As its unit does.
+    let would = configured.run(&["assemble", "--name", "data", "--dry-run", "--json"]).ok().json();
+    assert_eq!((&would[0]["uuid"], &would[0]["state"]), (&other.into(), &"would-start".into()), "{would}");
+    assert_eq!(would.as_array().unwrap().len(), 1);
+}
+
+#[test]
 fn an_array_is_found_configured_assembled_used_and_stopped() {
     let configured = Configured::new(SCAN);
     let world = &configured.world;

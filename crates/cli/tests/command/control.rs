@@ -197,17 +197,17 @@ fn an_array_is_not_stopped_under_its_clients_unless_that_is_forced() {
 }
 
 #[test]
-fn a_control_socket_in_the_current_folder_is_a_path_without_a_slash() {
+fn a_control_socket_in_the_current_folder_is_a_path_with_a_slash_or_its_ending() {
     let world = World::new();
     let members = world.raid5(3);
-    let options = ["--shards", "1", "--control", "mine", "--nbd", "unix:mine.nbd"];
+    let options = ["--shards", "1", "--control", "mine.sock", "--nbd", "unix:mine.nbd"];
     let server = world.serve(&options, &members);
-    assert_eq!(world.run(&["detail", "mine", "--json"]).ok().json()["name"], "data");
-    world.run(&["stop", "mine"]).ok();
+    assert_eq!(world.run(&["detail", "mine.sock", "--json"]).ok().json()["name"], "data");
+    world.run(&["stop", "./mine.sock"]).ok();
     assert_eq!(server.ended(), 0);
-    // A file of that name is none.
+    // What else lies there is not the array of that name.
     let server = world.serve(&["--shards", "1"], &members);
-    world.file("data", 1);
+    let _other = std::os::unix::net::UnixListener::bind(world.path("data")).unwrap();
     world.run(&["stop", "data"]).ok();
     assert_eq!(server.ended(), 0);
 }

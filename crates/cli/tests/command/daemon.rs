@@ -109,8 +109,14 @@ fn of<'a>(status: &'a Value, array: &str) -> &'a Value {
     all.iter().find(|entry| entry["array"] == array).unwrap_or(&Value::Null)
 }
 
+/// Sends a signal, as `kill` takes it, to a process.
+pub fn signal(process: u64, signal: &str) {
+    let done = std::process::Command::new("kill").args([signal, &process.to_string()]).status();
+    assert!(done.unwrap().success());
+}
+
 impl Configured {
-    fn pid(&self, array: &str) -> u64 {
+    pub fn pid(&self, array: &str) -> u64 {
         self.version(array)["pid"].as_u64().unwrap()
     }
 
@@ -125,8 +131,7 @@ impl Configured {
     }
 
     pub fn kill_server(&self, array: &str) {
-        let id = self.pid(array).to_string();
-        assert!(std::process::Command::new("kill").args(["-KILL", &id]).status().unwrap().success());
+        signal(self.pid(array), "-KILL");
     }
 
     fn nbd(&self, array: &str) -> Client {

@@ -4,6 +4,7 @@ use std::fs;
 
 use crate::{
     configured::{Configured, SCAN},
+    daemon::signal,
     nbd::{Client, pattern},
 };
 
@@ -48,7 +49,7 @@ fn an_array_goes_from_mdadm_to_us_and_back_and_nothing_of_it_is_left() {
     assert_eq!((configured.mdadm_conf(), configured.world.hashes(&members)), (conf.clone(), before));
     assert!(!configured.entry(&uuid).exists());
 
-    let done = configured.import(&["member1", "--json"]).ok().json();
+    let done = configured.import(&["./member1", "--json"]).ok().json();
     assert_eq!(done["server"]["state"], "started", "{done}");
     let silenced = format!("#pinstripe# ARRAY /dev/md/data level=raid5\n#pinstripe# \tUUID={uuid}\n");
     let now = configured.mdadm_conf();
@@ -124,6 +125,48 @@ fn what_a_person_has_added_to_an_entry_is_kept() {
     configured.import(&["data"]).refused(1, &["imported-", "holds more"]);
     fs::remove_file(&entry).unwrap();
     configured.import(&["data"]).ok();
+}
+
+#[test]
+fn what_lies_in_the_current_folder_is_not_taken_for_the_array_of_this_name() {
+    let (configured, _, _) = world();
+    configured.import(&["data"]).ok();
+    let member = fs::read(configured.world.path("member0")).unwrap();
+    fs::write(configured.world.path("scratch"), member).unwrap();
+    configured.release(&["scratch", "--force"]).refused(1, &["no array was found by scratch", "(with a /)"]);
+    let _listener = std::os::unix::net::UnixListener::bind(configured.world.path("other")).unwrap();
+    configured.run(&["stop", "other"]).refused(1, &["the array other is not being served"]);
+    assert!(configured.run(&["list"]).ok().out.contains("data"));
+}
+
+#[test]
+fn an_array_that_is_resynced_is_not_stopped_to_be_refused_then() {
+    let (configured, uuid, _) = world();
+    configured.import(&["data", "--no-start"]).ok();
+    let entry = configured.entry(&uuid);
+    let text = fs::read_to_string(&entry).unwrap();
+    fs::write(&entry, format!("{text}sync-speed-min = 1\nsync-speed-max = 1\n")).unwrap();
+    configured.run(&["assemble", "--uuid", &uuid]).ok();
+    let mut client = Client::connect(&configured.world.path("pinstripe/data.nbd"));
+    assert_eq!(client.write(0, &pattern(1, 4096)), 0);
+    configured.kill_server("data");
+    configured.run(&["assemble", "--uuid", &uuid]).ok();
+    configured.release(&["data", "--dry-run"]).refused(1, &["its server resyncs it"]);
+    configured.release(&["data"]).refused(1, &["its server resyncs it"]);
+    assert!(configured.run(&["list"]).ok().out.contains("data"), "its server goes on");
+    configured.release(&["data", "--force"]).ok();
+}
+
+#[test]
+fn an_array_whose_server_is_silent_is_not_released() {
+    let (configured, uuid, _) = world();
+    configured.import(&["data"]).ok();
+    let server = configured.pid("data");
+    signal(server, "-STOP");
+    let refused = configured.release(&["data"]);
+    signal(server, "-CONT");
+    refused.refused(1, &["it is not known whether data is served", "data.sock"]);
+    assert!(configured.entry(&uuid).exists());
 }
 
 #[test]
