@@ -2,8 +2,13 @@
 //!
 //! It decides as `assemble` does, and waits for late members as the configuration says. As the first member
 //! that appears may have had the manager start this, it also waits for too few members to become enough.
+//!
+//! The words of the last start are kept until the machine goes down. A server that died is started by them
+//! where the configuration has an error: what is mounted would hang until a person mends the entry, perhaps
+//! of another array.
 
 use std::{
+    fs,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::Command,
@@ -12,7 +17,8 @@ use std::{
 };
 
 use pinstripe_config::Configuration;
-use pinstripe_control::{Version, client::Client};
+use pinstripe_control::{Version, client::Client, place::stem, text::printable_lines};
+use pinstripe_md::identity::Uuid;
 use serde_json::Value;
 
 use super::{
@@ -20,7 +26,10 @@ use super::{
     start::{Turn, program},
     wanted,
 };
-use crate::{command_line::Which, configuration::units::SECRETS, credentials, failure::Failure, supervisor};
+use crate::{
+    command_line::Which, configuration::units::SECRETS, credentials, failure::Failure, serve::default_folder,
+    supervisor,
+};
 
 /// Time that a server gets to say which process it is.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
@@ -39,7 +48,7 @@ pub fn run(configuration: &Configuration, which: &Which, limit: Duration) -> Fai
                 supervisor::tell_waiting(&format!("waits: {why}"));
                 thread::sleep(LOOK);
             }
-            Course::Start { run } => return become_server(&wanted, run),
+            Course::Start { run } => return become_server(&wanted, which, run),
             Course::Served(control) => return served(&wanted.label, &control),
             Course::GiveUp(why) => {
                 let why = [vec![why], remarks].concat().join("\n  ");
@@ -47,6 +56,16 @@ pub fn run(configuration: &Configuration, which: &Which, limit: Duration) -> Fai
             }
         }
     }
+}
+
+/// Becomes the server of the array as it was started last, for the configuration can't be read: `failure`.
+/// The server refuses what is served or no array of these members any more.
+pub fn run_as_last(which: &Which, failure: Failure) -> Failure {
+    let Some(words) = last_words(which) else { return failure };
+    let why = failure.sentence();
+    eprintln!("pinstripe: the server is started as it was the last time: {}", printable_lines(why));
+    let error = exec(&words);
+    Failure::new(format!("{why}; can't become the server as it was the last time: {error}"))
 }
 
 /// What to do with an array that is in this state.
@@ -89,20 +108,55 @@ fn served(label: &str, control: &Path) -> Failure {
 
 /// Returns only if that can't be. The turn ends with the exec: a process that starts the array in the moment
 /// between that and the server's locks is refused by these, or this one is.
-fn become_server(wanted: &Wanted, run: bool) -> Failure {
+fn become_server(wanted: &Wanted, which: &Which, run: bool) -> Failure {
     let _turn = match Turn::of(wanted) {
         Ok(Ok(turn)) => turn,
         Ok(Err(control)) => return served(&wanted.label, &control),
         Err(failure) => return failure,
     };
+    // Without `--run`: it was meant for the members that were missing now.
+    if let Err(failure) = keep(which, &wanted.serve_words(false)) {
+        eprintln!("pinstripe: can't keep how {} is started: {}", wanted.label, failure.sentence());
+    }
+    let error = exec(&wanted.serve_words(run));
+    Failure::new(format!("{} was not started: can't become its server: {error}", wanted.label))
+}
+
+/// Becomes a server. Returns only if that can't be, and why.
+fn exec(words: &[String]) -> String {
     let program = match program() {
         Ok(program) => program,
-        Err(failure) => return failure,
+        Err(failure) => return failure.sentence().to_owned(),
     };
-    let words = with_credentials(wanted.serve_words(run), credentials::folder().as_deref());
+    let words = with_credentials(words.to_vec(), credentials::folder().as_deref());
     supervisor::tell_waiting("starting");
-    let error = Command::new(program).args(words).current_dir("/").exec();
-    Failure::new(format!("{} was not started: can't become its server: {error}", wanted.label))
+    Command::new(program).args(words).current_dir("/").exec().to_string()
+}
+
+/// Where the words of the last start are kept of an array that is asked for like this. The folder is this
+/// user's alone.
+fn kept(name: Option<&str>, uuid: Option<Uuid>) -> Result<PathBuf, Failure> {
+    let uuid = uuid.map(|uuid| uuid.to_string()).unwrap_or_default();
+    Ok(default_folder()?.join(format!("{}.last", stem(name.unwrap_or_default(), &uuid))))
+}
+
+fn keep(which: &Which, words: &[String]) -> Result<(), Failure> {
+    let path = kept(which.name.as_deref(), which.uuid)?;
+    let new = path.with_extension("last-new");
+    fs::write(&new, serde_json::to_vec(words)?)?;
+    Ok(fs::rename(new, path)?)
+}
+
+fn last_words(which: &Which) -> Option<Vec<String>> {
+    let bytes = fs::read(kept(which.name.as_deref(), which.uuid).ok()?).ok()?;
+    serde_json::from_slice(&bytes).ok()
+}
+
+/// Forgets how an array was started, under both names that it may have been asked for by.
+pub fn forget(name: &str, uuid: Uuid) {
+    for path in [kept(Some(name), None), kept(None, Some(uuid))].into_iter().flatten() {
+        let _ = fs::remove_file(path);
+    }
 }
 
 /// The words of `serve`, with secrets from the credentials that are there.

@@ -25,6 +25,7 @@ use pinstripe_config::Configuration;
 use pinstripe_control::text::printable;
 use serde_json::{Value, json};
 
+pub use foreground::forget;
 pub use start::{Started, how, lock};
 pub use wanted::{State, Wanted, allows, of_entry, searched, wanted};
 
@@ -109,11 +110,15 @@ impl Report {
 }
 
 pub fn run(arguments: &AssembleArguments) -> Result<(), Failure> {
-    let configuration = configuration::load(arguments.start.configuration.config.as_deref())?;
+    let loaded = configuration::load(arguments.start.configuration.config.as_deref());
     if arguments.foreground {
         let limit = Duration::from_secs(arguments.start.timeout.into());
-        return Err(foreground::run(&configuration, &arguments.which, limit));
+        return Err(match loaded {
+            Ok(configuration) => foreground::run(&configuration, &arguments.which, limit),
+            Err(failure) => foreground::run_as_last(&arguments.which, failure.into()),
+        });
     }
+    let configuration = loaded?;
     let reports = assemble(&configuration, &arguments.which, Way::of(&arguments.start))?;
     if reports.iter().any(|report| matches!(report.outcome, Outcome::Started(_))) {
         // A daemon follows it from now on, and needn't find it by itself.

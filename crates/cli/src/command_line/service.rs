@@ -142,7 +142,7 @@ pub struct Which {
 
 #[derive(Debug, Args)]
 pub struct ImportArguments {
-    /// The array: its UUID or name, the kernel's device (/dev/md0), or a member
+    /// The array: its UUID or name, or the path, with a slash, of the kernel's device (/dev/md0) or a member
     pub array: String,
     #[command(flatten)]
     pub start: StartArguments,
@@ -157,7 +157,7 @@ pub struct ImportArguments {
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub struct ReleaseArguments {
-    /// The array: its UUID or name, or a member
+    /// The array: its UUID or name, or the path, with a slash, of a member
     pub array: String,
     #[command(flatten)]
     pub configuration: ConfigurationArguments,

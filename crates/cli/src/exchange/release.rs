@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     ask_daemon,
+    assemble::forget,
     command_line::ReleaseArguments,
     configuration,
     failure::Failure,
@@ -101,6 +102,7 @@ impl Plan {
             files::carry_out(&self.edits)
         };
         give_back().map_err(|failure: Failure| self.say_stopped(&failure))?;
+        forget(&self.array.short_name(), self.array.uuid);
         ask_daemon::have_it_reload();
         if arguments.assemble {
             self.assemble()?;

@@ -11,7 +11,7 @@ use std::{
 use serde_json::Value;
 
 use crate::{
-    configured::{Configured, DATA},
+    configured::{Configured, DATA, SCAN},
     nbd::{Client, pattern},
     world::{Ran, World},
 };
@@ -136,6 +136,38 @@ fn in_the_foreground_the_process_becomes_the_server_and_tells_its_manager_of_its
     assert_eq!(unit.child.wait().unwrap().code(), Some(0));
     let examined = world.run(&["examine", "--json", &members[0]]).ok().json();
     assert!(examined.to_string().contains("\"clean\":true"), "{examined}");
+}
+
+#[test]
+fn a_server_that_died_is_started_as_it_was_while_the_configuration_has_an_error() {
+    let configured = Configured::new(DATA);
+    let (world, manager) = (&configured.world, Manager::new(&configured.world));
+    world.raid5(3);
+    let broken = || configured.write("conf.d/other.toml", "x = ");
+    broken();
+    let first = configured.foreground(&manager).output().unwrap();
+    assert_eq!(first.status.code(), Some(1), "it was never started");
+    fs::remove_file(world.path("conf.d/other.toml")).unwrap();
+
+    let mut unit = manager.start(configured.foreground(&manager));
+    unit.wait("READY=1");
+    unit.signal("KILL");
+    unit.child.wait().unwrap();
+    broken();
+    let mut unit = manager.start(configured.foreground(&manager));
+    unit.wait("READY=1");
+    assert_eq!(configured.run(&["list", "--json"]).ok().json()[0]["name"], "data");
+    unit.signal("TERM");
+    assert_eq!(unit.child.wait().unwrap().code(), Some(0));
+
+    // What was given back to mdadm isn't started like this.
+    fs::remove_file(world.path("conf.d/other.toml")).unwrap();
+    configured.write("pinstripe.toml", SCAN);
+    configured.write("mdadm.conf", "");
+    let last = world.path("pinstripe/data.last");
+    assert!(last.exists());
+    configured.run(&["release", "--mdadm-conf", "mdadm.conf", "data", "--force"]).ok();
+    assert!(!last.exists());
 }
 
 #[test]
