@@ -68,6 +68,30 @@ umount /mnt
 consistent
 out mounted yes
 
+say "an orderly end under a file system"
+mount -t ext4 $device /mnt || die mount
+mkdir /mnt/late
+cp /sbin/* /mnt/late/ 2>/dev/null
+# No program has asked for this to be written. The unit's unmount may have taken too long.
+kill -TERM $s_server
+tries=0
+while [ -e /sys/block/ublkb0 ]; do
+    tries=$((tries + 1))
+    [ $tries -lt 300 ] || die "the device does not go: $(cat /tmp/serve.log)"
+    sleep 0.1
+done
+# The driver deletes the device when nothing has it open any more.
+umount /mnt
+wait $s_server || die "serve ended with status $?: $(cat /tmp/serve.log)"
+start
+mount -t ext4 $device /mnt || die mount
+(cd /mnt/late && sha256sum -c /tmp/sums >/tmp/differences 2>&1) ||
+    die "what was written before the end is lost: $(grep -v ': OK' /tmp/differences | head -n 3)"
+umount /mnt
+fsck.ext4 -fn $device || die fsck
+consistent
+out ended yes
+
 say "an array that may not be started says what waits for it"
 kill_server
 tries=0

@@ -59,9 +59,7 @@ impl Lists {
 /// # Errors
 /// If the kernel's lists can't be read: what uses the device isn't known then.
 pub fn users(name: &str) -> io::Result<Vec<Use>> {
-    let folder = Path::new("/sys/class/block").join(name);
-    let partitions = names(&folder).into_iter().filter(|part| folder.join(part).join("partition").is_file());
-    let devices: Vec<String> = partitions.chain([name.to_owned()]).collect();
+    let devices: Vec<String> = partitions(name).chain([name.to_owned()]).collect();
     let lists = Lists::now()?;
     let mut found = Vec::new();
     for device in devices {
@@ -72,6 +70,19 @@ pub fn users(name: &str) -> io::Result<Vec<Use>> {
         found.extend(all.map(|what| Use { device: device.clone(), what }));
     }
     Ok(found)
+}
+
+/// The block device of this name with its partitions and all devices on top of these, each behind those on
+/// top of it.
+pub fn with_all_above(name: &str) -> Vec<String> {
+    let holders = names(&Path::new("/sys/class/block").join(name).join("holders"));
+    let above = partitions(name).chain(holders);
+    above.flat_map(|one| with_all_above(&one)).chain([name.to_owned()]).collect()
+}
+
+fn partitions(name: &str) -> impl Iterator<Item = String> {
+    let folder = Path::new("/sys/class/block").join(name);
+    names(&folder).into_iter().filter(move |part| folder.join(part).join("partition").is_file())
 }
 
 fn names(folder: &Path) -> Vec<String> {

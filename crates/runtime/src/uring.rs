@@ -49,7 +49,7 @@ use std::{
 
 pub use blocking::{blocking, computing, run_wherever_the_process_may, with_sent_files};
 pub use listener::{Access, Leaver, ListenError, Listener};
-pub use open::{Holder, OpenError, OpenFile, OpenOptions, path_of, persistent_path};
+pub use open::{Holder, OpenError, OpenFile, OpenOptions, flush_block_device, path_of, persistent_path};
 pub use passthrough::readable_path;
 pub use sent_file::{EventFile, SentFile};
 pub use socket::{Connection, Peer, SocketStream, connect_tcp, connect_tcp_from, connect_unix};

@@ -77,7 +77,7 @@ pub fn exchange(lab: &Lab) -> Result<()> {
 /// The server dies under writes, again and again; the device and all that was acknowledged stay.
 pub fn recovery(lab: &Lab) -> Result<()> {
     let outcome = lab.boot(guest(lab, "recovery", include_str!("../../vm/ublk-recovery.sh"))?)?;
-    for proof in ["upgraded", "recovered", "mounted", "foreign", "deleted", "interrupted"] {
+    for proof in ["upgraded", "recovered", "mounted", "ended", "foreign", "deleted", "interrupted"] {
         ensure!(outcome.all(proof) == ["yes"], "{proof}: {outcome:?}");
     }
     Ok(())

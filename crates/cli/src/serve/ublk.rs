@@ -18,9 +18,8 @@
 
 use std::{
     cell::RefCell,
-    fs::File,
     net::SocketAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     rc::{Rc, Weak},
     sync::Arc,
     thread,
@@ -37,7 +36,7 @@ use pinstripe_runtime::{
     ShardHandle,
     shard::{self, JoinHandle},
     uring::{
-        blocking,
+        blocking, flush_block_device,
         ublk::{Data, Device, set_io_flusher},
     },
 };
@@ -49,6 +48,7 @@ use super::{
     succession::Connected,
 };
 use crate::{
+    block_users,
     command_line::{ServeArguments, UblkNumber},
     ending::finish_start,
     failure::Failure,
@@ -276,12 +276,12 @@ async fn ended(shards: &[ShardHandle]) {
     .await;
 }
 
-/// Has the kernel write what its page cache holds of a device: the driver refuses requests that come after
-/// STOP. Without a block device there is nothing to write.
+/// Has the kernel write what its page caches hold for a device, those of mounted file systems as well: the
+/// driver refuses requests that come after STOP. The server serves meanwhile, however long that takes.
 fn write_dirty_pages(device: u32) {
-    if let Ok(file) = File::open(block_path(device)) {
-        // Programs learn of an error by their own fsync.
-        let _ = file.sync_all();
+    for name in block_users::with_all_above(&format!("ublkb{device}")) {
+        // Programs learn of an error by their own fsync. A device that is gone has nothing to write.
+        let _ = flush_block_device(&Path::new("/dev").join(name.replace('!', "/")));
     }
 }
 

@@ -411,6 +411,26 @@ pub(super) fn is_read_only(fd: &OwnedFd) -> Result<bool, Errno> {
 /// `_IO(0x12, 94)` of linux/fs.h.
 const BLKROGET: rustix::ioctl::Opcode = rustix::ioctl::opcode::none(0x12, 94);
 
+/// Has the kernel write what it caches for a block device: its own pages, and what the file system that is
+/// mounted on it holds (but for btrfs). Without CAP_SYS_ADMIN only the former. May block for as long as the
+/// device takes.
+///
+/// # Errors
+/// If there is no such device, or it can't write.
+pub fn flush_block_device(path: &Path) -> io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(path, flags, Mode::empty())?;
+    // SAFETY: it has no argument.
+    let flushed = unsafe { rustix::ioctl::ioctl(&fd, rustix::ioctl::NoArg::<BLKFLSBUF>::new()) };
+    Ok(match flushed {
+        Err(Errno::ACCESS | Errno::PERM) => rustix::fs::fsync(&fd),
+        flushed => flushed,
+    }?)
+}
+
+/// `_IO(0x12, 97)` of linux/fs.h.
+const BLKFLSBUF: rustix::ioctl::Opcode = rustix::ioctl::opcode::none(0x12, 97);
+
 /// Locks a range of the file for this open file description; one without an end, however long the file grows.
 pub(super) fn lock(fd: &OwnedFd, shared: bool, bytes: &Range<u64>) -> Result<(), Errno> {
     let mut range = range_lock(if shared { libc::F_RDLCK } else { libc::F_WRLCK }, bytes)?;
