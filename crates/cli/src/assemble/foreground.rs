@@ -133,28 +133,36 @@ fn exec(words: &[String]) -> String {
     Command::new(program).args(words).current_dir("/").exec().to_string()
 }
 
-/// Where the words of the last start are kept of an array that is asked for like this. The folder is this
-/// user's alone.
-fn kept(name: Option<&str>, uuid: Option<Uuid>) -> Result<PathBuf, Failure> {
-    let uuid = uuid.map(|uuid| uuid.to_string()).unwrap_or_default();
-    Ok(default_folder()?.join(format!("{}.last", stem(name.unwrap_or_default(), &uuid))))
+/// Where the words of the last start are kept of an array that is asked for like this, as its unit does. The
+/// folder is this user's alone.
+fn kept(asked: &str) -> Result<PathBuf, Failure> {
+    match stem(asked, "").as_str() {
+        // All such arrays would share a file.
+        "" => Err(Failure::new("its name is none for a file")),
+        stem => Ok(default_folder()?.join(format!("{stem}.last"))),
+    }
+}
+
+fn asked(which: &Which) -> String {
+    let uuid = || which.uuid.map(|uuid| uuid.to_string()).unwrap_or_default();
+    which.name.clone().unwrap_or_else(uuid)
 }
 
 fn keep(which: &Which, words: &[String]) -> Result<(), Failure> {
-    let path = kept(which.name.as_deref(), which.uuid)?;
+    let path = kept(&asked(which))?;
     let new = path.with_extension("last-new");
     fs::write(&new, serde_json::to_vec(words)?)?;
     Ok(fs::rename(new, path)?)
 }
 
 fn last_words(which: &Which) -> Option<Vec<String>> {
-    let bytes = fs::read(kept(which.name.as_deref(), which.uuid).ok()?).ok()?;
+    let bytes = fs::read(kept(&asked(which)).ok()?).ok()?;
     serde_json::from_slice(&bytes).ok()
 }
 
-/// Forgets how an array was started, under both names that it may have been asked for by.
+/// Forgets how an array was started, whether its unit asks for it by its name or its UUID.
 pub fn forget(name: &str, uuid: Uuid) {
-    for path in [kept(Some(name), None), kept(None, Some(uuid))].into_iter().flatten() {
+    for path in [kept(name), kept(&uuid.to_string())].into_iter().flatten() {
         let _ = fs::remove_file(path);
     }
 }

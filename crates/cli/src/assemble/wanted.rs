@@ -239,8 +239,10 @@ fn select(
     let mut configured: Vec<Wanted> = of_entries.into_iter().filter(is_meant).collect();
     if uuid.is_none() {
         // An entry that says the name is meant before one whose array turns out to have it: its unit asks so.
-        let own = |wanted: &Wanted| Some(short_name(wanted.entry.as_ref()?.name.as_ref()?).to_owned());
-        let says_it = |wanted: &Wanted| own(wanted) == which.name;
+        let says_it = |wanted: &Wanted| {
+            let own = wanted.entry.as_ref().and_then(|entry| entry.name.as_deref());
+            own.map(short_name) == which.name.as_deref()
+        };
         if configured.iter().filter(|wanted| says_it(wanted)).count() == 1 {
             configured.retain(says_it);
         }

@@ -166,8 +166,13 @@ fn a_server_that_died_is_started_as_it_was_while_the_configuration_has_an_error(
     configured.write("mdadm.conf", "");
     let last = world.path("pinstripe/data.last");
     assert!(last.exists());
+    // The unit of an array whose name is no unit's asks by the UUID.
+    let list = configured.run(&["examine", "--scan", "--json"]).ok().json();
+    let uuid = list["arrays"][0]["uuid"].as_str().unwrap();
+    let by_uuid = world.path(&format!("pinstripe/{uuid}.last"));
+    fs::copy(&last, &by_uuid).unwrap();
     configured.run(&["release", "--mdadm-conf", "mdadm.conf", "data", "--force"]).ok();
-    assert!(!last.exists());
+    assert!(!last.exists() && !by_uuid.exists());
 }
 
 #[test]
