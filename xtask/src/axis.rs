@@ -1,7 +1,9 @@
-//! Axes and colours of the charts in the documents.
+//! Ground, axes and colours of the charts in the documents. The ground is white, so that they can be read on
+//! a dark page too.
 
 use std::ops::Range;
 
+use anyhow::{Result, anyhow};
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
 use plotters::prelude::*;
 
@@ -18,6 +20,81 @@ pub const COLORS: [RGBColor; 6] = [
     RGBColor(230, 159, 0),
     RGBColor(86, 180, 233),
 ];
+
+/// What drawing ends with.
+pub type Drawn = std::result::Result<(), Box<dyn std::error::Error>>;
+/// Where series are drawn.
+pub type Area<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Axis, Axis>>;
+
+/// One of the two axes, with what stands at it.
+pub struct Side<'a> {
+    pub axis: Axis,
+    /// What stands at a mark.
+    pub label: &'a dyn Fn(f64) -> String,
+    /// What the axis is of, or nothing.
+    pub words: &'a str,
+    /// Room for these, in pixels.
+    pub room: u32,
+}
+
+/// A picture without its series.
+pub struct Picture<'a> {
+    pub title: &'a str,
+    /// In pixels.
+    pub size: (u32, u32),
+    pub across: Side<'a>,
+    pub rising: Side<'a>,
+    /// Whether lines go up from the marks across; else they go across from those that rise.
+    pub has_lines_up: bool,
+    /// Where the names of series are, if they have any.
+    pub names: Option<SeriesLabelPosition>,
+}
+
+impl Picture<'_> {
+    /// As an SVG, with what `series` draws.
+    pub fn svg(self, series: impl FnOnce(&mut Area<'_, '_>) -> Drawn) -> Result<String> {
+        let (mut text, title) = (String::new(), self.title);
+        // The library's errors borrow from the drawing.
+        self.draw(&mut text, series).map_err(|error| anyhow!("draw {title}: {error}"))?;
+        Ok(text)
+    }
+
+    fn draw(self, text: &mut String, series: impl FnOnce(&mut Area<'_, '_>) -> Drawn) -> Drawn {
+        let Self { title, size, across, rising, has_lines_up, names } = self;
+        let marks = (across.axis.places.len(), rising.axis.places.len());
+        let area = SVGBackend::with_string(text, size).into_drawing_area();
+        area.fill(&WHITE)?;
+        let mut chart = ChartBuilder::on(&area)
+            .margin(12)
+            .caption(title, ("sans-serif", 18))
+            .x_label_area_size(across.room)
+            .y_label_area_size(rising.room)
+            .build_cartesian_2d(across.axis, rising.axis)?;
+        let (across_label, rising_label) = (|at: &f64| (across.label)(*at), |at: &f64| (rising.label)(*at));
+        let mut mesh = chart.configure_mesh();
+        mesh.light_line_style(TRANSPARENT)
+            .x_labels(marks.0)
+            .y_labels(marks.1)
+            .x_label_formatter(&across_label)
+            .y_label_formatter(&rising_label)
+            .y_desc(rising.words);
+        if !across.words.is_empty() {
+            mesh.x_desc(across.words);
+        }
+        if has_lines_up {
+            mesh.disable_y_mesh()
+        } else {
+            mesh.disable_x_mesh()
+        };
+        mesh.draw()?;
+        series(&mut chart)?;
+        if let Some(position) = names {
+            chart.configure_series_labels().position(position).background_style(WHITE.mix(0.8)).draw()?;
+        }
+        area.present()?;
+        Ok(())
+    }
+}
 
 /// An axis with marks where we want them, and nowhere else.
 pub struct Axis {

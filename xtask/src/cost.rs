@@ -26,14 +26,29 @@ pub struct Cost {
     accept: bool,
 }
 
+/// Of one request of each of these cases.
+pub fn count(root: &Path, names: &[String]) -> Result<BTreeMap<String, u64>> {
+    crate::packages::ensure()?;
+    let frame = frame(root)?;
+    let known = cases(&frame)?;
+    let of = |name: &String| {
+        let (case, count) =
+            known.iter().find(|(case, _)| case == name).with_context(|| format!("no case {name}"))?;
+        Ok((case.clone(), instructions(&frame, case, *count)?))
+    };
+    names.iter().map(of).collect()
+}
+
+/// The program of which the instructions are counted.
+fn frame(root: &Path) -> Result<std::path::PathBuf> {
+    let arguments = ["build", "--release", "-p", "pinstripe-bench", "--example", "frame"];
+    crate::cargo::build(root, &arguments, "frame")
+}
+
 /// Counts, and compares with the record. Fails if a case costs too much more, or isn't on record.
 pub fn run(root: &Path, cost: &Cost) -> Result<()> {
     crate::packages::ensure()?;
-    let frame = crate::cargo::build(
-        root,
-        &["build", "--release", "-p", "pinstripe-bench", "--example", "frame"],
-        "frame",
-    )?;
+    let frame = frame(root)?;
     let mut record = read_record(root)?;
     let (mut passed, mut failed) = (0, 0);
     println!("{:26} {:>12} {:>12}", "instructions of a request", "on record", "now");

@@ -20,16 +20,21 @@ use clap::Args;
 
 /// The version of cargo-deb that is installed under `target/tools`.
 const CARGO_DEB: &str = "3.8.0";
-/// `systemd-analyze security` may say this much, in tenths, of the unit as it is, which serves anything.
+/// `systemd-analyze security` may say this much, in tenths, of the units as they are: the one that serves
+/// anything, and the daemon's, which has what smartctl needs.
 const EXPOSURE: u32 = 25;
-/// And this much of an array without ublk and fuse, as systemd's generator has it.
-const EXPOSURE_WITHOUT_UBLK: u32 = 20;
+/// And this much of an array without ublk and fuse, as systemd's generator has it, and of the daemon without
+/// capabilities.
+const EXPOSURE_WITHOUT_CAPABILITIES: u32 = 20;
 /// Files of the package beside the manual pages.
 const CONTENTS: &[&str] = &[
     "etc/pinstripe/pinstripe.toml",
     "usr/bin/pinstripe",
     "usr/lib/systemd/system-generators/pinstripe-generator",
+    "usr/lib/systemd/system/pinstripe-alert.socket",
+    "usr/lib/systemd/system/pinstripe-alert@.service",
     "usr/lib/systemd/system/pinstripe-daemon.service",
+    "usr/lib/systemd/system/pinstripe-target@.service",
     "usr/lib/systemd/system/pinstripe.target",
     "usr/lib/systemd/system/pinstripe@.service",
     "usr/lib/tmpfiles.d/pinstripe.conf",
@@ -48,15 +53,20 @@ const DOCUMENTS: &[&str] =
     &["admin.md", "configuration.md", "fault-model.md", "install.md", "metrics.md", "operate.md"];
 /// The folder with what is for other programs, as documents point to it, and where the package has it.
 const DIST: [&str; 2] = ["../dist/", "/usr/share/pinstripe/"];
-/// The unit of what is done beside serving.
+/// The unit of what is done beside serving, and those that it has send alerts.
 const DAEMON: &str = "pinstripe-daemon.service";
-/// One array of every kind that has a unit of its own kind.
+const ALERT: [&str; 2] = ["pinstripe-alert.socket", "pinstripe-alert@.service"];
+/// The daemon's unit with the drop-in file that it names.
+const DAEMON_ALONE: &str = "pinstripe-daemon-alone.service";
+/// One array of every kind that has a unit of its own kind, and a target.
 const CONFIGURATION: &str = "\
-[[array]]\nname = \"plain\"\n\
+[[array]]\nname = \"plain\"\nweight = 200\n\
 [[array]]\nname = \"ublk\"\nublk = true\n\
 [[array]]\nname = \"fuse\"\nfuse = \"/srv/disk\"\nmembers = [\"/srv/a\", \"/srv/b\"]\n\
 [[array]]\nname = \"remote\"\ndhchap-secrets = \"/etc/pinstripe/secrets\"\n\
-members = [\"nvme-tcp://192.0.2.1:4420/nqn.2026-01.com.example:a?nsid=1\"]\n";
+members = [\"nvme-tcp://192.0.2.1:4420/nqn.2026-01.com.example:a?nsid=1\"]\n\
+[[target]]\nname = \"store\"\nlisten = \"192.0.2.1:4420\"\nnqn = \"nqn.2026-01.com.example:a\"\n\
+devices = [\"/dev/disk/by-id/a\", \"/srv/a b\"]\ndhchap-hosts = \"/etc/pinstripe/hosts\"\nstate = \"/var/lib/pinstripe\"\n";
 
 /// Make the Debian package under target/debian, and check it.
 #[derive(Args)]
@@ -170,30 +180,46 @@ impl Parts {
         fs::write(&configuration, CONFIGURATION)?;
         said(self.pinstripe(&["config", "units", "--config"]).arg(&configuration).arg(&units), "pinstripe")?;
         // The program is not installed here.
-        let unit = |name: &str| -> Result<String> {
-            let text = fs::read_to_string(root.join("packaging/systemd").join(name))?;
+        let read = |path: PathBuf| -> Result<String> {
+            let text = fs::read_to_string(path)?;
             Ok(text.replace("/usr/bin/pinstripe", &self.program.display().to_string()))
         };
+        let unit = |name: &str| read(root.join("packaging/systemd").join(name));
         let template = unit("pinstripe@.service")?;
+        for name in ALERT {
+            fs::write(units.join(name), unit(name)?)?;
+        }
         fs::write(units.join(DAEMON), unit(DAEMON)?)?;
-        verify(&units.join(DAEMON))?;
+        fs::write(units.join(DAEMON_ALONE), unit(DAEMON)? + "\n[Service]\nCapabilityBoundingSet=\n")?;
+        for name in [DAEMON, DAEMON_ALONE, ALERT[0]] {
+            verify(&units.join(name))?;
+        }
         let target = fs::read_to_string(root.join("packaging/systemd/pinstripe.target"))?;
         fs::write(units.join("pinstripe.target"), target)?;
+        let store = "pinstripe-target@store.service";
+        fs::write(units.join(store), unit("pinstripe-target@.service")?)?;
+        let generated = units.join(format!("{store}.d/50-pinstripe.conf"));
+        fs::write(&generated, read(generated.clone())?)?;
         let limits = [
-            ("any", EXPOSURE),
-            ("ublk", EXPOSURE),
-            ("plain", EXPOSURE_WITHOUT_UBLK),
-            ("remote", EXPOSURE_WITHOUT_UBLK),
+            ("pinstripe@any.service", EXPOSURE),
+            ("pinstripe@ublk.service", EXPOSURE),
+            ("pinstripe@plain.service", EXPOSURE_WITHOUT_CAPABILITIES),
+            ("pinstripe@remote.service", EXPOSURE_WITHOUT_CAPABILITIES),
+            (store, EXPOSURE_WITHOUT_CAPABILITIES),
+            (DAEMON, EXPOSURE),
+            (DAEMON_ALONE, EXPOSURE_WITHOUT_CAPABILITIES),
         ];
-        for array in limits.iter().map(|(array, _)| *array).chain(["fuse"]) {
-            fs::write(units.join(format!("pinstripe@{array}.service")), &template)?;
-            verify(&units.join(format!("pinstripe@{array}.service")))?;
+        for unit in limits.iter().map(|(unit, _)| *unit).chain(["pinstripe@fuse.service"]) {
+            if unit.starts_with("pinstripe@") {
+                fs::write(units.join(unit), &template)?;
+            }
+            verify(&units.join(unit))?;
         }
         verify(&units.join("pinstripe.target"))?;
-        for (array, limit) in limits {
+        for (unit, limit) in limits {
             let mut security = Command::new("systemd-analyze");
             security.args(["security", "--no-pager", "--offline=true", &format!("--threshold={limit}")]);
-            said(security.arg(units.join(format!("pinstripe@{array}.service"))), "systemd")?;
+            said(security.arg(units.join(unit)), "systemd")?;
         }
         Ok(())
     }

@@ -6,7 +6,9 @@
 //! images that tests compare with.
 #![forbid(unsafe_code)]
 
+mod apps;
 mod axis;
+mod bars;
 mod bench;
 mod cargo;
 mod cost;
@@ -14,9 +16,11 @@ mod deb;
 mod defects;
 mod diagram;
 mod documents;
+mod figures;
 mod fuzz;
 mod golden;
 mod imports;
+mod mounts;
 mod mutate;
 mod nbd;
 mod neon;
@@ -78,6 +82,8 @@ enum Task {
     },
     /// Measure ours beside MD and others, and write docs/results/performance.md.
     Bench(bench::Bench),
+    /// Measure the papers' figures on ours, and write docs/results/papers/.
+    Figures(figures::Figures),
     /// Run seeds of the swarm simulation of the engine.
     Sim(sim::Sim),
     /// Show that the simulation's oracle finds every deliberate defect of the engine.
@@ -91,6 +97,8 @@ enum Task {
     Soak(soak::Soak),
     /// Try and measure arrays over NVMe/TCP on a network of this machine's own namespaces (as root).
     Net(net::Net),
+    /// Kill the server under PostgreSQL, RocksDB and SQLite, and have each judge what is left (as root).
+    Apps(apps::Apps),
     /// Count the instructions of requests in the engine, and compare with those on record.
     Cost(cost::Cost),
     /// Make the Debian package under target/debian, and check it.
@@ -145,12 +153,14 @@ fn run(task: Task) -> Result<()> {
     match task {
         Task::Deb(deb) => deb::run(root, &deb),
         Task::Test(test) => steps::run(root, &test),
+        Task::Figures(figures) => figures::run(root, &figures),
         Task::Fuzz(fuzz) => fuzz::run(root, &fuzz),
         Task::Soak(soak) => soak::run(root, &soak),
         Task::Sim(sim) => sim::run(root, &sim),
         Task::Mutants(mutants) => sim::mutants(root, &mutants),
         Task::Mutate(mutate) => mutate::run(root, &mutate),
         Task::Net(net) => net::run(root, &net),
+        Task::Apps(apps) => apps::run(root, &apps),
         Task::Cost(cost) => cost::run(root, &cost),
         Task::Neon => neon::run(root),
         Task::Web(web) => web::run(root, &web),

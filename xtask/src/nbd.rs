@@ -25,7 +25,7 @@ const FLUSH: u16 = 3;
 /// The request's flag that its bytes are durable when it is answered.
 const FORCED: u16 = 1;
 /// How long the server may take for one answer.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// A connection to the default export of a server.
 pub struct Client {

@@ -31,6 +31,7 @@ const PACKAGES: &[Package] = &[
     Package { name: "nvme-cli", proof: &["/usr/sbin/nvme", "/sbin/nvme"] },
     Package { name: "fio", proof: &["/usr/bin/fio"] },
     Package { name: "iproute2", proof: &["/usr/sbin/tc", "/sbin/tc"] },
+    Package { name: "sqlite3", proof: &["/usr/bin/sqlite3"] },
     Package { name: "valgrind", proof: &["/usr/bin/valgrind"] },
     Package { name: "mount", proof: &["/usr/sbin/losetup", "/sbin/losetup"] },
     Package { name: "xz-utils", proof: &["/usr/bin/xz"] },
@@ -68,14 +69,32 @@ pub fn ensure() -> Result<()> {
 
 /// Installs what makes the image of [`crate::vm::debian`].
 pub fn ensure_mmdebstrap() -> Result<()> {
-    if Path::new("/usr/bin/mmdebstrap").exists() {
+    ensure_for("the image of Debian", &["mmdebstrap"], "/usr/bin/mmdebstrap")
+}
+
+/// Installs what `apps/ycsb` and its measurement need.
+pub fn ensure_rocksdb() -> Result<()> {
+    ensure_for("RocksDB's client", &["librocksdb-dev"], "/usr/include/rocksdb/c.h")?;
+    ensure_for("RocksDB's check", &["rocksdb-tools"], "/usr/bin/sst_dump")
+}
+
+/// Installs PostgreSQL; its usual cluster isn't used.
+pub fn ensure_postgres() -> Result<()> {
+    let proof = format!("{}/initdb", crate::apps::POSTGRES);
+    ensure_for("PostgreSQL's trial", &["postgresql-15"], &proof)
+}
+
+/// Installs packages that only one thing needs, if this file isn't there.
+fn ensure_for(what: &str, packages: &[&str], proof: &str) -> Result<()> {
+    if Path::new(proof).exists() {
         return Ok(());
     }
-    let install = ["install", "-q", "-y", "--no-install-recommends", "mmdebstrap"];
+    let install: Vec<&str> =
+        ["install", "-q", "-y", "--no-install-recommends"].iter().chain(packages).copied().collect();
     if !is_root() || !Path::new("/usr/bin/apt-get").exists() {
-        bail!("the image of Debian needs mmdebstrap; as root: apt-get {}", install.join(" "));
+        bail!("{what} needs packages that are not installed; as root: apt-get {}", install.join(" "));
     }
-    println!("installing: mmdebstrap");
+    println!("installing: {}", packages.join(" "));
     apt(&["update", "-q"])?;
     apt(&install)
 }

@@ -28,7 +28,13 @@ out refused yes
 
 say "import"
 pinstripe import /dev/md/home >/tmp/import 2>&1 || die "import: $(cat /tmp/import)"
-[ ! -e /sys/block/md127 ] || die "md still has it: $(cat /proc/mdstat)"
+# The kernel takes a stopped array's device away on a thread of its own.
+tries=0
+while [ -e /sys/block/md127 ]; do
+    tries=$((tries + 1))
+    [ $tries -lt 600 ] || die "md still has it: $(cat /proc/mdstat)"
+    sleep 0.1
+done
 same /dev/ublkb0
 cp /tmp/sums /mnt/by-us && umount /mnt
 pinstripe check home || die "parity does not match"

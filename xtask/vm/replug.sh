@@ -54,7 +54,7 @@ until_told() {
     u_tries=0
     until grep -q "$1" /tmp/events; do
         u_tries=$((u_tries + 1))
-        [ $u_tries -lt 150 ] || die "$2: $(cat /tmp/events; pinstripe detail $control)"
+        [ $u_tries -lt 600 ] || die "$2: $(cat /tmp/events; pinstripe detail $control)"
         sleep 0.1
     done
 }
@@ -102,6 +102,12 @@ put_back "$at_one"
 whole 'pulled while idle'
 until_told 'is back, and what it missed' 'it was not taken back by the bitmap'
 out replugged idle
+
+# Both are known by names of the kernel's then, so that the first one back gets the name of the other.
+pull "$two"
+until_said 1 'its disk is gone' 'the second disk is not missed'
+put_back "$at_two"
+whole 'pulled after the other'
 
 { write; write; } &
 writer=$!

@@ -20,7 +20,7 @@ serve() {
     until [ -S /run/array.nbd ]; do
         kill -0 $s_server 2>/dev/null || die "$name: serve ended"
         s_tries=$((s_tries + 1))
-        [ $s_tries -lt 300 ] || die "$name: serve opens no socket"
+        [ $s_tries -lt 1200 ] || die "$name: serve opens no socket"
         sleep 0.1
     done
     nbd-client -unix /run/array.nbd /dev/nbd0 || die "$name: nbd-client does not connect"

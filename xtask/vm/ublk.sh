@@ -68,3 +68,28 @@ flushes() {
 consistent() {
     pinstripe check /run/u.control || die "parity does not match"
 }
+
+# kill_under ROUNDS PAUSE PID LOG: kills the server so often, each time after a pause and with a request under way, under the
+# writes of a process, which must live; another server takes the device over.
+kill_under() {
+    k_rounds=$1
+    while [ "$k_rounds" -gt 0 ]; do
+        sleep "$2"
+        kill -0 "$3" || die "the client has ended before the last $k_rounds rounds: $(tail -n 3 "$4")"
+        until_under_way
+        kill_server
+        sleep 0.3
+        start
+        grep -q 'taken over' /tmp/serve.log || die "it wasn't taken over: $(cat /tmp/serve.log)"
+        k_rounds=$((k_rounds - 1))
+    done
+}
+
+# until_under_way: a database's client waits for itself most of the time.
+until_under_way() {
+    u_tries=0
+    until awk '{ exit $1 + $2 == 0 }' /sys/block/ublkb0/inflight; do
+        u_tries=$((u_tries + 1))
+        [ $u_tries -lt 1000 ] || die "no request is under way"
+    done
+}

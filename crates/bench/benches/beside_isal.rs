@@ -20,8 +20,8 @@ const TURN: Duration = Duration::from_millis(3);
 
 fn main() {
     let ours = kernel().name();
-    println!("| | sources | ISA-L, GB/s | ours ({ours}) by ISA-L | with non-temporal stores by ISA-L |");
-    println!("|---|---:|---:|---:|---:|");
+    println!("| | sources | ISA-L, GB/s | ours ({ours}) by ISA-L |");
+    println!("|---|---:|---:|---:|");
     let mut memory = memory(COLD_BYTES);
     for is_cold in [false, true] {
         for code in Code::ALL {
@@ -35,31 +35,24 @@ fn main() {
 fn row(code: Code, size: usize, count: usize, is_cold: bool, memory: &mut [u8]) {
     Sets::new(code, size, count, memory, 0).check(kernel());
     let sets = Sets::new(code, size, count, memory, if is_cold { COLD_BYTES } else { 0 });
-    let plain = || sets.compute(kernel(), false);
-    let streaming = || sets.compute(kernel(), true);
+    let ours = || sets.compute(kernel());
     let isal = || sets.compute_by_isal();
     let calls = calibrate(&isal);
-    let (mut by_plain, mut by_streaming, mut rates) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut ratios, mut rates) = (Vec::new(), Vec::new());
     for turn in 0..TURNS {
         // Each is first as often as second.
-        let pair = |ours: &dyn Fn()| {
-            let first = (turn % 2 == 0).then(|| time(ours, calls));
-            let theirs = time(&isal, calls);
-            (theirs / first.unwrap_or_else(|| time(ours, calls)), theirs)
-        };
-        let (ratio, theirs) = pair(&plain);
-        by_plain.push(ratio);
+        let first = (turn % 2 == 0).then(|| time(&ours, calls));
+        let theirs = time(&isal, calls);
+        ratios.push(theirs / first.unwrap_or_else(|| time(&ours, calls)));
         rates.push(f64::from(u32::try_from(size * count).expect("a shape is small")) / theirs / 1e9);
-        by_streaming.push(pair(&streaming).0);
     }
     let place = if is_cold { "cold" } else { "hot" };
     println!(
-        "| {}, {} KiB, {place} | {count} | {:.1} | {} | {} |",
+        "| {}, {} KiB, {place} | {count} | {:.1} | {} |",
         code.name(),
         size >> 10,
         quartiles(rates)[1],
-        spread(by_plain),
-        spread(by_streaming)
+        spread(ratios)
     );
 }
 

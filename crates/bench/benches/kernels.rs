@@ -29,7 +29,7 @@ fn kernels(criterion: &mut Criterion) {
             // The oracle isn't meant to be fast.
             for kernel in Kernel::supported().iter().filter(|kernel| kernel.name() != "scalar") {
                 group.bench_function(BenchmarkId::new(kernel.name(), &shape), |bencher| {
-                    bencher.iter(|| sets.compute(kernel, false));
+                    bencher.iter(|| sets.compute(kernel));
                 });
             }
             #[cfg(feature = "isal")]

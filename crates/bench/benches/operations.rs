@@ -39,18 +39,10 @@ impl Row {
 }
 
 /// Name, columns of data per call, call.
-const OPERATIONS: [(&str, usize, Operation); 11] = [
+const OPERATIONS: [(&str, usize, Operation); 9] = [
     ("xor_into", COLUMNS, |kernel, row| {
         let (p, _, columns) = row.parts();
         kernel.xor_into(p, &columns);
-    }),
-    ("xor_stream", COLUMNS, |kernel, row| {
-        let (p, _, columns) = row.parts();
-        kernel.xor_stream(p, &columns);
-    }),
-    ("pq_stream", COLUMNS, |kernel, row| {
-        let (p, q, columns) = row.parts();
-        kernel.pq_stream(p, q, &columns.map(Some));
     }),
     ("update_p", 1, |kernel, row| {
         let (p, _, columns) = row.parts();

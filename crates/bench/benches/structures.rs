@@ -9,7 +9,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use pinstripe_engine::{
     geometry::{MemberSlot, ParityGeometry, ParityLayout, Set64, StripeId},
     intent::IntentTable,
-    plan::{Facts, Parity, Plan, Price, Stripe, WritePolicy, Written, plan_into},
+    plan::{Ahead, Facts, Parity, Plan, Price, Stripe, WritePolicy, Written, plan_into},
     stripe::table::StripeTable,
 };
 use pinstripe_md::level::{Level, ParityLayout as Algorithm};
@@ -40,7 +40,7 @@ fn intent(criterion: &mut Criterion) {
     criterion.bench_function("intent: mark of a durable region, and its end", |bencher| {
         bencher.iter(|| {
             at = (at + 1) % TURN;
-            let mark = table.mark(table.regions(black_box(at * REGION), 4096), at);
+            let mark = table.mark(table.regions(black_box(at * REGION), 4096), 0);
             assert!(table.is_durable(&mark));
         });
     });
@@ -65,7 +65,11 @@ struct Alike;
 
 impl Facts for Alike {
     fn price(&self, _: MemberSlot) -> Price {
-        Price { latency_ns: 80_000, ns_per_kib: 350 }
+        Price { latency_ns: 80_000, ns_per_kib: 350, moves_head: false }
+    }
+
+    fn ahead(&self, _: MemberSlot, _: u32) -> Ahead {
+        Ahead::default()
     }
 
     fn shares_link(&self) -> bool {

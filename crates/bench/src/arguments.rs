@@ -9,12 +9,21 @@ use pinstripe_engine::{
     plan::WritePolicy,
 };
 use pinstripe_md::level::Level;
+use pinstripe_sim::{Model, drive};
 use serde::Serialize;
+use thiserror::Error;
 
-use crate::export::Through;
+use crate::{
+    ablate::Ablate,
+    export::Through,
+    trace::{Synthetic, Workload},
+};
 
 /// Before anything is counted, unless the user says how long.
 const WARM_UP_SECONDS: f64 = 0.2;
+
+/// Requests of a synthetic trace, unless the user says how many: seconds' worth.
+const SYNTHETIC_REQUESTS: u32 = 100_000;
 
 /// Measures reads and writes of an array that is made for it, and checks what was written.
 #[derive(Args, Clone, Debug)]
@@ -36,8 +45,13 @@ pub struct BenchArgs {
     #[arg(long)]
     pub layout: Option<String>,
 
-    /// What the members are: `mem:SIZE` for all, or the path of a file or block device, once for each member
-    #[arg(long = "device", value_name = "mem:SIZE|PATH", default_value = "mem:1G")]
+    /// What the members are: `mem:SIZE` for all, or the path of a file or block device, once for each
+    /// member. Or `model:NAME:SIZE`, for all or once for each: virtual drives as fast as NAME, which is
+    /// 7200rpm, x25-e, 860-pro, 970-pro, 980-pro or optane-pm (or 7200rpm-write-through, which has no write
+    /// cache, or 7200rpm-in-order, which doesn't sort what waits either). Then time is virtual too, and
+    /// nothing but the drives takes any: what the CPU takes, and what shards wait for each other, doesn't
+    /// show
+    #[arg(long = "device", value_name = "mem:SIZE|model:NAME:SIZE|PATH", default_value = "mem:1G")]
     pub devices: Vec<DeviceSpec>,
 
     /// Poll reads and writes of NVMe devices that have poll queues: kernel option nvme.poll_queues=N
@@ -59,6 +73,11 @@ pub struct BenchArgs {
     /// Percentage of requests that read
     #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub reads: u8,
+
+    /// The number from which places and synthetic requests are drawn, and under virtual time the order of
+    /// events and how far platters have turned. The same one draws the same
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..1 << 20))]
+    pub seed: u64,
 
     /// Requests under way at a time, over all threads
     #[arg(long, value_name = "N", default_value_t = 32)]
@@ -124,6 +143,10 @@ pub struct BenchArgs {
     #[arg(long, value_name = "FILE")]
     pub dhchap_secrets: Option<PathBuf>,
 
+    /// File of TLS keys for NVMe/TCP servers. It has lines NQN KEY
+    #[arg(long, value_name = "FILE")]
+    pub nvme_tls_secrets: Option<PathBuf>,
+
     /// Connect to NVMe/TCP servers from this address of this host. Can be given several times: connections
     /// are spread evenly over the addresses
     #[arg(long, value_name = "ADDRESS")]
@@ -147,9 +170,50 @@ pub struct BenchArgs {
     #[arg(long, requires = "trace")]
     pub trace_time: bool,
 
+    /// Put so many objects of --size bytes into a store on the array, and measure it with a mix of YCSB's.
+    /// Keys are drawn by --pattern, random or zipf. At the end, the store is opened anew and every object is
+    /// read
+    #[arg(long, value_name = "N", conflicts_with_all = ["trace", "reads", "rate", "fill", "rebuild", "limit"])]
+    pub objects: Option<usize>,
+
+    /// Which of YCSB's core workloads: a updates half of the time and reads otherwise, b updates 5 times of
+    /// 100, c reads only, d reads new objects and inserts 5 times of 100, f reads, and updates half of what
+    /// it reads. And w, which is not YCSB's, updates only
+    #[arg(long, value_enum, value_name = "WORKLOAD", default_value_t = Mix::A, requires = "objects")]
+    pub mix: Mix,
+
+    /// Put older designs' ways in place of Pinstripe's, and meter locks, waits and hand-offs. A preset
+    /// (pinstripe, straid, scala-raid, hemi-raid or orig-raid), arms that change it, or both, with commas
+    /// between: stripe=direct|hashed:N|global, intent=lanes|atomic|region-lock|d-blocks|lock,
+    /// unit=stripe|page (how often locks are taken), worker=run-to-completion|pool, join=on|off,
+    /// gather=on|off, cache=SIZE, policy=NAME and hold=NANOSECONDS (for which each lock is held besides).
+    /// Over models of drives join, gather, cache and policy count, and nothing is metered: locks and
+    /// workers take no virtual time
+    #[arg(long, value_name = "ARMS", conflicts_with_all = ["through", "rebuild", "objects"])]
+    pub ablate: Option<Ablate>,
+
+    /// Replay a synthetic trace, made after what StRAID's authors published of one in Table 4: how many
+    /// reads and writes, and their mean sizes. How sizes and places are distributed isn't published, and is
+    /// chosen. The paper's setting has --chunk 8K and --depth 32
+    #[arg(long, value_enum, value_name = "WORKLOAD", conflicts_with_all = ["trace", "objects", "pattern", "size", "reads", "seconds", "warm_up", "rate", "fill", "rebuild", "attended", "limit"])]
+    pub synthetic: Option<Workload>,
+
+    /// Requests of the synthetic trace
+    #[arg(long, value_name = "N", default_value_t = SYNTHETIC_REQUESTS, requires = "synthetic", value_parser = clap::value_parser!(u32).range(1..0xFFFF_FFFF))]
+    pub requests: u32,
+
     /// Write the latencies' distribution to this file, as HdrHistogram's percentiles in microseconds (.hgrm)
     #[arg(long, value_name = "FILE", conflicts_with = "rebuild")]
     pub histogram: Option<PathBuf>,
+
+    /// Measure this file or block device instead of an array, reading only: small requests at several depths
+    /// and large ones, each for --seconds. `plan --device FILE` takes what --json prints as a model
+    #[arg(long, value_name = "DEVICE", conflicts_with_all = ["members", "devices", "pattern", "size", "reads", "rate", "trace", "synthetic", "objects", "ablate", "fill", "lost", "rebuild", "attended", "limit", "through", "histogram"])]
+    pub probe: Option<PathBuf>,
+
+    /// Measure writes and flushes of the device of --probe, too. What it holds is overwritten
+    #[arg(long, requires = "probe")]
+    pub probe_writes: bool,
 
     /// Overwrite the given files, block devices and exports
     #[arg(long)]
@@ -167,6 +231,21 @@ impl BenchArgs {
     /// How many members there are in memory, if they are.
     pub fn memory_members(&self) -> usize {
         self.members.unwrap_or(MEMBERS)
+    }
+
+    /// Whether a trace is replayed, in place of a pattern.
+    pub fn is_replay(&self) -> bool {
+        self.trace.is_some() || self.synthetic.is_some()
+    }
+
+    /// The trace that is to be made, if one is.
+    pub(crate) fn synthetic(&self) -> Option<Synthetic> {
+        Some(Synthetic::new(self.synthetic?, self.requests, self.seed))
+    }
+
+    /// Whether members are models of drives.
+    pub fn is_virtual(&self) -> bool {
+        self.devices.iter().any(|device| matches!(device, DeviceSpec::Model { .. }))
     }
 
     /// Whether there is more than a load on a whole array.
@@ -187,6 +266,7 @@ impl BenchArgs {
             pattern: Pattern::Random,
             size: 4096,
             reads: 0,
+            seed: 1,
             depth: 32,
             seconds: 4.0,
             warm_up: WARM_UP_SECONDS,
@@ -203,11 +283,19 @@ impl BenchArgs {
             attended: false,
             limit: false,
             dhchap_secrets: None,
+            nvme_tls_secrets: None,
             client_address: Vec::new(),
             through: None,
             trace: None,
             trace_time: false,
+            objects: None,
+            mix: Mix::A,
+            ablate: None,
+            synthetic: None,
+            requests: SYNTHETIC_REQUESTS,
             histogram: None,
+            probe: None,
+            probe_writes: false,
             force: false,
             json: false,
         }
@@ -219,18 +307,39 @@ impl BenchArgs {
 pub enum DeviceSpec {
     /// So many bytes of memory for each member.
     Memory(u64),
+    /// A virtual drive of one member, or of each.
+    Model {
+        /// How fast it is.
+        model: Model,
+        /// Bytes of the member. It is the first part of the drive.
+        bytes: u64,
+    },
     /// One member's file or block device.
     Path(PathBuf),
 }
 
-impl FromStr for DeviceSpec {
-    type Err = BadSize;
+/// What can't be a member.
+#[derive(Debug, Error)]
+pub enum BadDevice {
+    /// Of memory or a model.
+    #[error(transparent)]
+    Size(#[from] BadSize),
+    /// Not model:NAME:SIZE.
+    #[error("a model is model:NAME:SIZE with one of these names: {}", drive::NAMES.join(", "))]
+    Model,
+}
 
-    fn from_str(text: &str) -> Result<Self, BadSize> {
-        match text.strip_prefix("mem:") {
-            Some(size) => parse_size(size).map(Self::Memory),
-            None => Ok(Self::Path(text.into())),
+impl FromStr for DeviceSpec {
+    type Err = BadDevice;
+
+    fn from_str(text: &str) -> Result<Self, BadDevice> {
+        if let Some(size) = text.strip_prefix("mem:") {
+            return Ok(Self::Memory(parse_size(size)?));
         }
+        let Some(rest) = text.strip_prefix("model:") else { return Ok(Self::Path(text.into())) };
+        let (name, size) = rest.split_once(':').ok_or(BadDevice::Model)?;
+        let model = Model::named(name).ok_or(BadDevice::Model)?;
+        Ok(Self::Model { model, bytes: parse_size(size)? })
     }
 }
 
@@ -238,6 +347,7 @@ impl fmt::Display for DeviceSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Memory(bytes) => write!(f, "mem:{bytes}"),
+            Self::Model { model, bytes } => write!(f, "model:{}:{bytes}", model.name),
             Self::Path(path) => write!(f, "{}", path.display()),
         }
     }
@@ -265,6 +375,38 @@ impl Pattern {
             Self::Zipf => "zipf",
             Self::Sequential => "sequential",
             Self::Lost => "lost",
+        }
+    }
+}
+
+/// A core workload of YCSB (Cooper and others, 2010), or updates only. E scans, which a store by hash can't.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mix {
+    /// Half reads, half updates.
+    A,
+    /// 95 of 100 reads, 5 updates.
+    B,
+    /// Reads only.
+    C,
+    /// 95 of 100 reads of the newest objects, 5 inserts.
+    D,
+    /// Half reads, half reads with an update of the same object.
+    F,
+    /// Updates only. YCSB has no such workload.
+    W,
+}
+
+impl Mix {
+    /// As YCSB calls it, if it does.
+    pub(crate) fn in_words(self) -> &'static str {
+        match self {
+            Self::A => "YCSB A",
+            Self::B => "YCSB B",
+            Self::C => "YCSB C",
+            Self::D => "YCSB D",
+            Self::F => "YCSB F",
+            Self::W => "updates only",
         }
     }
 }
@@ -345,12 +487,12 @@ pub enum BitmapChoice {
     None,
 }
 
-fn parse_memory(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_memory(text: &str) -> Result<u64, String> {
     pinstripe_control::size::memory(text).map(|size| size.0)
 }
 
 /// Sizes as clap reads them.
-fn parse_size(text: &str) -> Result<u64, BadSize> {
+pub(crate) fn parse_size(text: &str) -> Result<u64, BadSize> {
     text.parse().map(|ByteSize(bytes)| bytes)
 }
 
@@ -396,11 +538,35 @@ mod tests {
             "--size K",
             "--reads 101",
             "--device mem:x",
+            "--device model:980-pro",
+            "--device model:990-pro:1G",
+            "--device model:980-pro:x",
+            "--seed 0",
             "--level 7",
             "--seconds x",
+            "--synthetic x",
+            "--synthetic prxy_0 --trace file",
+            "--synthetic prxy_0 --size 4K",
+            "--synthetic prxy_0 --requests 0",
+            "--requests 5",
+            "--probe-writes",
+            "--probe x --size 4K",
+            "--probe x --device mem:1G",
         ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn synthetic_traces_have_the_names_of_the_table() {
+        for name in ["pangu-a", "pangu-b", "prxy_0", "prn_0", "varmail", "fileserver"] {
+            let made = parse(&format!("--synthetic {name} --requests 7 --seed 3")).unwrap();
+            let made = made.synthetic().unwrap();
+            assert_eq!((made.requests, made.seed), (7, 3));
+            let spelled = serde_json::to_value(made).unwrap();
+            assert_eq!(spelled["workload"], name);
+        }
+        assert!(parse("").unwrap().synthetic().is_none());
     }
 
     #[test]
@@ -411,8 +577,9 @@ mod tests {
 
     #[test]
     fn paths_are_devices_and_may_be_given_again_and_again() {
-        let arguments = parse("--device /dev/a --device b --device mem:4M").unwrap();
+        let arguments = parse("--device /dev/a --device b --device mem:4M --device model:x25-e:1M").unwrap();
         let spelled: Vec<String> = arguments.devices.iter().map(ToString::to_string).collect();
-        assert_eq!(spelled, ["/dev/a", "b", "mem:4194304"]);
+        assert_eq!(spelled, ["/dev/a", "b", "mem:4194304", "model:x25-e:1048576"]);
+        assert!(arguments.is_virtual() && !parse("").unwrap().is_virtual());
     }
 }

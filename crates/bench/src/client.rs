@@ -12,7 +12,8 @@ use pinstripe_runtime::{Buffer, shard};
 
 use crate::{
     destination::RequestError,
-    ledger::{Rng, fill, stamp},
+    ledger::{fill, stamp},
+    rng::Rng,
     worker::Worker,
 };
 
@@ -58,9 +59,9 @@ pub(crate) struct Client {
 
 impl Client {
     /// `writes` have gone before, which the versions of its own come after.
-    pub(crate) fn new(number: u32, unit_bytes: u64, writes: u32) -> Self {
+    pub(crate) fn new(number: u32, seed: u64, unit_bytes: u64, writes: u32) -> Self {
         let length = usize::try_from(unit_bytes).unwrap_or(usize::MAX);
-        let rng = Rng::new(u64::from(number) << 20 | 1);
+        let rng = Rng::new(u64::from(number) << 20 | seed);
         Self { number, buffer: None, length, rng, writes, operations: 0, due: 0.0 }
     }
 

@@ -8,6 +8,7 @@ use pinstripe_runtime::shard;
 use crate::{
     destination::{Destination, RequestError},
     ledger::{self, Region},
+    worker::end_all,
 };
 
 /// Bytes of a write, at least one unit. No other request is longer, if a unit isn't.
@@ -39,10 +40,7 @@ pub(crate) async fn fill(
             })
         })
         .collect();
-    let mut result = Ok(());
-    for task in tasks {
-        result = result.and(task.join().await);
-    }
+    let result = end_all(tasks).await;
     region.enter_filled();
     result
 }

@@ -6,10 +6,19 @@
 //!
 //! No two writes of one unit are under way at a time: random clients own disjoint units, and a sequential
 //! stream comes round to a unit only after all others. So the last acknowledged version is what must be read.
+//! A thread that is off its CPU for a whole round of the stream is *overtaken*: the next write of its unit
+//! began before its own was acknowledged. Either may be what stays, and both are right there. That holds for
+//! the unit's last write alone: a write that was acknowledged before the last one began is never right.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+};
 
-use crate::arguments::Pattern;
+use crate::{arguments::Pattern, rng::Rng};
 
 /// Bytes that carry a mark of their own.
 const SECTOR: usize = 512;
@@ -29,6 +38,9 @@ pub(crate) struct Region {
     pattern: Pattern,
     /// The next write of the sequential stream.
     stream: AtomicU64,
+    /// Writes that were overtaken, by unit: their versions, and the latest version of the unit that had begun
+    /// when each of them was acknowledged.
+    overtaken: Mutex<BTreeMap<usize, BTreeMap<u32, u32>>>,
     /// The next read of the sequential stream.
     read_stream: AtomicU64,
     /// The units that are read, if not all.
@@ -65,6 +77,9 @@ impl Acknowledged {
         if self.0.len() == Self::ROOM {
             region.enter(self);
         }
+        if region.pattern == Pattern::Sequential {
+            region.look_for_overtaken(target);
+        }
         self.0.push(target);
     }
 }
@@ -77,7 +92,8 @@ impl Region {
         let versions = (0..units).map(|_| AtomicU32::new(0)).collect();
         let (stream, read_stream) = (AtomicU64::new(0), AtomicU64::new(0));
         let (lost, zipf) = (Vec::new(), Zipf::below(units / clients));
-        Self { start, unit_bytes, versions, clients, pattern, stream, read_stream, lost, zipf }
+        let overtaken = Mutex::new(BTreeMap::new());
+        Self { start, unit_bytes, versions, clients, pattern, stream, overtaken, read_stream, lost, zipf }
     }
 
     /// Has [`Pattern::Lost`] read the units for which `is_lost` holds; it gets a unit's offset in the array.
@@ -124,7 +140,7 @@ impl Region {
                 (own * self.clients + client, *count)
             }
             Pattern::Sequential => {
-                let position = self.stream.fetch_add(1, Ordering::Relaxed);
+                let position = self.stream.fetch_add(1, Ordering::SeqCst);
                 (position % units, low(position / units).wrapping_add(1).max(1))
             }
         };
@@ -160,9 +176,31 @@ impl Region {
         }
     }
 
+    /// Enters that `target`, just acknowledged, was overtaken by the stream, if it was.
+    fn look_for_overtaken(&self, target: Target) {
+        let (units, unit) = (self.versions.len() as u64, target.unit as u64);
+        // At least that of the target itself has begun.
+        let begun = self.stream.load(Ordering::SeqCst).saturating_sub(unit).div_ceil(units);
+        let latest = low(begun);
+        if latest > target.version {
+            let mut overtaken = self.overtaken.lock().unwrap_or_else(PoisonError::into_inner);
+            overtaken.entry(target.unit).or_default().insert(target.version, latest);
+        }
+    }
+
     /// The version that unit `unit` must have, 0 if it was never written.
     pub(crate) fn version(&self, unit: usize) -> u32 {
         self.versions[unit].load(Ordering::Relaxed)
+    }
+
+    /// The versions that unit `unit` may have: the last one, and those of writes that weren't acknowledged
+    /// when that began.
+    pub(crate) fn versions(&self, unit: usize) -> Vec<u32> {
+        let last = self.version(unit);
+        let overtaken = self.overtaken.lock().unwrap_or_else(PoisonError::into_inner);
+        let beside = overtaken.get(&unit).into_iter().flatten();
+        let beside = beside.filter(|&(&version, &latest)| version != last && latest >= last);
+        std::iter::once(last).chain(beside.map(|(version, _)| *version)).collect()
     }
 
     /// The array offset of unit `unit`.
@@ -205,7 +243,7 @@ pub(crate) fn identity(sector: &[u8]) -> (u64, u32, u32) {
 }
 
 /// What is wrong with the first wrong sector of a unit that was read back.
-pub(crate) fn check(bytes: &[u8], offset: u64, version: u32, bodies: &mut Bodies) -> Result<(), String> {
+pub(crate) fn check(bytes: &[u8], offset: u64, versions: &[u32], bodies: &mut Bodies) -> Result<(), String> {
     for (number, sector) in bytes.chunks_exact(SECTOR).enumerate() {
         let expected = offset + (number * SECTOR) as u64;
         let (found, of, writer) = identity(sector);
@@ -214,9 +252,10 @@ pub(crate) fn check(bytes: &[u8], offset: u64, version: u32, bodies: &mut Bodies
                 "the sector at byte {expected} has the content of the sector at byte {found}"
             ));
         }
-        if of != version {
+        if !versions.contains(&of) {
+            let last = versions.iter().max().copied().unwrap_or(0);
             return Err(format!(
-                "sector at byte {expected} is of version {of}, the last acknowledged is {version}"
+                "sector at byte {expected} is of version {of}, the last acknowledged is {last}"
             ));
         }
         let at = number * SECTOR;
@@ -241,45 +280,10 @@ impl Bodies {
     }
 }
 
-/// A small generator (splitmix64): the same seed gives the same run.
-pub(crate) struct Rng(u64);
-
-impl Rng {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15))
-    }
-
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut word = self.0;
-        word = (word ^ word >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        word = (word ^ word >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        word ^ word >> 31
-    }
-
-    /// A waiting time with the mean `mean`, as between events that come at random.
-    pub(crate) fn pause(&mut self, mean: f64) -> f64 {
-        -(1.0 - self.uniform()).ln() * mean
-    }
-
-    /// Uniform between 0 and 1, without 1.
-    fn uniform(&mut self) -> f64 {
-        #[expect(clippy::cast_precision_loss, reason = "53 bits are all that is wanted")]
-        let uniform = (self.next() >> 11) as f64 / (1_u64 << 53) as f64;
-        uniform
-    }
-
-    /// Uniform below `bound`.
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        let product = u128::from(self.next()) * u128::from(bound);
-        u64::try_from(product >> 64).unwrap_or_else(|_| unreachable!("the high half"))
-    }
-}
-
 /// Numbers below a bound, the one of rank r with a probability that goes with 1 / r^0.99, YCSB's exponent (of
 /// the first ranks less, because ranks are drawn as continuous). The ranks are scattered, so that what is
 /// asked for often doesn't lie side by side.
-struct Zipf {
+pub(crate) struct Zipf {
     bound: u64,
     /// The distribution's mass, as the integral over continuous ranks has it.
     mass: f64,
@@ -291,17 +295,22 @@ impl Zipf {
     /// A prime beyond every bound: a multiple of it, by the bound, takes each place once.
     const SCATTER: u64 = 4_294_967_291;
 
-    fn below(bound: u64) -> Self {
+    pub(crate) fn below(bound: u64) -> Self {
         #[expect(clippy::cast_precision_loss, reason = "units are fewer than 2^53")]
         let mass = ((bound + 1) as f64).powf(Self::ROOT) - 1.0;
         Self { bound, mass }
     }
 
-    fn draw(&self, rng: &mut Rng) -> u64 {
+    /// A rank, from 0.
+    pub(crate) fn rank(&self, rng: &mut Rng) -> u64 {
         let rank = (rng.uniform() * self.mass + 1.0).powf(1.0 / Self::ROOT);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rank is 1 or more")]
         let rank = (rank as u64 - 1).min(self.bound - 1);
-        let place = u128::from(rank) * u128::from(Self::SCATTER) % u128::from(self.bound);
+        rank
+    }
+
+    pub(crate) fn draw(&self, rng: &mut Rng) -> u64 {
+        let place = u128::from(self.rank(rng)) * u128::from(Self::SCATTER) % u128::from(self.bound);
         u64::try_from(place).unwrap_or_else(|_| unreachable!("it is below the bound"))
     }
 }
@@ -379,7 +388,7 @@ mod tests {
         region.enter_filled();
         assert!((0..4).all(|unit| region.version(unit) == FILLED));
         let second = &bytes[UNIT..];
-        assert_eq!(check(second, 3 * UNIT as u64, FILLED, &mut Bodies::default()), Ok(()));
+        assert_eq!(check(second, 3 * UNIT as u64, &[FILLED], &mut Bodies::default()), Ok(()));
         let mut rng = Rng::new(1);
         assert_eq!(region.next_write(0, &mut 0, &mut rng), Target { unit: 0, offset: 0, version: 2 });
         let reads: Vec<u64> = (0..5).map(|_| region.next_read(&mut rng)).collect();
@@ -399,16 +408,53 @@ mod tests {
     }
 
     #[test]
+    fn a_write_that_the_stream_has_overtaken_may_be_what_stays() {
+        let region = Region::new(0, 4 * UNIT as u64, UNIT as u64, 2, Pattern::Sequential);
+        let (mut acknowledged, mut rng) = (Acknowledged::new(), Rng::new(1));
+        let mut next = || region.next_write(0, &mut 0, &mut rng);
+        let slow = next();
+        for _ in 0..5 {
+            acknowledged.note(&region, next());
+        }
+        acknowledged.note(&region, slow);
+        region.enter(&mut acknowledged);
+        assert_eq!(region.versions(0), [2, 1], "both were under way at once");
+        assert_eq!(region.versions(1), [2], "the write before was acknowledged in time");
+        assert_eq!(region.versions(2), [1]);
+    }
+
+    #[test]
+    fn what_was_acknowledged_before_the_last_write_began_is_never_right() {
+        let region = Region::new(0, 4 * UNIT as u64, UNIT as u64, 2, Pattern::Sequential);
+        let (mut acknowledged, mut rng) = (Acknowledged::new(), Rng::new(1));
+        let mut next = || region.next_write(0, &mut 0, &mut rng);
+        let round: Vec<Target> = (0..12).map(|_| next()).collect();
+        let [first, second, third] = [round[0], round[4], round[8]];
+        // All three of the first unit are under way at once.
+        acknowledged.note(&region, second);
+        acknowledged.note(&region, first);
+        acknowledged.note(&region, third);
+        region.enter(&mut acknowledged);
+        assert_eq!(region.versions(0), [3, 1, 2]);
+        let (mut late, fourth) = (Acknowledged::new(), next());
+        late.note(&region, fourth);
+        region.enter(&mut late);
+        assert_eq!(region.versions(0), [4], "it stands although older ones were overtaken once");
+    }
+
+    #[test]
     fn a_sector_that_is_old_elsewhere_or_torn_is_found() {
         let target = Target { unit: 5, offset: 5 * UNIT as u64, version: 7 };
         let mut bytes = vec![0; UNIT];
         fill(&mut bytes, 3);
         stamp(&mut bytes, target, 3);
-        let verdict = |bytes: &[u8]| check(bytes, target.offset, 7, &mut Bodies::default());
+        let verdict = |bytes: &[u8]| check(bytes, target.offset, &[7], &mut Bodies::default());
         assert_eq!(verdict(&bytes), Ok(()));
-        assert!(check(&bytes, target.offset, 8, &mut Bodies::default()).unwrap_err().contains("version 7"));
         assert!(
-            check(&bytes, 0, 7, &mut Bodies::default())
+            check(&bytes, target.offset, &[8], &mut Bodies::default()).unwrap_err().contains("version 7")
+        );
+        assert!(
+            check(&bytes, 0, &[7], &mut Bodies::default())
                 .unwrap_err()
                 .contains("has the content of the sector at")
         );

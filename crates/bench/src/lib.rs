@@ -22,13 +22,24 @@
 //! Begin with `run`, which has the life of a measurement; `setup` makes the array, `client` is the load,
 //! `verify` the check, `report` what is printed.
 //!
-//! With `--trace` requests are those of a trace ([`trace`], [`replay`]), in place of `client`'s.
+//! With `--ablate` ways of older designs stand in place of ours ([`ablate`]).
+//!
+//! With `--trace` requests are those of a trace ([`trace`], [`replay`]), in place of `client`'s, and with
+//! `--synthetic` those of a trace that is made. With `--objects` a store of objects is what clients ask
+//! ([`objects`]).
+//!
+//! Over models of drives ([`DeviceSpec::Model`]) the same run goes on in the simulator's world, under virtual
+//! time ([`virtual_time`]).
+//!
+//! `pinstripe plan` ([`plan`]) runs the engine over such models to say what an array would do, and `--probe`
+//! ([`probe`]) measures a device for a model of it.
 //!
 //! With `--limit` the engine writes the first half of the array and the loop the second, in slices that
 //! alternate many times a second: on a machine that others use too, the ratio of neighbouring slices is worth
 //! more than either number.
 #![forbid(unsafe_code)]
 
+mod ablate;
 mod arguments;
 mod attendance;
 mod client;
@@ -39,9 +50,13 @@ mod histogram;
 mod ledger;
 mod loss;
 mod nbd;
+mod objects;
+mod plan;
+mod probe;
 mod progress;
 mod replay;
 mod report;
+mod rng;
 mod run;
 mod setup;
 mod straight_line;
@@ -49,16 +64,24 @@ mod through;
 mod trace;
 mod verify;
 mod vhost_user;
+mod virtual_time;
 mod worker;
 
+pub use ablate::{Ablate, AblationReport, BadAblation, HandOff, LockShare};
 pub use arguments::{
-    BenchArgs, BitmapChoice, DeviceSpec, OffloadChoice, Pattern, PolicyChoice, ReducerPolicy,
+    BadDevice, BenchArgs, BitmapChoice, DeviceSpec, Mix, OffloadChoice, Pattern, PolicyChoice, ReducerPolicy,
 };
 pub use destination::RequestError;
 pub use export::{BadExport, Export, FrontEnd, NbdAddress, Through};
+pub use objects::{ObjectsReport, run_objects, run_objects_through};
+pub use plan::{
+    Assumptions, Durability, Interval, LoadForecast, PlanArgs, PlanDevice, PlanReport, PlanSettings,
+    RebuildTime, plan,
+};
+pub use probe::{Direction, Point, Probe, probe};
 pub use progress::{Phase, Tell};
-pub use replay::{Checked, TraceReport, run_trace, run_trace_through};
+pub use replay::{Checked, ReplayedOn, TraceReport, run_trace, run_trace_through};
 pub use report::{Amplification, Latency, Limit, Rebuild, Report, Settings, Verified};
 pub use run::{BenchError, run, run_and_tell};
 pub use through::{ThroughReport, run_through};
-pub use trace::{Format, TraceError};
+pub use trace::{Format, Published, Synthetic, TraceError, Workload};

@@ -57,9 +57,17 @@ pub(crate) async fn rebuild(setup: &Setup, slot: usize) -> Result<Rebuild, Bench
 
 /// A new identity.
 pub(crate) fn random_uuid() -> Result<Uuid, BenchError> {
-    let mut bytes = [0; 16];
+    random().map(Uuid)
+}
+
+pub(crate) fn random_u64() -> Result<u64, BenchError> {
+    random().map(u64::from_le_bytes)
+}
+
+fn random<const LENGTH: usize>() -> Result<[u8; LENGTH], BenchError> {
+    let mut bytes = [0; LENGTH];
     File::open("/dev/urandom")
         .and_then(|mut file| file.read_exact(&mut bytes))
         .map_err(BenchError::Random)?;
-    Ok(Uuid(bytes))
+    Ok(bytes)
 }

@@ -98,6 +98,7 @@ impl DeviceSource for NbdSource {
             zeroes: ZeroedReads::Unsupported,
             discards: false,
             in_memory: false,
+            moves_head: None,
         };
         Ok(Rc::new(NbdDevice { connection, info }))
     }

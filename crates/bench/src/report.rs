@@ -7,6 +7,7 @@ use pinstripe_engine::statistics::Statistics;
 use serde::Serialize;
 
 use crate::{
+    ablate::{AblationReport, Span},
     arguments::{BenchArgs, BitmapChoice, Pattern, PolicyChoice},
     run::Measured,
 };
@@ -26,8 +27,9 @@ pub struct Report {
     pub bytes_per_second: f64,
     /// From the call to the acknowledgement.
     pub latency_ns: Latency,
-    /// CPU time of the shards for each request; the kernel's own threads are not in it.
-    pub cpu_ns_per_operation: f64,
+    /// CPU time of the shards for each request; the kernel's own threads are not in it. `None` for virtual
+    /// devices: under their time the CPU takes none.
+    pub cpu_ns_per_operation: Option<f64>,
     /// The rebuild, if that was measured instead of a load.
     pub recovery: Option<Rebuild>,
     /// What a user's write costs the members.
@@ -38,6 +40,8 @@ pub struct Report {
     pub cache_hit_ratio: f64,
     /// The engine's counters over the run.
     pub counters: serde_json::Map<String, serde_json::Value>,
+    /// With --ablate: the arms, and what they cost.
+    pub ablation: Option<AblationReport>,
     /// The comparison with the straight-line loop.
     pub limit: Option<Limit>,
     /// `limit.ratio` again, where scripts find it.
@@ -49,6 +53,10 @@ pub struct Report {
 /// What was measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct Settings {
+    /// What takes time: `real CPU`, and whatever devices there are; or `virtual device`, and nothing else.
+    pub series: &'static str,
+    /// What places were drawn from.
+    pub seed: u64,
     /// MD's level number.
     pub level: i32,
     /// The members' names.
@@ -236,8 +244,12 @@ impl Report {
         let (engine, counts) = (measured.engine, measured.statistics);
         let (seconds, iops) = engine.rate();
         let limit = Limit::new(measured);
+        let span = Span::new(arguments.shards, engine, measured.latency.mean());
+        let arms = arguments.ablate.as_ref().zip(measured.metered);
         Self {
             settings: Settings {
+                series: if arguments.is_virtual() { "virtual device" } else { "real CPU" },
+                seed: arguments.seed,
                 level: arguments.level.number(),
                 members,
                 chunk_bytes: arguments.chunk,
@@ -259,12 +271,13 @@ impl Report {
             iops,
             bytes_per_second: iops * by(arguments.size, 1),
             latency_ns: Latency::of(&measured.latency),
-            cpu_ns_per_operation: by(engine.cpu_ns, engine.operations),
+            cpu_ns_per_operation: (!arguments.is_virtual()).then(|| by(engine.cpu_ns, engine.operations)),
             recovery: measured.recovery,
             per_write: Amplification::of(&counts),
             pre_read_ratio: by(counts.pre_read_bytes, counts.write_bytes),
             cache_hit_ratio: by(counts.cache_hits, counts.cache_hits + counts.cache_misses),
             counters: counters(&counts),
+            ablation: arms.map(|(ablate, metered)| AblationReport::new(ablate, &metered, span)),
             limit_ratio: limit.as_ref().map(|limit| limit.ratio),
             limit,
             verified,
@@ -310,6 +323,9 @@ impl Report {
     /// What was run, and how fast it was.
     fn fmt_load(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let s = &self.settings;
+        if self.cpu_ns_per_operation.is_none() {
+            row(f, "time", format_args!("{}: nothing but the drives takes any", s.series))?;
+        }
         row(
             f,
             "array",
@@ -345,7 +361,10 @@ impl Report {
             format_args!("{pattern}, {size} bytes, {}% reads, depth {}", s.reads_percent, s.depth),
         )?;
         self.latency_ns.fmt_load(f, self.iops, self.bytes_per_second)?;
-        row(f, "CPU per request", format_args!("{:.2} us", self.cpu_ns_per_operation / 1e3))
+        match self.cpu_ns_per_operation {
+            Some(cpu_ns) => row(f, "CPU per request", format_args!("{:.2} us", cpu_ns / 1e3)),
+            None => Ok(()),
+        }
     }
 
     /// What the members had to do for it, and whether it was right.
@@ -362,6 +381,10 @@ impl Report {
             "parity cache",
             format_args!("{} hits, {:.1}%", count("cache_hits"), self.cache_hit_ratio * 100.0),
         )?;
+        if let Some(ablation) = &self.ablation {
+            ablation.fmt_rows(f)?;
+        }
+        let mut row = |name: &str, value: fmt::Arguments<'_>| self::row(f, name, value);
         if let Some(limit) = &self.limit {
             row(
                 "limit_ratio",

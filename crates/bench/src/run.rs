@@ -4,6 +4,7 @@ use std::{future::Future, io, path::PathBuf, sync::Arc};
 
 use hdrhistogram::Histogram;
 use pinstripe_engine::{
+    ablation::Metered,
     array::{Array, CommandError},
     assembly::{AssembleError, create::CreateError},
     geometry::Geometry,
@@ -18,6 +19,7 @@ use pinstripe_runtime::{
 use thiserror::Error;
 
 use crate::{
+    ablate,
     arguments::{BenchArgs, Pattern},
     attendance::{Stage, announce},
     destination::{Destination, RequestError, Source},
@@ -31,7 +33,8 @@ use crate::{
     straight_line,
     trace::TraceError,
     verify::{read_back_all, verify},
-    worker::{self, LoopConfig, SliceOutcome, Worker, WorkerConfig},
+    virtual_time,
+    worker::{self, LoopConfig, SliceOutcome, Worker, WorkerConfig, clients_of},
 };
 
 /// With `--limit`: how long the engine works before the loop does, and the other way round.
@@ -49,6 +52,9 @@ pub enum BenchError {
     /// A trace that can't be replayed.
     #[error("{0}")]
     Trace(#[from] TraceError),
+    /// A file that tells of no probe.
+    #[error("{0}")]
+    Probe(String),
     /// A number that makes no sense.
     #[error("{0}")]
     Arguments(&'static str),
@@ -68,8 +74,14 @@ pub enum BenchError {
     #[error("{0}")]
     Remote(#[from] pinstripe_nvme::initiator::InitiatorError),
     /// Memory beside files.
-    #[error("members are either one mem:SIZE for all or one path for each")]
+    #[error("members are either one mem:SIZE for all or one path for each, or models for all")]
     MixedDevices,
+    /// What is not measured under virtual time.
+    #[error("models of drives, and the virtual time that they need, don't go with {0}")]
+    NotVirtual(&'static str),
+    /// The world of the models can't go on: our own mistake.
+    #[error("{0}: a bug of Pinstripe")]
+    Stuck(String),
     /// Numbers that contradict each other.
     #[error("--members {members} contradicts the {devices} devices that were given")]
     MemberCount {
@@ -127,6 +139,21 @@ pub enum BenchError {
         /// Bytes of each.
         size: u64,
     },
+    /// More objects than the array has room for.
+    #[error(
+        "--objects: the array has room for {most} objects of {size} bytes, and for one at least there must be"
+    )]
+    Objects {
+        /// As many fit.
+        most: usize,
+        /// Bytes of each.
+        size: u64,
+    },
+    /// Inserts have filled the store.
+    #[error(
+        "inserts have filled the {0} slots of the store: take a larger array, or fewer --seconds or --objects"
+    )]
+    StoreFull(usize),
     /// No random numbers.
     #[error("can't read /dev/urandom: {0}")]
     Random(io::Error),
@@ -188,9 +215,17 @@ pub fn run(arguments: &BenchArgs) -> Result<Report, BenchError> {
 /// As [`run`], and tells how far it is.
 pub fn run_and_tell(arguments: &BenchArgs, tell: &Tell) -> Result<Report, BenchError> {
     check_numbers(arguments)?;
-    let (arguments, tell) = (arguments.clone(), Arc::clone(tell));
+    let arguments = ablate::settle(arguments)?;
+    if arguments.is_virtual() {
+        return virtual_time::run(&arguments, tell);
+    }
+    let tell = Arc::clone(tell);
     let config = RuntimeConfig::unpinned(arguments.shards);
-    uring::run(&config, move |context| async move { measure(&arguments, &context, &tell).await })?
+    uring::run(&config, move |context| async move {
+        tell(Phase::Preparing);
+        let setup = set_up(&arguments, &context).await?;
+        measure(&arguments, &context, &setup, &tell).await
+    })?
 }
 
 pub(crate) fn check_numbers(arguments: &BenchArgs) -> Result<(), BenchError> {
@@ -230,14 +265,20 @@ pub(crate) struct Measured {
     /// By pair of slices: the engine's rate by the loop's.
     pub(crate) ratios: Vec<f64>,
     pub(crate) statistics: Statistics,
+    /// With `--ablate`.
+    pub(crate) metered: Option<Metered>,
     pub(crate) latency: Histogram<u64>,
     /// With `--rebuild`, and then there is no load.
     pub(crate) recovery: Option<Rebuild>,
 }
 
-async fn measure(arguments: &BenchArgs, context: &Context, tell: &Tell) -> Result<Report, BenchError> {
-    tell(Phase::Preparing);
-    let setup = set_up(arguments, context).await?;
+/// Measures and checks the array of `setup`, and stops it.
+pub(crate) async fn measure(
+    arguments: &BenchArgs,
+    context: &Context,
+    setup: &Setup,
+    tell: &Tell,
+) -> Result<Report, BenchError> {
     let shared = setup.array.shared();
     if arguments.limit
         && (setup.memories.is_empty() || !straight_line::is_possible(&shared.geometry, arguments.size))
@@ -258,17 +299,16 @@ async fn measure(arguments: &BenchArgs, context: &Context, tell: &Tell) -> Resul
     }
     loss::lose(&setup.array, &arguments.lost).await?;
     let measured = match arguments.rebuild {
-        Some(slot) => measure_rebuild(arguments, &setup, slot, tell).await?,
-        None => measure_load(arguments, context, &setup, &regions, tell).await?,
+        Some(slot) => measure_rebuild(arguments, setup, slot, tell).await?,
+        None => measure_load(arguments, context, setup, &regions, tell).await?,
     };
     histogram::keep(arguments, &measured.latency)?;
     tell(Phase::Checking);
-    // Devices may have held anything, whatever --assume-clean says of them.
-    let zeroed = !setup.memories.is_empty();
+    let zeroed = setup.zeroed;
     if !arguments.lost.is_empty() {
         // What the others say of the missing members' data, before those are made from it.
         read_back_all(&destination, &regions, zeroed).await?;
-        loss::bring_back(&setup, &arguments.lost).await?;
+        loss::bring_back(setup, &arguments.lost).await?;
     }
     let verified = verify(&setup.array, arguments, &regions, zeroed).await?;
     setup.array.stop().await.map_err(RequestError::from)?;
@@ -321,6 +361,7 @@ async fn measure_rebuild(
         straight: SliceOutcome::default(),
         ratios: Vec::new(),
         statistics,
+        metered: None,
         latency: worker::histogram(),
         recovery: Some(recovery),
     })
@@ -361,8 +402,7 @@ pub(crate) async fn start_workers(
 ) -> Result<(), BenchError> {
     let (depth, shards) = (arguments.depth, arguments.shards);
     let started = on_all(context, |shard| {
-        let number = |shard: usize| u32::try_from(depth * shard / shards).unwrap_or(u32::MAX);
-        let first = number(shard);
+        let clients = clients_of(shard, depth, shards);
         let interval_ns = arguments.rate.map(|rate| interval_ns(arguments, rate));
         let writers = u32::try_from(depth).unwrap_or(u32::MAX);
         let straight_line = match (source, regions.get(shard + 1)) {
@@ -370,15 +410,16 @@ pub(crate) async fn start_workers(
                 shared: Arc::clone(shared),
                 memories: memories.to_vec(),
                 region: Arc::clone(region),
-                writer: writers + first,
+                writer: writers + clients.start,
             }),
             _ => None,
         };
         let config = WorkerConfig {
             source: source.clone(),
             region: Arc::clone(&regions[0]),
-            clients: (first, number(shard + 1) - first),
+            clients,
             reads: arguments.reads,
+            seed: arguments.seed,
             writes_before: if arguments.fill { FILLED } else { 0 },
             interval_ns,
             straight_line,
@@ -404,12 +445,13 @@ async fn run_slices(
     announce(arguments.attended, Stage::Begins).await?;
     tell(Phase::Measuring);
     on_all(context, |_| || async { Worker::current().forget_latency() }).await;
-    let before = array.detail().statistics;
+    let (before, metered) = (array.detail().statistics, array.shared().metered());
     let mut measured = Measured {
         engine: SliceOutcome::default(),
         straight: SliceOutcome::default(),
         ratios: Vec::new(),
         statistics: before,
+        metered: None,
         latency: worker::histogram(),
         recovery: None,
     };
@@ -427,6 +469,7 @@ async fn run_slices(
         }
     }
     measured.statistics = array.detail().statistics.since(&before);
+    measured.metered = metered.and_then(|before| Some(array.shared().metered()?.since(&before)));
     announce(arguments.attended, Stage::Ended).await?;
     Ok(measured)
 }
@@ -455,10 +498,7 @@ fn merge(
 ) -> Result<SliceOutcome, BenchError> {
     let mut sum = SliceOutcome::default();
     for outcome in outcomes {
-        let outcome = outcome?;
-        sum.operations += outcome.operations;
-        sum.cpu_ns += outcome.cpu_ns;
-        sum.wall_ns = sum.wall_ns.max(outcome.wall_ns);
+        sum.add_beside(outcome?);
     }
     Ok(sum)
 }

@@ -18,8 +18,8 @@ use pinstripe_md::{
     units::{SECTOR_BYTES, SectorCount},
 };
 use pinstripe_nvme::{
-    auth::{Authentication, Keyring},
-    initiator::{Address, Initiator, Options, TcpConnector},
+    auth::{Authentication, Keyring, TlsKeyring},
+    initiator::{Address, Initiator, Options, connector},
 };
 use pinstripe_runtime::{
     Device, DeviceError, DeviceSource, Memory, MemorySource, shard,
@@ -46,6 +46,9 @@ pub(crate) struct Setup {
     pub(crate) memories: Vec<Arc<Memory>>,
     /// The members' storage by slot.
     pub(crate) sources: Vec<Arc<dyn DeviceSource>>,
+    /// Whether it held nothing but zeroes. Devices may have held anything, whatever --assume-clean says of
+    /// them.
+    pub(crate) zeroed: bool,
 }
 
 impl Setup {
@@ -72,31 +75,47 @@ pub(crate) async fn set_up(arguments: &BenchArgs, context: &Context) -> Result<S
         let keys = arguments.dhchap_secrets.as_deref().map(Keyring::read).transpose()?;
         let authentication = keys.map(|keys| Arc::new(Authentication::new(keys)));
         let options = Options { authentication, ..Options::of_this_host(queues) };
-        let initiator =
-            Initiator::new(options, Arc::new(TcpConnector::from_addresses(arguments.client_address.clone())));
+        let keys = arguments.nvme_tls_secrets.as_deref().map(TlsKeyring::read).transpose()?;
+        let connector = connector(arguments.client_address.clone(), keys.map(Arc::new), &options.host_nqn);
+        let initiator = Initiator::new(options, connector);
         for (slot, address) in remote {
             sources.insert(slot, initiator.open(&address).await?);
         }
     }
+    set_up_on(arguments, context, sources, memories, wants_memory).await
+}
+
+/// Makes the array on these members, and waits until its parity is in sync. With `zeroed` they are known to
+/// hold nothing but zeroes.
+pub(crate) async fn set_up_on(
+    arguments: &BenchArgs,
+    context: &Context,
+    sources: Vec<Arc<dyn DeviceSource>>,
+    memories: Vec<Arc<Memory>>,
+    zeroed: bool,
+) -> Result<Setup, BenchError> {
     let attached: Result<Vec<Rc<dyn Device>>, DeviceError> = sources.iter().map(|s| s.attach()).collect();
     let attached = attached.map_err(BenchError::Attach)?;
-    // Fresh memory is zero, and so is its parity.
+    // The parity of zeroes is zero.
     let initial =
-        if wants_memory || arguments.assume_clean { InitialSync::AssumeClean } else { InitialSync::Resync };
+        if zeroed || arguments.assume_clean { InitialSync::AssumeClean } else { InitialSync::Resync };
     create(&wish(arguments, &attached, initial)?, &attached).await?;
     drop(attached);
-    let options = ArrayOptions {
+    let mut options = ArrayOptions {
         policy: arguments.policy.into(),
         offload: arguments.offload.into(),
         reducer: arguments.reducer.into(),
         parity_cache_bytes: usize::try_from(arguments.cache).unwrap_or(usize::MAX),
         ..ArrayOptions::default()
     };
+    if let Some(ablate) = &arguments.ablate {
+        ablate.change(&mut options, arguments.is_virtual());
+    }
     let array = Array::assemble(sources.clone(), options, context.shards().to_vec()).await?;
     while array.detail().regions_to_resync > 0 {
         shard::sleep(LOOK_NS).await;
     }
-    Ok(Setup { array, memories, sources })
+    Ok(Setup { array, memories, sources, zeroed })
 }
 
 /// What to open.

@@ -16,7 +16,8 @@ use pinstripe_parity::Kernel;
 use pinstripe_runtime::{Buffer, DeviceError, DeviceErrorKind, Memory, memory::change_in_place, shard};
 
 use crate::{
-    ledger::{Acknowledged, Region, Rng, fill, stamp},
+    ledger::{Acknowledged, Region, fill, stamp},
+    rng::Rng,
     worker::{CLOCK_EVERY, SliceOutcome, Stopwatch},
 };
 

@@ -80,7 +80,8 @@ async fn read_back(
         for (unit, bytes) in units.zip(bytes.chunks_exact(unit_bytes)) {
             let version = region.version(unit);
             if version > 0 {
-                check(bytes, region.offset(unit), version, bodies).map_err(BenchError::WrongData)?;
+                check(bytes, region.offset(unit), &region.versions(unit), bodies)
+                    .map_err(BenchError::WrongData)?;
                 verified.units += 1;
             } else if zeroed && !pinstripe_parity::kernel().is_zero(bytes) {
                 let at = region.offset(unit);

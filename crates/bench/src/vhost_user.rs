@@ -158,6 +158,7 @@ impl VhostUserSource {
             zeroes: ZeroedReads::Unsupported,
             discards: false,
             in_memory: false,
+            moves_head: None,
         };
         Ok(Self {
             path: path.to_owned(),

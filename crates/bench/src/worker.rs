@@ -1,10 +1,13 @@
 //! One shard's part of a run: its clients and its loop, kept from slice to slice.
 
-use std::{cell::RefCell, rc::Rc, sync::Arc};
+use std::{cell::RefCell, collections::BTreeMap, ops::Range, rc::Rc, sync::Arc};
 
 use hdrhistogram::Histogram;
 use pinstripe_engine::shared::Shared;
-use pinstripe_runtime::{DeviceError, Memory, shard};
+use pinstripe_runtime::{
+    DeviceError, Memory,
+    shard::{self, JoinHandle},
+};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::{
@@ -21,7 +24,8 @@ pub(crate) const CLOCK_EVERY: u64 = 16;
 const LATENCY_NS_MAX: u64 = 100_000_000_000;
 
 thread_local! {
-    static WORKER: RefCell<Option<Rc<Worker>>> = const { RefCell::new(None) };
+    /// By shard: under virtual time one thread has all of them.
+    static WORKERS: RefCell<BTreeMap<usize, Rc<Worker>>> = const { RefCell::new(BTreeMap::new()) };
 }
 
 /// Of latencies in nanoseconds, empty.
@@ -34,9 +38,11 @@ pub(crate) fn histogram() -> Histogram<u64> {
 pub(crate) struct WorkerConfig {
     pub(crate) source: Source,
     pub(crate) region: Arc<Region>,
-    /// The numbers of its clients: the first, and how many.
-    pub(crate) clients: (u32, u32),
+    /// The numbers of its clients.
+    pub(crate) clients: Range<u32>,
     pub(crate) reads: u8,
+    /// What the clients draw from.
+    pub(crate) seed: u64,
     /// Writes that went before, of every unit.
     pub(crate) writes_before: u32,
     /// Nanoseconds between two requests of a client, on average, if they come at a rate.
@@ -66,7 +72,29 @@ pub(crate) struct SliceOutcome {
     pub(crate) cpu_ns: u64,
 }
 
+/// Of `depth` clients, those of a shard.
+pub(crate) fn clients_of(shard: usize, depth: usize, shards: usize) -> Range<u32> {
+    let first = |shard: usize| u32::try_from(depth * shard / shards).unwrap_or(u32::MAX);
+    first(shard)..first(shard + 1)
+}
+
+/// Waits for all of them. Returns the first error in their order.
+pub(crate) async fn end_all<E: 'static>(tasks: Vec<JoinHandle<Result<(), E>>>) -> Result<(), E> {
+    let mut result = Ok(());
+    for task in tasks {
+        result = result.and(task.join().await);
+    }
+    result
+}
+
 impl SliceOutcome {
+    /// With what another shard did at the same time.
+    pub(crate) fn add_beside(&mut self, other: Self) {
+        self.operations += other.operations;
+        self.cpu_ns += other.cpu_ns;
+        self.wall_ns = self.wall_ns.max(other.wall_ns);
+    }
+
     /// Seconds, and requests per second.
     pub(crate) fn rate(&self) -> (f64, f64) {
         let seconds = by(self.wall_ns, 1_000_000_000);
@@ -92,9 +120,10 @@ pub(crate) struct Worker {
 impl Worker {
     /// Makes this shard's worker.
     pub(crate) fn start(config: WorkerConfig) -> Result<(), DeviceError> {
-        let (first, count) = config.clients;
-        let client = |number| Client::new(number, config.region.unit_bytes, config.writes_before);
-        let clients = (first..first + count).map(client).collect();
+        let count = config.clients.end - config.clients.start;
+        let client =
+            |number| Client::new(number, config.seed, config.region.unit_bytes, config.writes_before);
+        let clients = config.clients.map(client).collect();
         let straight_line = config.straight_line.map(|LoopConfig { shared, memories, region, writer }| {
             let snapshot = shared.snapshot();
             let starts = snapshot.seats.iter().map(|seat| seat.member().map_or(0, |m| m.data_offset));
@@ -114,18 +143,20 @@ impl Worker {
             latency: RefCell::new(histogram()),
             acknowledged: RefCell::new(Acknowledged::new()),
         };
-        WORKER.with(|slot| *slot.borrow_mut() = Some(Rc::new(worker)));
+        WORKERS.with(|workers| workers.borrow_mut().insert(shard::index(), Rc::new(worker)));
         Ok(())
     }
 
     /// This shard's worker.
     pub(crate) fn current() -> Rc<Self> {
-        WORKER.with(|slot| slot.borrow().clone()).expect("the worker was started on this shard")
+        WORKERS
+            .with(|workers| workers.borrow().get(&shard::index()).cloned())
+            .expect("the worker was started on this shard")
     }
 
     /// Ends this shard's worker. Returns the latencies in nanoseconds.
     pub(crate) fn end() -> Option<Histogram<u64>> {
-        let worker = WORKER.with(|slot| slot.borrow_mut().take())?;
+        let worker = WORKERS.with(|workers| workers.borrow_mut().remove(&shard::index()))?;
         let latency = worker.latency.borrow().clone();
         Some(latency)
     }

@@ -128,12 +128,19 @@ fn a_rebuild_makes_all_of_the_member() {
 
 #[test]
 fn a_rate_is_kept_however_many_clients_there_are() {
+    // In a drive's own time, in which no other program of this machine has a part.
+    let drives = || BenchArgs {
+        devices: vec!["model:980-pro:16M".parse().unwrap()],
+        members: Some(4),
+        cache: 0,
+        ..arguments()
+    };
     for depth in [2, 32] {
         let rate = Some(4 << 20);
-        let report = run(&BenchArgs { rate, depth, seconds: 1.0, reads: 50, ..arguments() }).unwrap();
+        let report = run(&BenchArgs { rate, depth, seconds: 1.0, reads: 50, ..drives() }).unwrap();
         let ratio = report.bytes_per_second / f64::from(4 << 20);
-        assert!((0.7..1.3).contains(&ratio), "{ratio} of the rate with {depth} clients");
-        assert!(report.latency_ns.p50 < 50_000_000, "waiting for the next request is no latency");
+        assert!((0.9..1.1).contains(&ratio), "{ratio} of the rate with {depth} clients");
+        assert!(report.latency_ns.p50 < 5_000_000, "waiting for the next request is no latency");
     }
     let both = run(&BenchArgs { rate: Some(1 << 20), limit: true, ..arguments() });
     assert!(matches!(both, Err(BenchError::LimitStaged)));

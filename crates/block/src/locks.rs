@@ -31,15 +31,20 @@ struct Slot {
 
 impl Default for Locks {
     fn default() -> Self {
-        Self((0..SLOTS).map(|_| Slot::default()).collect())
+        Self::new(SLOTS)
     }
 }
 
 impl Locks {
+    /// With so many slots.
+    pub fn new(slots: usize) -> Self {
+        Self((0..slots).map(|_| Slot::default()).collect())
+    }
+
     /// Waits until the bytes can be written in whole blocks.
     pub async fn shared(&self, offset: u64, length: u64) -> Held<'_> {
         let mut held = Held { slots: &self.0, range: (offset, length), taken: 0, alone: false };
-        for slot in slots(offset, length) {
+        for slot in slots(offset, length, self.0.len()) {
             let slot = &self.0[slot];
             if !slot.try_share() {
                 slot.changed.wait_until(|| slot.try_share()).await;
@@ -52,7 +57,7 @@ impl Locks {
     /// Waits until nothing else writes to the blocks of these bytes.
     pub async fn alone(&self, offset: u64, length: u64) -> Held<'_> {
         let mut held = Held { slots: &self.0, range: (offset, length), taken: 0, alone: true };
-        for slot in slots(offset, length) {
+        for slot in slots(offset, length, self.0.len()) {
             let slot = &self.0[slot];
             slot.changed.wait_until(|| slot.try_want()).await;
             held.taken += 1;
@@ -62,14 +67,14 @@ impl Locks {
     }
 }
 
-/// The slots of a range in ascending order, each once.
-fn slots(offset: u64, length: u64) -> impl Iterator<Item = usize> {
+/// Of `all` slots, those of a range in ascending order, each once.
+fn slots(offset: u64, length: u64, all: usize) -> impl Iterator<Item = usize> {
     let first = offset / REGION_BYTES;
     let last = offset.saturating_add(length.max(1) - 1) / REGION_BYTES;
-    let count = usize::try_from(last - first).unwrap_or(SLOTS).saturating_add(1).min(SLOTS);
-    let first = usize::try_from(first % SLOTS as u64).unwrap_or(0);
-    let beyond = (first + count).saturating_sub(SLOTS);
-    (0..beyond).chain(first..(first + count).min(SLOTS))
+    let count = usize::try_from(last - first).unwrap_or(all).saturating_add(1).min(all);
+    let first = usize::try_from(first % all as u64).unwrap_or(0);
+    let beyond = (first + count).saturating_sub(all);
+    (0..beyond).chain(first..(first + count).min(all))
 }
 
 impl Slot {
@@ -109,7 +114,7 @@ pub struct Held<'a> {
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         let (offset, length) = self.range;
-        for slot in slots(offset, length).take(self.taken) {
+        for slot in slots(offset, length, self.slots.len()).take(self.taken) {
             self.slots[slot].release(self.alone);
         }
     }
@@ -135,7 +140,7 @@ mod tests {
 
     #[test]
     fn every_region_of_a_range_has_its_slot_once_and_in_order() {
-        let of = |offset, length| slots(offset, length).collect::<Vec<_>>();
+        let of = |offset, length| slots(offset, length, SLOTS).collect::<Vec<_>>();
         assert_eq!(of(0, 1), [0]);
         assert_eq!(of(0, MIB), [0]);
         assert_eq!(of(MIB - 1, 2), [0, 1]);

@@ -5,17 +5,19 @@ use std::{path::PathBuf, time::Duration};
 use pinstripe_control::{
     client::{Client, ClientError},
     daemon::{AlertStatus, ArrayStatus, Change, Effect, Looks, Reloaded, Status, sockets},
-    text::{printable, printable_lines},
+    text::{one_line, printable, printable_lines},
 };
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::{
     command_line::{ReloadArguments, StatusArguments},
+    configuration::count,
     failure::Failure,
-    output,
+    output, patience,
 };
 
-/// How long the daemon may take to answer. With `reload` it asks servers.
+/// How long the daemon may take for what it asks servers or devices for.
 const LIMIT: Duration = Duration::from_mins(1);
 
 fn connect() -> Result<Client, Failure> {
@@ -44,21 +46,30 @@ fn connect() -> Result<Client, Failure> {
     Err(last.unwrap_or_else(|| Failure::new("no daemon runs")))
 }
 
+/// Asks it. If the answer takes long, that is said.
+fn ask<T: DeserializeOwned>(method: &str, limit: Duration) -> Result<T, Failure> {
+    let mut client = connect()?;
+    patience::ask_within(&mut client, method, Value::Null, limit, "the daemon").map_err(|error| match error {
+        ClientError::Silent { .. } => Failure::new(
+            "the daemon does not answer: it hangs, was halted, or the machine is very busy; see its log. If it stays so, end its \
+             process and start it again: the arrays' servers go on meanwhile",
+        ),
+        other => other.into(),
+    })
+}
+
 /// Tells the daemon that there may be something new. Whether there is one that starts what it finds.
 pub fn have_it_look() -> bool {
-    let looks = connect().and_then(|mut client| Ok(client.call::<Looks>("look", Value::Null)?));
-    looks.is_ok_and(|looks| looks.starts)
+    ask::<Looks>("look", LIMIT).is_ok_and(|looks| looks.starts)
 }
 
 /// Tells the daemon, if there is one, that the configuration has changed.
 pub fn have_it_reload() {
-    if let Ok(mut client) = connect() {
-        let _ = client.call::<Value>("reload", Value::Null);
-    }
+    let _ = ask::<Value>("reload", LIMIT);
 }
 
 pub fn status(arguments: &StatusArguments) -> Result<(), Failure> {
-    let status: Status = connect()?.call("status", Value::Null)?;
+    let status: Status = ask("status", patience::ANSWER_LIMIT)?;
     if arguments.json {
         return output::print_json(&status);
     }
@@ -71,14 +82,19 @@ pub fn status(arguments: &StatusArguments) -> Result<(), Failure> {
             .push(format!("members have been looked for since {}: a device does not answer\n", ago(seconds)));
     }
     let alert =
-        |alert: &AlertStatus| format!("alert: {}: {}\n", printable(&alert.array), printable(&alert.message));
+        |alert: &AlertStatus| format!("alert: {}: {}\n", printable(&alert.array), one_line(&alert.message));
     lines.extend(status.alerts.iter().map(alert));
-    lines.extend(status.remarks.iter().map(|remark| printable(remark) + "\n"));
+    lines.extend(status.remarks.iter().map(|remark| one_line(remark) + "\n"));
     if let Some(error) = &status.configuration_error {
         let words = "the configuration has changed and can't be taken; the daemon goes by the earlier one";
         lines.push(format!("{words}:\n{}\n", printable_lines(error)));
     }
+    lines.extend(status.unserved.iter().map(|why| unserved(why)));
     output::print(&lines.concat())
+}
+
+fn unserved(why: &str) -> String {
+    format!("not all is served as the configuration says, and it is tried again: {}\n", one_line(why))
 }
 
 fn ago(seconds: u64) -> String {
@@ -100,15 +116,18 @@ fn in_words(array: &ArrayStatus) -> String {
 }
 
 pub fn reload(arguments: &ReloadArguments) -> Result<(), Failure> {
-    let reloaded: Reloaded = connect()?.call("reload", Value::Null)?;
+    let reloaded: Reloaded = ask("reload", LIMIT)?;
     let failed = reloaded.changes.iter().any(|change| change.effect == Effect::Failed);
     if arguments.json {
         output::print_json(&reloaded)?;
     } else {
         let line = |change: &Change| format!("{}: {}\n", printable(&change.array), printable(&change.what));
-        let head = format!("the configuration was read again: {} files\n", reloaded.files.len());
+        let head = format!("the configuration was read again: {}\n", count(reloaded.files.len(), "file"));
         let changes: String = reloaded.changes.iter().map(line).collect();
         output::print(&(head + &changes))?;
+        if let Some(why) = &reloaded.unserved {
+            eprint!("pinstripe: warning: {}", unserved(why));
+        }
     }
     if failed { Err(Failure::said()) } else { Ok(()) }
 }

@@ -20,9 +20,15 @@ pub fn run(arguments: &BenchArgs) -> Result<(), Failure> {
     }
     let line = progress::spinner(arguments.attended);
     let measured = match &arguments.through {
-        None if arguments.trace.is_some() => pinstripe_bench::run_trace(arguments, &tell(&line, arguments))
+        None if arguments.probe.is_some() => probe(arguments),
+        None if arguments.is_replay() => pinstripe_bench::run_trace(arguments, &tell(&line, arguments))
             .map(|report| in_words(arguments, report.to_json(), &report))
             .map_err(Failure::from),
+        None if arguments.objects.is_some() => {
+            pinstripe_bench::run_objects(arguments, &tell(&line, arguments))
+                .map(|report| in_words(arguments, report.to_json(), &report))
+                .map_err(Failure::from)
+        }
         None => pinstripe_bench::run_and_tell(arguments, &tell(&line, arguments))
             .map(|report| in_words(arguments, report.to_json(), &report))
             .map_err(Failure::from),
@@ -35,6 +41,12 @@ pub fn run(arguments: &BenchArgs) -> Result<(), Failure> {
 
 fn in_words(arguments: &BenchArgs, json: String, report: &impl ToString) -> String {
     if arguments.json { json + "\n" } else { report.to_string() }
+}
+
+/// Measures one device.
+fn probe(arguments: &BenchArgs) -> Result<String, Failure> {
+    let probe = pinstripe_bench::probe(arguments, arguments.probe.as_deref().unwrap_or("".as_ref()))?;
+    Ok(in_words(arguments, probe.to_json(), &probe))
 }
 
 /// Shows what is done.
@@ -63,8 +75,12 @@ fn through(
     line: &ProgressBar,
 ) -> Result<String, Failure> {
     let tell = tell(line, arguments);
-    if arguments.trace.is_some() {
+    if arguments.is_replay() {
         let report = pinstripe_bench::run_trace_through(arguments, export, may_overwrite, &tell)?;
+        return Ok(in_words(arguments, report.to_json(), &report));
+    }
+    if arguments.objects.is_some() {
+        let report = pinstripe_bench::run_objects_through(arguments, export, may_overwrite, &tell)?;
         return Ok(in_words(arguments, report.to_json(), &report));
     }
     let report = pinstripe_bench::run_through(arguments, export, may_overwrite, &tell)?;
@@ -185,6 +201,7 @@ fn members(arguments: &BenchArgs) -> Result<Vec<String>, Failure> {
     let path = |device: &DeviceSpec| match device {
         DeviceSpec::Path(path) => Ok(path.display().to_string()),
         DeviceSpec::Memory(_) => Err(BenchError::MixedDevices.into()),
+        DeviceSpec::Model { .. } => Err(BenchError::NotVirtual("--through").into()),
     };
     arguments.devices.iter().map(path).collect()
 }

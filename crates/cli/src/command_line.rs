@@ -3,6 +3,7 @@
 mod limit;
 mod log;
 mod maintenance;
+mod record;
 mod remote;
 mod service;
 mod show;
@@ -24,6 +25,7 @@ use thiserror::Error;
 pub use limit::{LimitArguments, LimitOptions};
 pub use log::{LogFormat, LogLevel, LogOptions};
 pub use maintenance::{CheckArguments, EventsArguments, MonitorArguments, RepairArguments, SyncArguments};
+pub use record::RecordArguments;
 pub use remote::{DiscoverArguments, Offload, RemoteArguments, TargetArguments};
 pub use service::{
     AssembleArguments, ConfigAction, ConfigArguments, ConfigCheckArguments, ConfigUnitsArguments,
@@ -153,17 +155,24 @@ pub enum Command {
     /// Have another version of this program serve an array, without an end for its clients.
     ///
     /// The server finishes what is under way, and becomes the other program: the same process, with the same
-    /// sockets, NBD connections and locks on the members. Clients see a pause of less than a second. Those of
-    /// NVMe/TCP and vhost-user, and of NBD by TLS, connect again. If the other program can't serve the array,
-    /// the one before goes on. Arrays that are block devices (--ublk) or FUSE mounts are refused.
+    /// sockets, connections of NBD and NVMe/TCP, ublk device and locks on the members. Clients see a pause,
+    /// as long as the slowest request under way. Those of vhost-user, and of NBD by TLS, connect again. If
+    /// the other program can't serve the array, the one before goes on. FUSE mounts are refused.
     Upgrade(UpgradeArguments),
     /// Limit what an array's clients may ask for in a second, or show the limits.
     Limit(LimitArguments),
+    /// Record what an array's clients ask for, as a trace that `bench --trace` and fio replay.
+    ///
+    /// Writes an iolog of fio, version 3: times, places and sizes, no data. Ends with Ctrl-C, after
+    /// --seconds, or with the server. An array has one recording at a time, and clients never wait for it:
+    /// requests that come faster than they are fetched are counted as lost. Writes of zeroes and FUA, which
+    /// an iolog doesn't have, are counted, too.
+    Record(RecordArguments),
     /// Report the events of arrays: as lines, to the system's log, or to a program.
     ///
     /// Runs until it is ended. The events are mdadm's (Fail, DegradedArray, RebuildStarted, Rebuild20 to
     /// Rebuild80, RebuildFinished, SpareActive, SparesMissing, DeviceDisappeared, NewArray), and
-    /// MismatchFound, ArrayFailed, MemberBack, NotTakenBack and MoveSpare.
+    /// MismatchFound, ArrayFailed, MemberBack, NotTakenBack, MoveSpare and ServerSilent.
     Monitor(MonitorArguments),
     /// Show what has happened to arrays, as the daemon has kept it.
     ///
@@ -183,6 +192,11 @@ pub enum Command {
     Demo(DemoArguments),
     /// Measure the engine on memory, files or devices. Every run ends with a check of all that was written.
     Bench(Box<pinstripe_bench::BenchArgs>),
+    /// Predict how fast an array of such drives would be, how long a rebuild takes and how likely a loss is.
+    ///
+    /// The engine runs over models of the drives under virtual time, which touches no device. The probability
+    /// of loss is by published formulas; each assumption is printed.
+    Plan(Box<pinstripe_bench::PlanArgs>),
     /// Print completions for a shell.
     Completions(CompletionsArguments),
     /// Print a manual page, or write one for every command.
@@ -326,8 +340,8 @@ pub struct ServeArguments {
     /// Refuse writes, and change nothing on the members
     #[arg(long)]
     pub read_only: bool,
-    /// Assemble even if that may lose data: an array that is dirty and degraded, or members that missed
-    /// writes
+    /// Assemble even if that may lose data: an array that is dirty and degraded, members that missed writes,
+    /// or a takeover from a host that might still write to some of them
     #[arg(long)]
     pub force: bool,
     /// Start without members that were there at the last start. Those are out of date then, until `add`
@@ -339,7 +353,7 @@ pub struct ServeArguments {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub run_after: Option<u32>,
     /// Take members on NVMe/TCP servers over from another host that uses them. That host can't write to them
-    /// any more, and its array stops
+    /// any more, and its array stops. All of these servers must have our offload protocol
     #[arg(long)]
     pub takeover: bool,
     /// Whether the members' servers compute parity, where they can. `barrier` waits for each stage; it is for
@@ -397,6 +411,11 @@ pub struct ServeArguments {
     /// address
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "nvme_tcp")]
     pub dhchap_hosts: Option<PathBuf>,
+    /// Serve NVMe/TCP only to hosts that speak TLS 1.3 with a key of this file. It has lines HOST-NQN KEY,
+    /// with keys as `nvme gen-tls-key` writes them, and must be readable by its owner only. With this,
+    /// --nvme-tcp can listen on any address
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "nvme_tcp")]
+    pub nvme_tls_hosts: Option<PathBuf>,
     /// Serve the array as the block device /dev/ublkbID too, by the kernel's ublk driver. Without ID: the one
     /// that a dead server of the array has left, else the next free one
     #[arg(long, value_name = "ID", num_args = 0..=1, require_equals = true, default_missing_value = "any")]
@@ -418,9 +437,9 @@ pub struct ServeArguments {
     pub remote: RemoteArguments,
     #[command(flatten)]
     pub tls: TlsOptions,
-    /// Let --nbd tcp: without TLS for certified clients and --nvme-tcp without --dhchap-hosts listen on any
-    /// address, and give no warning on loopback addresses. Every program that reaches the port can read and
-    /// write everything
+    /// Let --nbd tcp: without TLS for certified clients and --nvme-tcp without --dhchap-hosts or
+    /// --nvme-tls-hosts listen on any address, and give no warning on loopback addresses. Every program that
+    /// reaches the port can read and write everything
     #[arg(long, visible_alias = "allow-unauthenticated")]
     pub allow_remote: bool,
     /// Make a new array of memory devices (mem:SIZE) first. Its data is lost when the server ends

@@ -1,12 +1,14 @@
 //! `pinstripe events`: what has happened, as the daemon keeps it.
 
 use std::{
+    collections::BTreeSet,
     fs::File,
     io::{self, BufRead, BufReader},
     thread,
     time::{Duration, UNIX_EPOCH},
 };
 
+use pinstripe_config::Configuration;
 use pinstripe_control::text::printable;
 use serde::Deserialize;
 use serde_json::Value;
@@ -17,6 +19,7 @@ use crate::{
     failure::Failure,
     history::{HISTORY, HISTORY_BEFORE, Told},
     output,
+    scan::Served,
 };
 
 /// How often it is looked for new events.
@@ -33,8 +36,11 @@ pub fn run(arguments: &EventsArguments) -> Result<(), Failure> {
         Err(error) => Err(failed(name, &error)),
     };
     let now = UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
-    let wanted =
-        Wanted { arguments, begin: arguments.since.map(|since| now.saturating_sub(since.as_secs())) };
+    let mut wanted = Wanted {
+        arguments,
+        begin: arguments.since.map(|since| now.saturating_sub(since.as_secs())),
+        arrays: BTreeSet::new(),
+    };
     // The newer one first: meanwhile it may become the older one, and what stands twice is better than
     // nothing.
     let newer = open(HISTORY)?;
@@ -46,9 +52,14 @@ pub fn run(arguments: &EventsArguments) -> Result<(), Failure> {
         wanted.print_all(&mut BufReader::new(older)).map_err(|error| failed(HISTORY_BEFORE, &error))??;
     }
     let mut reader = newer.map(BufReader::new);
+    let mut first = true;
     loop {
         if let Some(reader) = &mut reader {
             wanted.print_all(reader).map_err(|error| failed(HISTORY, &error))??;
+        }
+        if first {
+            wanted.check_array()?;
+            first = false;
         }
         if !arguments.follow {
             return Ok(());
@@ -77,11 +88,38 @@ struct Wanted<'a> {
     arguments: &'a EventsArguments,
     /// Seconds since the epoch.
     begin: Option<u64>,
+    /// Those that the history has had so far.
+    arrays: BTreeSet<String>,
 }
 
 impl Wanted<'_> {
+    /// An array that was asked for is one that the history has, or that there is now: without events its
+    /// name may be right, and without either it is none.
+    fn check_array(&self) -> Result<(), Failure> {
+        let Some(name) = self.arguments.array.as_ref().filter(|name| !self.arrays.contains(*name)) else {
+            return Ok(());
+        };
+        let is_configured = || {
+            let configuration = Configuration::load(None).unwrap_or_default();
+            configuration.arrays.iter().any(|array| array.label() == *name)
+        };
+        let is_served = || Served::all().0.iter().any(|served| served.detail.name == *name);
+        if is_configured() || is_served() {
+            return Ok(());
+        }
+        let known: Vec<String> = self.arrays.iter().map(|array| printable(array)).collect();
+        let known = match known.as_slice() {
+            [] => "the history is of no array yet".to_owned(),
+            names => format!("the history is of {}", names.join(", ")),
+        };
+        Err(Failure::new(format!(
+            "{}: no array of this name has a history, is configured or is served; {known}",
+            printable(name)
+        )))
+    }
+
     /// Shows the rest of a file. A line that isn't whole yet, or is damaged, is left out.
-    fn print_all(&self, reader: &mut impl BufRead) -> io::Result<Result<(), Failure>> {
+    fn print_all(&mut self, reader: &mut impl BufRead) -> io::Result<Result<(), Failure>> {
         let mut text = Vec::new();
         loop {
             text.clear();
@@ -95,9 +133,12 @@ impl Wanted<'_> {
         }
     }
 
-    fn shown(&self, text: &[u8]) -> Option<String> {
+    fn shown(&mut self, text: &[u8]) -> Option<String> {
         let value: Value = serde_json::from_slice(text).ok()?;
         let line = Told::deserialize(&value).ok()?;
+        if !self.arrays.contains(&line.array) {
+            self.arrays.insert(line.array.clone());
+        }
         let is_meant = self.arguments.array.as_ref().is_none_or(|array| *array == line.array)
             && self.begin.is_none_or(|begin| line.time >= begin)
             && (line.alarming || !self.arguments.alarming);

@@ -12,6 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use pinstripe_control::text::shell_word;
 use pinstripe_runtime::uring::fuse::{Connection, PATH};
 use rustix::{
     fs::{CWD, Mode, OFlags},
@@ -134,7 +135,7 @@ impl Mounted {
 
     /// The command that takes the file away, should this not do it.
     pub fn unmount_command(&self) -> String {
-        format!("{} {}", self.mounter.command(), self.path.display())
+        format!("{} {}", self.mounter.command(), shell_word(&self.path.display().to_string()))
     }
 
     /// Takes the file away. True if it is still open: then it is out of sight, and goes when it is closed.

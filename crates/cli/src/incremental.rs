@@ -5,8 +5,8 @@
 
 use std::path::Path;
 
-use pinstripe_config::{Array, Configuration};
-use pinstripe_control::text::printable;
+use pinstripe_config::{Array, Configuration, Usable};
+use pinstripe_control::{place, text::printable};
 use pinstripe_md::identity::Uuid;
 use serde_json::{Value, json};
 
@@ -21,10 +21,12 @@ use crate::{
 };
 
 pub fn run(arguments: &IncrementalArguments) -> Result<(), Failure> {
-    let configuration = configuration::load(arguments.start.configuration.config.as_deref())?;
+    let main = arguments.start.configuration.config.as_deref();
     if arguments.export {
-        return output::print(&export(&configuration, &arguments.device)?);
+        // What is wrong with another array's entry must not leave this one to mdadm.
+        return output::print(&export(&configuration::load_usable(main)?, &arguments.device)?);
     }
+    let configuration = configuration::load(main)?;
     let said = take(&configuration, arguments)?;
     if arguments.start.json { output::print_json(&said.value) } else { output::print(&said.words) }
 }
@@ -47,11 +49,16 @@ impl Said {
     }
 }
 
-/// The configured array that a device belongs to, or why the device is left alone.
-fn array_of<'a>(
-    configuration: &'a Configuration,
-    path: &Path,
-) -> Result<Result<(&'a Array, Uuid), String>, Failure> {
+/// The array that a device is a member of.
+struct Owner<'a> {
+    uuid: Uuid,
+    name: String,
+    /// Its entry in the configuration.
+    entry: Option<&'a Array>,
+}
+
+/// The array that a device belongs to, or why it is of none.
+fn array_of<'a>(configuration: &'a Configuration, path: &Path) -> Result<Result<Owner<'a>, String>, Failure> {
     let left = |why: &str| Ok(Err(why.to_owned()));
     let Some(candidate) = look_at(path)? else {
         return left("it holds no member of an array");
@@ -62,27 +69,35 @@ fn array_of<'a>(
     };
     let (uuid, name) = (superblock.array.set_uuid, superblock.array.name.to_string());
     let mut entries = configuration.arrays.iter().filter(|entry| entry.is(uuid, &name));
-    let entry = match (entries.next(), entries.next()) {
-        (None, _) => return left(&format!("its array {name} ({uuid}) is not configured")),
-        (Some(one), Some(other)) => {
-            return Err(Failure::new(format!(
-                "{}: the entries {} and {} are both of its array: keep one of them",
-                path.display(),
-                one.place,
-                other.place
-            )));
-        }
-        (Some(entry), None) => entry,
-    };
-    Ok(Ok((entry, uuid)))
+    let entry = entries.next();
+    if let (Some(one), Some(other)) = (entry, entries.next()) {
+        return Err(Failure::new(format!(
+            "{}: the entries {} and {} are both of its array: keep one of them",
+            path.display(),
+            one.place,
+            other.place
+        )));
+    }
+    Ok(Ok(Owner { uuid, name, entry }))
 }
 
 /// What udev's rules want to know of a device; nothing if it is left alone. Where members are searched for
 /// doesn't matter: links to a device that appears come after the rules, and a copy elsewhere isn't mdadm's
 /// either. The unit looks for members by itself.
-fn export(configuration: &Configuration, path: &Path) -> Result<String, Failure> {
-    let Ok((entry, uuid)) = array_of(configuration, path)? else { return Ok(String::new()) };
-    let unit = configuration::units::unit(configuration, entry).filter(|_| entry.auto);
+///
+/// Nor is a member mdadm's if its array is served here without being configured. What appears then is another
+/// way to a member that the server has open (a second path, a loop device over a file), or one that was away:
+/// the kernel, which knows neither, would assemble and write them. An array whose entry is wrong isn't
+/// mdadm's, and has no unit until that is mended.
+fn export(usable: &Usable, path: &Path) -> Result<String, Failure> {
+    let Usable { configuration, wrong, .. } = usable;
+    let Ok(Owner { uuid, entry, .. }) = array_of(configuration, path)? else { return Ok(String::new()) };
+    let unit = match entry {
+        Some(entry) => configuration::units::unit(configuration, entry)
+            .filter(|_| entry.auto && !wrong.contains(&entry.place)),
+        None if place::is_served(&uuid.to_string()) => None,
+        None => return Ok(String::new()),
+    };
     let unit = unit.map(|unit| format!("PINSTRIPE_UNIT={unit}\n")).unwrap_or_default();
     Ok(format!("PINSTRIPE_ARRAY={uuid}\n{unit}"))
 }
@@ -90,8 +105,9 @@ fn export(configuration: &Configuration, path: &Path) -> Result<String, Failure>
 fn take(configuration: &Configuration, arguments: &IncrementalArguments) -> Result<Said, Failure> {
     let path = &arguments.device;
     let left = |why: &str| Ok(Said::nothing(path, "left-alone", why));
-    let (entry, uuid) = match array_of(configuration, path)? {
-        Ok(found) => found,
+    let (uuid, entry) = match array_of(configuration, path)? {
+        Ok(Owner { uuid, entry: Some(entry), .. }) => (uuid, entry),
+        Ok(Owner { uuid, name, .. }) => return left(&format!("its array {name} ({uuid}) is not configured")),
         Err(why) => return left(&why),
     };
     if !allows(configuration, entry, path) {
@@ -117,7 +133,7 @@ fn start(
     entry: &Array,
     arguments: &IncrementalArguments,
 ) -> Result<Said, Failure> {
-    let wanted = of_entry(entry, &scan(searched(configuration, entry)), &Served::all().0);
+    let wanted = of_entry(configuration, entry, &scan(searched(configuration, entry)), &Served::all().0);
     if !arguments.start.dry_run && ask_daemon::have_it_look() {
         return Ok(Said::nothing(&arguments.device, "handed-over", "the daemon looks at it"));
     }
@@ -126,7 +142,9 @@ fn start(
         // Another device may complete it. How long to wait for that is not for this process to say.
         return Ok(Said::nothing(&arguments.device, "waiting", &format!("{} waits: {why}", entry.label())));
     }
-    let report = Report::new(&wanted, settle(&wanted, state, Way::of(&arguments.start)));
+    let way = Way::of(&arguments.start);
+    way.prepare();
+    let report = Report::new(&wanted, settle(&wanted, state, way));
     if let Outcome::NotStarted(why) = &report.outcome {
         return Err(Failure::new(format!("{} was not started: {why}", report.label)));
     }

@@ -15,6 +15,7 @@
 //!   completions, man       what shells and manuals know of all this
 //!   ublk                   shows and deletes devices of the kernel's ublk driver
 //!   bench                  measures the engine
+//!   plan                   predicts what an array would do
 //!   demo                   plays the whole life of an array on files
 //! ```
 //!
@@ -61,14 +62,18 @@ mod nvme_server;
 mod on_shards;
 mod open;
 mod output;
+mod patience;
+mod plan;
 mod probe;
 mod progress;
+mod record;
 mod scan;
 mod scrub;
 mod serve;
 mod server_process;
 mod steer;
 mod supervisor;
+mod systemd;
 mod target;
 mod top;
 mod ublk;
@@ -136,6 +141,7 @@ pub fn main() -> ExitCode {
         Command::Repair(arguments) => scrub::repair(&arguments),
         Command::Sync(arguments) => scrub::sync(&arguments),
         Command::Limit(arguments) => steer::limit(&arguments),
+        Command::Record(arguments) => record::run(&arguments),
         Command::Upgrade(arguments) => upgrade::run(&arguments),
         Command::Events(arguments) => events::run(&arguments),
         Command::Monitor(arguments) => monitor::run(&arguments),
@@ -148,6 +154,7 @@ pub fn main() -> ExitCode {
         },
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Plan(arguments) => plan::run(&arguments),
         Command::Completions(arguments) => manual::completions(&arguments),
         Command::Man(arguments) => manual::man(&arguments),
     };

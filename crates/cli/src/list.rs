@@ -21,6 +21,12 @@ pub const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
 pub fn run(arguments: &ListArguments) -> Result<(), Failure> {
     let found = servers();
+    for folder in place::closed() {
+        let folder = printable(&folder.display().to_string());
+        eprintln!(
+            "pinstripe: no permission to look in {folder}: arrays that are served there are not listed"
+        );
+    }
     if arguments.json {
         let all: Vec<Value> = found.iter().map(|(path, answer)| value(path, answer)).collect();
         return output::print_json(&all);

@@ -11,8 +11,8 @@ use std::{
 };
 
 use pinstripe_nvme::{
-    auth::{Authentication, Keyring},
-    initiator::{Address, BadAddress, Initiator, NvmeSource, Options, Presence, TcpConnector},
+    auth::{Authentication, Keyring, TlsKeyring},
+    initiator::{self, Address, BadAddress, Connector, Initiator, NvmeSource, Options, Presence},
 };
 use pinstripe_runtime::{
     Device, DeviceError, DeviceInfo, DeviceSource, Shard,
@@ -29,6 +29,8 @@ use crate::{
 
 /// The secrets with which this host and servers prove their identities to each other.
 static SECRETS: OnceLock<Arc<Authentication>> = OnceLock::new();
+/// The keys with which this host and servers speak TLS.
+static TLS_KEYS: OnceLock<Arc<TlsKeyring>> = OnceLock::new();
 /// From which addresses of this host.
 static ADDRESSES: OnceLock<Vec<IpAddr>> = OnceLock::new();
 
@@ -44,8 +46,8 @@ thread_local! {
 /// See the module.
 #[derive(Clone)]
 pub enum Member {
-    /// Locked while it is open.
-    Local(Arc<OpenFile>),
+    /// Locked while it is open. With what it is recognized by if it is a block device.
+    Local(Arc<OpenFile>, Option<Disk>),
     /// Not locked: no other program or host may use it.
     Remote(Arc<NvmeSource>),
 }
@@ -63,6 +65,9 @@ pub fn know(arguments: &RemoteArguments) -> Result<(), Failure> {
     if let Some(path) = &arguments.dhchap_secrets {
         let _ = SECRETS.set(Arc::new(Authentication::new(Keyring::read(path)?)));
     }
+    if let Some(path) = &arguments.nvme_tls_secrets {
+        let _ = TLS_KEYS.set(Arc::new(TlsKeyring::read(path)?));
+    }
     Ok(())
 }
 
@@ -71,16 +76,17 @@ pub fn authentication() -> Option<Arc<Authentication>> {
     SECRETS.get().cloned()
 }
 
-/// How servers are reached.
-pub fn connector() -> TcpConnector {
-    TcpConnector::from_addresses(ADDRESSES.get().cloned().unwrap_or_default())
+/// How servers are reached by the host of this NQN.
+pub fn connector(host: &str) -> Arc<dyn Connector> {
+    initiator::connector(ADDRESSES.get().cloned().unwrap_or_default(), TLS_KEYS.get().cloned(), host)
 }
 
 /// Says, before members are opened, how many shards will attach them. Servers are asked for so many queues.
 pub fn prepare(shards: usize) -> Result<(), Failure> {
     let queues = u16::try_from(shards)?;
     let options = Options { authentication: authentication(), ..Options::of_this_host(queues) };
-    let initiator = Initiator::new(options, Arc::new(connector()));
+    let connector = connector(&options.host_nqn);
+    let initiator = Initiator::new(options, connector);
     INITIATOR.with(|current| current.replace(Some(initiator)));
     Ok(())
 }
@@ -100,11 +106,18 @@ pub fn address(path: &Path) -> Option<Result<Address, Failure>> {
     Some(text.parse().map_err(|error: BadAddress| Failure::usage(error.to_string())))
 }
 
+/// Whether both are addresses of one namespace, as far as addresses tell.
+pub fn are_one(one: &Path, other: &Path) -> bool {
+    let read = |path: &Path| address(path)?.ok();
+    read(one).zip(read(other)).is_some_and(|(one, other)| one.names_what(&other))
+}
+
 /// Refuses members that are one device, by whatever names (C30).
 pub fn check_distinct(paths: &[PathBuf]) -> Result<(), Failure> {
     let mut seen: Vec<(Storage, &Path)> = Vec::new();
     for (index, path) in paths.iter().enumerate() {
-        if address(path).is_some() && paths[..index].contains(path) {
+        let is_same = |other: &PathBuf| other == path || are_one(other, path);
+        if address(path).is_some() && paths[..index].iter().any(is_same) {
             return Err(Failure::usage(format!("{} is given twice: give each member once", path.display())));
         }
         // One that can't be looked at is complained about when it is opened.
@@ -134,19 +147,14 @@ pub async fn open(path: PathBuf, options: OpenOptions) -> Result<Member, Failure
                 path.display()
             )));
         }
-        remember(&source);
         return Ok(Member::Remote(source));
     }
-    let (file, disk) = blocking(move || {
+    blocking(move || {
         let file = open_file(&path, &options)?;
         let disk = Disk::of(&file);
-        Ok::<_, Failure>((file, disk))
+        Ok(Member::Local(file, disk))
     })
-    .await?;
-    if let Some(disk) = disk {
-        DISKS.with_borrow_mut(|all| all.insert(file.info().name.clone(), disk));
-    }
-    Ok(Member::Local(file))
+    .await
 }
 
 /// By what a block device is recognized that went away.
@@ -178,18 +186,26 @@ pub struct Known {
     pub presence: Presence,
 }
 
-/// Remembers a namespace that becomes a member; what was known under its name until now.
-pub fn remember(source: &NvmeSource) -> Option<Known> {
-    let known = Known { nguid: source.nguid(), presence: source.presence() };
-    KNOWN.with_borrow_mut(|all| all.insert(source.info().name.clone(), known))
+/// What was known of a name before another device became, or was to become, a member by it.
+struct Before {
+    name: String,
+    known: Option<Known>,
+    disk: Option<Disk>,
 }
 
-/// It did not become one: what was known before is known again.
-pub fn restore(name: &str, before: Option<Known>) {
-    KNOWN.with_borrow_mut(|all| match before {
-        Some(known) => all.insert(name.to_owned(), known),
+impl Before {
+    fn restore(self) {
+        let Self { name, known, disk } = self;
+        KNOWN.with_borrow_mut(|all| put(all, &name, known));
+        DISKS.with_borrow_mut(|all| put(all, &name, disk));
+    }
+}
+
+fn put<T>(all: &mut BTreeMap<String, T>, name: &str, value: Option<T>) {
+    match value {
+        Some(value) => all.insert(name.to_owned(), value),
         None => all.remove(name),
-    });
+    };
 }
 
 /// Namespaces that became members since this process began, by name.
@@ -201,7 +217,7 @@ impl Member {
     /// What it says of itself.
     pub fn info(&self) -> &DeviceInfo {
         match self {
-            Self::Local(file) => file.info(),
+            Self::Local(file, _) => file.info(),
             Self::Remote(source) => source.info(),
         }
     }
@@ -209,7 +225,7 @@ impl Member {
     /// To attach it shard by shard.
     pub fn source(&self) -> Arc<dyn DeviceSource> {
         match self {
-            Self::Local(file) => file.source(),
+            Self::Local(file, _) => file.source(),
             Self::Remote(source) => Arc::clone(source) as Arc<dyn DeviceSource>,
         }
     }
@@ -217,20 +233,80 @@ impl Member {
     /// This shard's handle.
     pub fn attach(&self) -> Result<Rc<dyn Device>, DeviceError> {
         match self {
-            Self::Local(file) => Ok(file.attach()),
+            Self::Local(file, _) => Ok(file.attach()),
             Self::Remote(source) => source.attach(),
         }
     }
 
-    /// What it holds.
+    /// Remembers it as a member, under its name.
+    pub fn remember(&self) {
+        self.take_name();
+    }
+
+    /// Has it become a member. If it doesn't, its name is known as before: that may be a lost member's.
+    pub async fn join<T, E>(&self, joining: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        let before = self.take_name();
+        let joined = joining.await;
+        if joined.is_err() {
+            before.restore();
+        }
+        joined
+    }
+
+    fn take_name(&self) -> Before {
+        let (name, known, disk) = match self {
+            Self::Local(file, disk) => (&file.info().name, None, disk.clone()),
+            Self::Remote(source) => {
+                let known = Known { nguid: source.nguid(), presence: source.presence() };
+                (&source.info().name, Some(known), None)
+            }
+        };
+        let before = Before {
+            name: name.clone(),
+            known: KNOWN.with_borrow(|all| all.get(name).cloned()),
+            disk: DISKS.with_borrow(|all| all.get(name).cloned()),
+        };
+        Before { name: name.clone(), known, disk }.restore();
+        before
+    }
+
+    /// What it holds. `path` is for messages.
     pub async fn contents(&self, path: PathBuf) -> Result<Contents, ProbeError> {
         match self {
-            Self::Local(_) => blocking(move || Contents::of(&Probed::open(&path)?)).await,
+            Self::Local(file, _) => {
+                let file = Arc::clone(file);
+                blocking(move || Contents::of(&Probed::again(&file, &path)?)).await
+            }
             Self::Remote(source) => {
                 let here = shard::with_current(Shard::handle);
                 let probed = Probed::remote(path, Arc::clone(source) as _, source.info(), here);
                 blocking(move || Contents::of(&probed)).await
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use pinstripe_runtime::uring::{self, RuntimeConfig};
+
+    use super::*;
+
+    #[test]
+    fn what_is_looked_at_is_what_is_open_whatever_has_its_path_by_now() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, other) = (folder.path().join("disk"), folder.path().join("other"));
+        let mut bytes = vec![0; 4 << 20];
+        fs::write(&other, &bytes).unwrap();
+        bytes[..6].copy_from_slice(b"LUKS\xba\xbe");
+        fs::write(&path, bytes).unwrap();
+        let found = uring::run(&RuntimeConfig::unpinned(1), move |_| async move {
+            let member = open(path.clone(), OpenOptions::default()).await.unwrap();
+            fs::rename(other, &path).unwrap();
+            member.contents(path).await.unwrap().in_words()
+        });
+        assert_eq!(found.unwrap(), ["a LUKS encrypted volume"]);
     }
 }

@@ -5,6 +5,7 @@ use std::{path::Path, thread};
 
 use clap::ValueEnum;
 use pinstripe_bench::BitmapChoice;
+use pinstripe_config::{Configuration, is_server};
 use pinstripe_control::{
     AddParameters, AddResult, BitmapParameters, DeviceResult, GrowParameters, JournalModeParameters,
     MemberName, ReplaceParameters, client::Client, text::printable,
@@ -13,17 +14,22 @@ use pinstripe_engine::options::JournalMode;
 use pinstripe_runtime::uring::{path_of, persistent_path};
 
 use crate::{
+    assemble::{allows, searched},
     command_line::{AddArguments, FailArguments, GrowArguments, RemoveArguments, ReplaceArguments},
     failure::Failure,
-    member, output,
+    member, output, patience,
     progress::{LOOK, bar, show},
     steer::fetch,
 };
 
+/// What the server does meanwhile.
+const TAKES_OUT: &str = "which writes the superblocks and waits for the member's requests";
+const CHANGES: &str = "which writes the superblocks";
+
 pub fn fail(arguments: &FailArguments) -> Result<(), Failure> {
     let which = member_name(&arguments.what)?;
     let mut client = Client::connect(&arguments.array.array)?;
-    let result: DeviceResult = client.call("fail", which)?;
+    let result: DeviceResult = patience::work(&mut client, "fail", which, TAKES_OUT)?;
     if arguments.json {
         return output::print_json(&result);
     }
@@ -39,13 +45,21 @@ pub fn fail(arguments: &FailArguments) -> Result<(), Failure> {
 pub fn add(arguments: &AddArguments) -> Result<(), Failure> {
     let device = device(&arguments.device)?;
     let mut client = Client::connect(&arguments.array.array)?;
-    let result: AddResult =
-        client.call("add", AddParameters { device, force: arguments.force, spare_of: None })?;
+    let joins = device.clone();
+    let parameters = AddParameters { device, force: arguments.force, spare_of: None };
+    let result: AddResult = patience::work(
+        &mut client,
+        "add",
+        parameters,
+        "which looks at the device and writes its superblock",
+    )?;
     if let (true, Some(slot)) = (arguments.wait, result.slot) {
         wait_until_whole(&mut client, slot, arguments.json)?;
     }
     if arguments.json {
-        return output::print_json(&result);
+        output::print_json(&result)?;
+        warn_if_unfound(&mut client, &joins);
+        return Ok(());
     }
     let name = arguments.device.display();
     output::print(&match (result.slot, result.recovery.as_str(), arguments.wait) {
@@ -58,13 +72,15 @@ pub fn add(arguments: &AddArguments) -> Result<(), Failure> {
         }
         (Some(slot), _, false) => format!("{name} is in slot {slot} and is being rebuilt\n"),
         (Some(slot), _, true) => format!("{name} is in slot {slot} and is rebuilt\n"),
-    })
+    })?;
+    warn_if_unfound(&mut client, &joins);
+    Ok(())
 }
 
 pub fn remove(arguments: &RemoveArguments) -> Result<(), Failure> {
     let which = member_name(&arguments.what)?;
     let mut client = Client::connect(&arguments.array.array)?;
-    let result: DeviceResult = client.call("remove", which)?;
+    let result: DeviceResult = patience::work(&mut client, "remove", which, TAKES_OUT)?;
     if arguments.json {
         return output::print_json(&result);
     }
@@ -82,26 +98,62 @@ pub fn replace(arguments: &ReplaceArguments) -> Result<(), Failure> {
     };
     let mut client = Client::connect(&arguments.array.array)?;
     let parameters = ReplaceParameters { slot, device, with, force: arguments.force };
-    let result: DeviceResult = client.call("replace", parameters)?;
+    let result: DeviceResult = patience::work(
+        &mut client,
+        "replace",
+        parameters,
+        "which looks at the device and writes its superblock",
+    )?;
     let slot = result.slot.unwrap_or_default();
     if arguments.wait {
         wait_until_replaced(&mut client, slot, &result.device, arguments.json)?;
     }
     if arguments.json {
-        return output::print_json(&result);
+        output::print_json(&result)?;
+        warn_if_unfound(&mut client, &result.device);
+        return Ok(());
     }
     let name = printable(&result.device);
     output::print(&if arguments.wait {
         format!("{name} has taken slot {slot}; the member that was there can be removed\n")
     } else {
         format!("slot {slot} is being copied to {name}, and its member stays in use until that is done\n")
-    })
+    })?;
+    warn_if_unfound(&mut client, &result.device);
+    Ok(())
+}
+
+/// Warns where the configuration has an entry of the array that does not lead to a device which has joined:
+/// the array would lack that at its next start, perhaps after months.
+fn warn_if_unfound(client: &mut Client, device: &str) {
+    let (Ok(configuration), Ok(detail)) = (Configuration::load(None), fetch(client)) else { return };
+    let Ok(uuid) = detail.uuid.parse() else { return };
+    let name = if detail.full_name.is_empty() { &detail.name } else { &detail.full_name };
+    let mut entries = configuration.arrays.iter().filter(|entry| entry.is(uuid, name));
+    let Some(entry) = entries.next() else { return };
+    let is_found = match searched(&configuration, entry) {
+        Some(names) if is_server(device) => names.iter().any(|name| name == device),
+        None if is_server(device) => false,
+        _ => allows(&configuration, entry, Path::new(device)),
+    };
+    if !is_found {
+        let what = if entry.members.is_empty() && !is_server(device) {
+            "\"devices\" of [scan]".to_owned()
+        } else {
+            format!("\"members\" of the [[array]] in {}", entry.place)
+        };
+        eprintln!(
+            "pinstripe: warning: {what} does not lead to {}: add it there, or the next start lacks it",
+            printable(device)
+        );
+    }
 }
 
 pub fn grow(arguments: &GrowArguments) -> Result<(), Failure> {
     if let Some(policy) = arguments.consistency_policy.and_then(|policy| policy.to_possible_value()) {
         let parameters = GrowParameters { consistency_policy: policy.get_name().to_owned() };
-        let result: GrowParameters = Client::connect(&arguments.array.array)?.call("grow", parameters)?;
+        let mut client = Client::connect(&arguments.array.array)?;
+        let result: GrowParameters = patience::work(&mut client, "grow", parameters, CHANGES)?;
         if arguments.json {
             return output::print_json(&result);
         }
@@ -109,8 +161,9 @@ pub fn grow(arguments: &GrowArguments) -> Result<(), Failure> {
     }
     if let Some(mode) = arguments.journal_mode {
         let parameters = JournalModeParameters { journal_mode: JournalMode::from(mode).name().to_owned() };
-        let result: JournalModeParameters =
-            Client::connect(&arguments.array.array)?.call("journal_mode", parameters)?;
+        let mut client = Client::connect(&arguments.array.array)?;
+        let doing = "which writes what only the journal has to the members";
+        let result: JournalModeParameters = patience::work(&mut client, "journal_mode", parameters, doing)?;
         if arguments.json {
             return output::print_json(&result);
         }
@@ -122,7 +175,8 @@ pub fn grow(arguments: &GrowArguments) -> Result<(), Failure> {
     }
     let chunk_bytes = arguments.bitmap_chunk.map(|size| size.0);
     let mut client = Client::connect(&arguments.array.array)?;
-    client.call::<()>("bitmap", BitmapParameters { internal, chunk_bytes })?;
+    let parameters = BitmapParameters { internal, chunk_bytes };
+    patience::work::<()>(&mut client, "bitmap", parameters, CHANGES)?;
     let detail = fetch(&mut client)?;
     if arguments.json {
         return output::print_json(&detail.bitmap);

@@ -3,7 +3,7 @@
 use std::{
     cell::{Cell, RefCell},
     net::SocketAddr,
-    path::{Path, PathBuf},
+    path::PathBuf,
     pin::Pin,
     rc::Rc,
     sync::Arc,
@@ -14,16 +14,17 @@ use pinstripe_block::{
     roster::{LEAVE_LIMIT_NANOSECONDS, LEAVE_NANOSECONDS},
 };
 use pinstripe_nvme::{
-    auth::{Authentication, Keyring},
+    auth::{Authentication, Keyring, TlsKeyring},
     controller::{
         self, LeftQueue, NamespaceConfig, OffloadConfig, SessionEnd, Subsystem, SubsystemConfig,
-        SubsystemError, Target,
+        SubsystemError, Target, TlsHosts,
     },
 };
 use pinstripe_runtime::{
     ShardHandle, Stream, shard,
     uring::{Connection, SocketStream, blocking},
 };
+use pinstripe_tls::TlsError;
 
 use crate::{
     command_line::LogLevel,
@@ -46,17 +47,29 @@ trait AnyTarget {
     fn stop(&self) -> Pin<Box<dyn Future<Output = ()>>>;
 }
 
-impl<S: BlockService> AnyTarget for Target<S> {
+/// A target, and the hosts that speak TLS with it, if all have to.
+struct Served<S> {
+    target: Target<S>,
+    tls: Option<Arc<TlsHosts>>,
+}
+
+impl<S: BlockService> AnyTarget for Served<S> {
     fn spawn(&self, stream: Rc<SocketStream>, left: Option<LeftQueue>) {
-        let target = self.clone();
+        let (target, tls) = (self.target.clone(), self.tls.clone());
         TASKS.set(TASKS.get() + 1);
         shard::spawn(async move {
             let peer = stream.peer().map(|address| address.to_string());
             let served = Rc::clone(&stream) as Rc<dyn Stream>;
-            let end = match left {
-                None => target.serve(served).await,
-                Some(left) => target.resume(served, &left).await,
+            let end = match (left, tls) {
+                (Some(left), None) => Ok(target.resume(served, &left).await),
+                (Some(left), Some(hosts)) => target.resume_secured(served, &hosts, &left).await,
+                (None, Some(hosts)) => target.serve_secured(served, &hosts).await,
+                (None, None) => Ok(target.serve(served).await),
             };
+            let end = end.unwrap_or_else(|error| {
+                tell_unsecured(peer.as_deref(), &error);
+                SessionEnd::Closed
+            });
             match end {
                 SessionEnd::Left(queue) => match stream.leave() {
                     Ok(connection) => LEFT.with_borrow_mut(|left| left.push((queue, connection))),
@@ -69,18 +82,25 @@ impl<S: BlockService> AnyTarget for Target<S> {
     }
 
     fn abandon(&self, left: &LeftQueue) {
-        Target::abandon(self, left);
+        self.target.abandon(left);
     }
 
     fn leave(&self) -> Pin<Box<dyn Future<Output = ()>>> {
-        let target = self.clone();
+        let target = self.target.clone();
         Box::pin(async move { target.leave(LEAVE_NANOSECONDS, LEAVE_LIMIT_NANOSECONDS).await })
     }
 
     fn stop(&self) -> Pin<Box<dyn Future<Output = ()>>> {
-        let target = self.clone();
+        let target = self.target.clone();
         Box::pin(async move { target.stop().await })
     }
+}
+
+/// Says why a connection got no TLS.
+fn tell_unsecured(peer: Option<&str>, error: &TlsError) {
+    let message = format!("NVMe/TCP: no TLS with {}: {error}", peer.unwrap_or("an unknown host"));
+    let (protocol, level) = (Some("nvme-tcp"), LogLevel::Info);
+    log::say(&Entry { level, peer, protocol, message: &message, ..Entry::default() });
 }
 
 /// Says how a connection ended. One that was cut off should be seen; an end is usual.
@@ -125,27 +145,50 @@ thread_local! {
     static LEFT: RefCell<Vec<(LeftQueue, Connection)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The hosts that may connect, as the file names them; all if there is none.
-pub async fn hosts(path: Option<PathBuf>) -> Result<Option<Authentication>, Failure> {
-    let Some(path) = path else { return Ok(None) };
-    // A file may keep its readers waiting.
-    let keyring = blocking(move || Keyring::read(&path)).await?;
-    Ok(Some(Authentication::new(keyring)))
+/// The hosts that may connect, as files name them: by their secrets, and by their keys of TLS. Without a file
+/// all may.
+#[derive(Default)]
+pub struct Hosts {
+    authentication: Option<Authentication>,
+    tls: Option<TlsKeyring>,
 }
 
-/// Refuses an address that other machines can reach, unless hosts authenticate or the user has said that this
-/// is meant.
+impl Hosts {
+    pub async fn read(dhchap: Option<PathBuf>, tls: Option<PathBuf>) -> Result<Self, Failure> {
+        // A file may keep its readers waiting.
+        blocking(move || {
+            let keys = dhchap.as_deref().map(Keyring::read).transpose()?;
+            let tls = tls.as_deref().map(TlsKeyring::read).transpose()?;
+            Ok(Self { authentication: keys.map(Authentication::new), tls })
+        })
+        .await
+    }
+
+    /// Whether a host has to prove which it is.
+    pub fn are_known(&self) -> bool {
+        self.authentication.is_some() || self.tls.is_some()
+    }
+
+    /// Those that speak TLS with this subsystem, if all have to.
+    pub fn tls(&self, nqn: &str) -> Result<Option<Arc<TlsHosts>>, Failure> {
+        let hosts = self.tls.as_ref().map(|keys| TlsHosts::new(keys, nqn)).transpose();
+        Ok(hosts.map_err(|error| Failure::new(format!("--nvme-tls-hosts: {error}")))?.map(Arc::new))
+    }
+}
+
+/// Refuses an address that other machines can reach, unless hosts are known or the user has said that this is
+/// meant.
 pub fn check_address(
     address: SocketAddr,
-    hosts: Option<&Path>,
+    hosts_are_known: bool,
     allow_unauthenticated: bool,
 ) -> Result<(), Failure> {
-    if address.ip().is_loopback() || hosts.is_some() || allow_unauthenticated {
+    if address.ip().is_loopback() || hosts_are_known || allow_unauthenticated {
         return Ok(());
     }
     Err(Failure::usage(format!(
-        "{address} can be reached from other machines, and hosts are not authenticated: use --dhchap-hosts, a loopback address, \
-         or --allow-unauthenticated on a network that you trust"
+        "{address} can be reached from other machines, and hosts are not authenticated: use --dhchap-hosts, --nvme-tls-hosts, \
+         a loopback address, or --allow-unauthenticated on a network that you trust"
     )))
 }
 
@@ -164,7 +207,7 @@ pub fn subsystem(
     nqn: &str,
     address: SocketAddr,
     namespaces: Vec<NamespaceConfig>,
-    hosts: Option<Authentication>,
+    hosts: Hosts,
     offload: Option<OffloadConfig>,
 ) -> Result<Arc<Subsystem>, SubsystemError> {
     let [a, b, c, d, e, f, g, h, ..] = pinstripe_nvme::controller::uuid_of(&[nqn.as_bytes()]);
@@ -175,13 +218,18 @@ pub fn subsystem(
         queues_max: QUEUES_MAX,
         addresses: vec![address],
     };
-    Subsystem::with(config, hosts, offload)
+    Subsystem::with(config, hosts.authentication, offload)
 }
 
-/// Gives this shard its target.
-pub fn open<S: BlockService>(subsystem: Arc<Subsystem>, services: Vec<S>) {
-    let target = Rc::new(Target::with_budget(subsystem, services, memory::budget()));
-    TARGET.with(|current| current.replace(Some(target)));
+/// Gives this shard its target, which speaks TLS with these hosts and serves no other, if they are given.
+/// Namespaces without a service are those that aren't there.
+pub fn open<S: BlockService>(
+    subsystem: Arc<Subsystem>,
+    services: Vec<Option<S>>,
+    tls: Option<Arc<TlsHosts>>,
+) {
+    let target = Target::with_gaps(subsystem, services, memory::budget());
+    TARGET.with(|current| current.replace(Some(Rc::new(Served { target, tls }))));
 }
 
 fn current() -> Option<Rc<dyn AnyTarget>> {

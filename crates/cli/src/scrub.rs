@@ -20,7 +20,7 @@ use serde::Serialize;
 use crate::{
     command_line::{CheckArguments, RepairArguments, SyncArguments},
     failure::Failure,
-    output,
+    output, patience,
     progress::{LOOK, bar, show},
     steer::fetch,
 };
@@ -58,7 +58,13 @@ fn scrub(
         let (array, ended) = (array.to_owned(), Arc::clone(&ended));
         move || watch(&array, &ended, quiet)
     });
-    let result = client.call(method, parameters);
+    // The bar says how far it is, where there is one.
+    let doing = if bar(quiet).is_hidden() {
+        "which reads all of the array: `pinstripe detail` shows how far"
+    } else {
+        ""
+    };
+    let result = patience::work(&mut client, method, parameters, doing);
     ended.store(true, Ordering::SeqCst);
     // Progress is for the eye: how it ended is known here.
     let _ = watch.join();
@@ -87,7 +93,13 @@ fn print(result: &CheckResult, json: bool, repaired: bool) -> Result<(), Failure
 
 fn words(result: &CheckResult, repaired: bool) -> String {
     let located = result.corrected_sectors + result.unexplained_sectors > 0;
-    let stopped = if result.complete { "" } else { "stopped before its end; " };
+    let stopped = match result.next_sector.filter(|_| !result.complete) {
+        Some(sector) => format!(
+            "stopped before sector {sector} of each member's data, where `--from {sector}` goes on; until there, "
+        ),
+        None if result.complete => String::new(),
+        None => "stopped before its end; ".to_owned(),
+    };
     let parity = match result.mismatched_sectors {
         0 => format!("{stopped}{} stripes: parity matches everywhere\n", result.stripes),
         sectors => {
@@ -130,7 +142,7 @@ pub fn sync(arguments: &SyncArguments) -> Result<(), Failure> {
         speed_min_kib: arguments.speed_min,
         speed_max_kib: arguments.speed_max,
     };
-    let result: SyncResult = client.call("sync", parameters)?;
+    let result: SyncResult = patience::ask(&mut client, "sync", parameters)?;
     if arguments.json {
         return output::print_json(&result);
     }

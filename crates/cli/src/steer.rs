@@ -20,13 +20,11 @@ use serde_json::Value;
 use crate::{
     command_line::{DetailArguments, LimitArguments, StopArguments},
     failure::Failure,
-    list, output,
+    list, output, patience,
 };
 
 /// The status of `detail --test` for an array that can't be asked.
 const NOT_THERE: u8 = 4;
-/// Time within which a server answers what it can answer at once.
-const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 /// Time that each of all servers gets to stop.
 const STOP_LIMIT: Duration = Duration::from_mins(3);
 /// Between two attempts to stop an array that is in use.
@@ -61,24 +59,31 @@ fn health(detail: &Detail) -> u8 {
 
 /// The state of the array.
 pub fn fetch(client: &mut Client) -> Result<Detail, ClientError> {
-    client.set_timeout(Some(ANSWER_LIMIT))?;
-    client.call("detail", Value::Null)
+    patience::ask(client, "detail", Value::Null)
 }
 
 pub fn stop(arguments: &StopArguments) -> Result<(), Failure> {
     let end = Instant::now() + Duration::from_secs(arguments.wait.into());
     match &arguments.array {
-        Some(array) => stop_one(connect(array)?, array, arguments.force, end),
+        Some(array) => stop_one(connect(array)?, array, arguments.force, end, None),
         None => stop_all(arguments.force, end),
     }
 }
 
 /// Stops an array. While clients use it that is tried again until `end`.
-fn stop_one(mut client: Client, array: &str, force: bool, end: Instant) -> Result<(), Failure> {
+fn stop_one(
+    mut client: Client,
+    array: &str,
+    force: bool,
+    end: Instant,
+    limit: Option<Duration>,
+) -> Result<(), Failure> {
+    let mut waits = Waits::default();
     loop {
-        match client.call::<()>("stop", StopParameters { force }) {
+        match patience::last_work::<()>(&mut client, "stop", StopParameters { force }, patience::STOPS, limit)
+        {
             Err(ClientError::Call(error)) if error.code == code::IN_USE && Instant::now() < end => {
-                thread::sleep(LOOK);
+                waits.wait(&error.message);
             }
             done => break done?,
         }
@@ -86,21 +91,44 @@ fn stop_one(mut client: Client, array: &str, force: bool, end: Instant) -> Resul
     output::print(&format!("stopped {array}\n"))
 }
 
+/// Waits with `--wait` for clients to leave.
+struct Waits {
+    begun: Instant,
+    told: bool,
+}
+
+impl Default for Waits {
+    fn default() -> Self {
+        Self { begun: Instant::now(), told: false }
+    }
+}
+
+impl Waits {
+    /// A while, and says once why.
+    fn wait(&mut self, why: &str) {
+        if !self.told && self.begun.elapsed() >= patience::NOTE {
+            self.told = true;
+            eprintln!("pinstripe: waiting for clients to leave: {}", printable(why));
+        }
+        thread::sleep(LOOK);
+    }
+}
+
 /// Stops all arrays. All are looked at before the first one is stopped.
 fn stop_all(force: bool, end: Instant) -> Result<(), Failure> {
+    let mut waits = Waits::default();
     let servers = loop {
         let servers = list::servers();
         match servers.iter().find_map(|(path, answer)| kept_by(path, answer, force)) {
             None => break servers,
-            Some(_) if Instant::now() < end => thread::sleep(LOOK),
+            Some(why) if Instant::now() < end => waits.wait(&why),
             Some(why) => return Err(Failure::new(format!("{why}; nothing was stopped"))),
         }
     };
     for (path, _) in servers {
         let path = path.to_string_lossy();
         let client = Client::connect(&path)?;
-        client.set_timeout(Some(STOP_LIMIT))?;
-        stop_one(client, &path, force, end)?;
+        stop_one(client, &path, force, end, Some(STOP_LIMIT))?;
     }
     Ok(())
 }
@@ -128,7 +156,7 @@ pub fn limit(arguments: &LimitArguments) -> Result<(), Failure> {
         bytes_per_second: arguments.bandwidth.map(|size| size.0),
         burst_seconds: arguments.burst,
     };
-    let limit: Limit = client.call("limit", parameters)?;
+    let limit: Limit = patience::ask(&mut client, "limit", parameters)?;
     if arguments.json {
         output::print_json(&limit)
     } else {

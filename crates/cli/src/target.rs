@@ -1,5 +1,8 @@
 //! `pinstripe target`: block devices and files as namespaces of an NVMe/TCP subsystem, until it is told to
 //! stop.
+//!
+//! A namespace's number is its device's place on the command line. With `--allow-missing` a device that can't
+//! be opened leaves its number free: [`Files`] has nothing there, and the namespace has no bytes.
 
 mod state;
 
@@ -25,16 +28,17 @@ use crate::{
     create::random_uuid,
     ending::{Order, until_ordered},
     failure::Failure,
-    limits, log, member, nvme_server, on_shards,
+    limits, log, member,
+    nvme_server::{self, Hosts},
+    on_shards,
     open::{listen, open},
     output,
+    supervisor::Supervised,
 };
 
 pub fn run(arguments: TargetArguments) -> Result<(), Failure> {
+    check(&arguments)?;
     member::know(&arguments.remote)?;
-    let hosts = arguments.dhchap_hosts.as_deref();
-    nvme_server::check_address(arguments.listen, hosts, arguments.allow_unauthenticated)?;
-    nvme_server::check_name(&arguments.nqn)?;
     member::check_distinct(&arguments.devices)?;
     let config = on_shards::wanted(arguments.shards, arguments.cpus.as_ref());
     limits::open_all_files();
@@ -42,10 +46,18 @@ pub fn run(arguments: TargetArguments) -> Result<(), Failure> {
     uring::run(&config, move |context| serve(context, arguments, warning))?
 }
 
+/// Refuses what can be seen to be wrong without a look at files and devices.
+pub fn check(arguments: &TargetArguments) -> Result<(), Failure> {
+    let hosts_are_known = arguments.dhchap_hosts.is_some() || arguments.nvme_tls_hosts.is_some();
+    nvme_server::check_address(arguments.listen, hosts_are_known, arguments.allow_unauthenticated)?;
+    nvme_server::check_name(&arguments.nqn)
+}
+
 async fn serve(context: Context, arguments: TargetArguments, warning: Option<String>) -> Result<(), Failure> {
     log::begin(arguments.log, "target")?;
     log::describe("target", &[("nqn", &arguments.nqn)]);
     let shards: Vec<ShardHandle> = context.shards().to_vec();
+    let supervised = Supervised::begin(&shards, false);
     let mut order = Order::new();
     let Some(started) = until_ordered(&mut order, start(&shards, &arguments)).await else {
         return Ok(());
@@ -54,7 +66,9 @@ async fn serve(context: Context, arguments: TargetArguments, warning: Option<Str
     if let Some(warning) = warning {
         log::warn(&warning);
     }
+    supervised.ready();
     accept(&listener, order, in_turn(&shards, nvme_server::hand_over)).await;
+    supervised.stopping();
     drop(listener);
     nvme_server::stop(&shards).await;
     let done = report(&arguments, &subsystem);
@@ -69,12 +83,13 @@ async fn start(
     shards: &[ShardHandle],
     arguments: &TargetArguments,
 ) -> Result<(Listener, Arc<Subsystem>, Identities), Failure> {
-    let hosts = nvme_server::hosts(arguments.dhchap_hosts.clone()).await?;
+    let hosts = Hosts::read(arguments.dhchap_hosts.clone(), arguments.nvme_tls_hosts.clone()).await?;
+    let (tls, hosts_are_known) = (hosts.tls(&arguments.nqn)?, hosts.are_known());
     let files = open_all(arguments).await?;
     let listener = listen(arguments.listen).await?;
     let listens = listener.tcp_address().unwrap_or(arguments.listen);
     let address = arguments.announce.unwrap_or(listens);
-    let identities = identify(arguments, files.clone()).await?;
+    let identities = identify(arguments, &files).await?;
     let offload = offload(arguments, shards.len()).await?;
     let namespaces = namespaces(arguments, &files, &identities.uuids);
     let nqn = arguments.nqn.clone();
@@ -82,21 +97,22 @@ async fn start(
     let made = blocking(move || nvme_server::subsystem(&nqn, address, namespaces, hosts, offload)).await;
     let subsystem = made?;
     for handle in shards {
-        let (files, subsystem) = (files.clone(), Arc::clone(&subsystem));
+        let (files, subsystem, tls) = (files.clone(), Arc::clone(&subsystem), tls.clone());
         let read_only = arguments.read_only;
         let opened = handle.call(move || async move {
-            let services = files.iter().map(|file| DeviceService::new(file.attach(), read_only)).collect();
-            nvme_server::open(subsystem, services);
+            let service = |file: &Arc<OpenFile>| DeviceService::new(file.attach(), read_only);
+            let services = files.iter().map(|file| file.as_ref().map(service)).collect();
+            nvme_server::open(subsystem, services, tls);
         });
         opened.await?;
     }
     if listens.ip().is_loopback()
-        && !(arguments.read_only || arguments.allow_unauthenticated || arguments.dhchap_hosts.is_some())
+        && !(arguments.read_only || arguments.allow_unauthenticated || hosts_are_known)
     {
-        let advice = "to prevent that, use --dhchap-hosts; to accept it, use --allow-unauthenticated";
+        let advice = "to prevent that, use --dhchap-hosts or --nvme-tls-hosts; to accept it, use --allow-unauthenticated";
         log::warn(&nvme_server::open_to_users(listens, advice));
     }
-    announce(arguments, (listens, address), &subsystem)?;
+    announce(arguments, (listens, address), &files)?;
     Ok((listener, subsystem, identities))
 }
 
@@ -116,15 +132,13 @@ async fn offload(arguments: &TargetArguments, shards: usize) -> Result<Option<Of
         }
         None => None,
     };
+    let peers = OffloadConfig::peer_options(&arguments.nqn, u16::try_from(shards)?);
     Ok(Some(OffloadConfig {
         pipeline,
         incarnation: random_uuid()?.0,
         epochs,
-        connector: Arc::new(member::connector()),
-        peers: Options {
-            authentication: member::authentication(),
-            ..OffloadConfig::peer_options(&arguments.nqn, u16::try_from(shards)?)
-        },
+        connector: member::connector(&peers.host_nqn),
+        peers: Options { authentication: member::authentication(), ..peers },
     }))
 }
 
@@ -171,25 +185,43 @@ fn report(arguments: &TargetArguments, subsystem: &Subsystem) -> Result<(), Fail
     if done.is_empty() { Ok(()) } else { output::print(&format!("offload: {}\n", done.join(", "))) }
 }
 
-async fn open_all(arguments: &TargetArguments) -> Result<Vec<Arc<OpenFile>>, Failure> {
+/// The devices in their order; nothing for one that is missing.
+type Files = Vec<Option<Arc<OpenFile>>>;
+
+async fn open_all(arguments: &TargetArguments) -> Result<Files, Failure> {
     let mut files = Vec::new();
-    for path in &arguments.devices {
+    for (number, path) in (1..).zip(&arguments.devices) {
         let options = OpenOptions { read_only: arguments.read_only, ..OpenOptions::default() };
         let opening = std::path::absolute(path)?;
-        files.push(blocking(move || open(&opening, &options)).await?);
+        files.push(match blocking(move || open(&opening, &options)).await {
+            Err(error) if arguments.allow_missing => {
+                log::warn(&format!(
+                    "namespace {number} is missing until the target is started again: {error}"
+                ));
+                None
+            }
+            opened => Some(opened?),
+        });
+    }
+    if files.iter().all(Option::is_none) {
+        return Err(Failure::new("no device can be served".to_owned()));
     }
     Ok(files)
 }
 
-/// Which namespaces the devices are. They are open, so that no other target does the same meanwhile.
-async fn identify(arguments: &TargetArguments, files: Vec<Arc<OpenFile>>) -> Result<Identities, Failure> {
-    let (paths, nqn) = (arguments.devices.clone(), arguments.nqn.clone());
+/// Which namespaces the devices are that are there. They are open, so that no other target does the same
+/// meanwhile.
+async fn identify(arguments: &TargetArguments, files: &Files) -> Result<Identities, Failure> {
+    let opened = |(path, file): (&PathBuf, &Option<Arc<OpenFile>>)| Some((path.clone(), file.clone()?));
+    let opened: Vec<(PathBuf, Arc<OpenFile>)> =
+        arguments.devices.iter().zip(files).filter_map(opened).collect();
+    let nqn = arguments.nqn.clone();
     let (state, create) = (arguments.state.clone(), arguments.state_create);
     blocking(move || {
-        let served = |(path, file): (&PathBuf, &Arc<OpenFile>)| {
+        let served = |(path, file): &(PathBuf, Arc<OpenFile>)| {
             Ok(Served { storage: file.storage()?, path: std::path::absolute(path)? })
         };
-        let devices = paths.iter().zip(&files).map(served).collect::<Result<Vec<_>, Failure>>()?;
+        let devices = opened.iter().map(served).collect::<Result<Vec<_>, Failure>>()?;
         state::check_distinct(&devices)?;
         match state {
             Some(directory) => Identities::of(&directory, create, &nqn, &devices),
@@ -199,31 +231,44 @@ async fn identify(arguments: &TargetArguments, files: Vec<Arc<OpenFile>>) -> Res
     .await
 }
 
-fn namespaces(
-    arguments: &TargetArguments,
-    files: &[Arc<OpenFile>],
-    uuids: &[[u8; 16]],
-) -> Vec<NamespaceConfig> {
-    let namespace = |(file, uuid): (&Arc<OpenFile>, &[u8; 16])| NamespaceConfig {
-        uuid: *uuid,
-        size_bytes: file.info().size,
-        block_size: file.info().logical_block,
-        preferred_block: file.info().logical_block,
+/// `uuids`: of the devices that are there, in their order. Of one that is missing nothing is ever told.
+fn namespaces(arguments: &TargetArguments, files: &Files, uuids: &[[u8; 16]]) -> Vec<NamespaceConfig> {
+    let mut uuids = uuids.iter();
+    let missing = NamespaceConfig {
+        uuid: [0; 16],
+        size_bytes: 0,
+        block_size: 512,
+        preferred_block: 512,
         read_only: arguments.read_only,
     };
-    files.iter().zip(uuids).map(namespace).collect()
+    let namespace = |file: &Option<Arc<OpenFile>>| {
+        let Some((file, uuid)) = file.as_ref().and_then(|file| Some((file, uuids.next()?))) else {
+            return missing.clone();
+        };
+        let block = file.info().logical_block;
+        NamespaceConfig {
+            uuid: *uuid,
+            size_bytes: file.info().size,
+            block_size: block,
+            preferred_block: block,
+            ..missing.clone()
+        }
+    };
+    files.iter().map(namespace).collect()
 }
 
 /// Says where it listens and where hosts find it.
 fn announce(
     arguments: &TargetArguments,
     (listens, address): (SocketAddr, SocketAddr),
-    subsystem: &Subsystem,
+    files: &Files,
 ) -> Result<(), Failure> {
-    let nqn = &subsystem.config().nqn;
-    let count = subsystem.config().namespaces.len();
+    let nqn = &arguments.nqn;
+    let uri = |number: usize| uri(address, nqn, number);
     if arguments.json {
-        let uris: Vec<String> = (1..=count).map(|number| uri(address, nqn, number)).collect();
+        // Nothing where the device is missing.
+        let uris: Vec<Option<String>> =
+            (1..).zip(files).map(|(number, file)| file.is_some().then(|| uri(number))).collect();
         let line = json!({
             "event": "ready", "nqn": nqn, "address": listens.to_string(), "namespaces": uris,
             "pid": std::process::id(),
@@ -232,12 +277,11 @@ fn announce(
         });
         return output::print(&format!("{line}\n"));
     }
-    let words: Vec<String> = arguments
-        .devices
-        .iter()
-        .enumerate()
-        .map(|(index, path)| format!("  {} is {}\n", path.display(), uri(address, nqn, index + 1)))
-        .collect();
+    let words = |((number, path), file): ((usize, &PathBuf), &Option<_>)| match file {
+        Some(_) => format!("  {} is {}\n", path.display(), uri(number)),
+        None => format!("  {} is missing\n", path.display()),
+    };
+    let words: Vec<String> = (1..).zip(&arguments.devices).zip(files).map(words).collect();
     output::print(&format!("ready: {nqn} on {listens}\n{}", words.concat()))
 }
 

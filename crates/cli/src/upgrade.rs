@@ -2,10 +2,14 @@
 
 use std::time::Duration;
 
-use pinstripe_control::{UpgradeParameters, UpgradeResult, client::Client, text::printable};
+use pinstripe_control::{
+    UpgradeParameters, UpgradeResult, Version,
+    client::{Client, ClientError},
+    text::printable,
+};
 use serde_json::{Value, json};
 
-use crate::{command_line::UpgradeArguments, failure::Failure, list, output};
+use crate::{command_line::UpgradeArguments, failure::Failure, list, output, patience};
 
 /// Longer than the two programs take to find that neither can go on.
 const ANSWER_LIMIT: Duration = Duration::from_mins(3);
@@ -55,8 +59,34 @@ pub fn run(arguments: &UpgradeArguments) -> Result<(), Failure> {
 
 fn upgrade(array: &str, program: &str) -> Result<UpgradeResult, Failure> {
     let mut client = Client::connect(array)?;
-    client.set_timeout(Some(ANSWER_LIMIT))?;
-    Ok(client.call("upgrade", UpgradeParameters { program: program.to_owned() })?)
+    let parameters = UpgradeParameters { program: program.to_owned() };
+    let doing = "which asks the other program and leaves the array to it";
+    match patience::last_work(&mut client, "upgrade", parameters, doing, Some(ANSWER_LIMIT)) {
+        Err(ClientError::Ended { .. }) => Err(serving(array).map_or_else(|| lost(array, program), |now| {
+            Failure::new(format!(
+                "{}: the call ended without an answer, and pinstripe {} serves the array: another `pinstripe upgrade` was first, or \
+                 the program crashed and was started again. The server's log says which",
+                printable(array),
+                printable(&now.pinstripe)
+            ))
+        })),
+        upgraded => Ok(upgraded?),
+    }
+}
+
+/// What serves an array now.
+fn serving(array: &str) -> Option<Version> {
+    let mut client = Client::connect(array).ok()?;
+    client.set_timeout(Some(patience::ANSWER_LIMIT)).ok()?;
+    client.call("version", Value::Null).ok()
+}
+
+fn lost(array: &str, program: &str) -> Failure {
+    Failure::new(format!(
+        "{}: {program} has taken the server's place and did not serve: it crashed, or hung and was ended after 60 s. `pinstripe list` \
+             shows whether a service manager or the daemon has started the array again; else start it by the program that is installed",
+        printable(array)
+    ))
 }
 
 fn value(array: &str, result: &UpgradeResult) -> Value {

@@ -18,9 +18,12 @@ use toml::{
 };
 
 use crate::{
-    Alerts, Array, Place, Problem, Scan, Setting, Settings, Tls, Value,
+    Alerts, Array, Place, Problem, Scan, Setting, Settings, Target, Tls, Value,
     duties::Duties,
-    keys::{ALERTS, ARRAY, AUTO, DAEMON, DUTIES, Key, Kind, METRICS, OPTIONS, SCAN, WEB, Where},
+    keys::{
+        ALERTS, ARRAY, AUTO, DAEMON, DUTIES, Key, Kind, METRICS, OPTIONS, OptionKey, SCAN, TARGET,
+        TARGET_OPTIONS, WEB, Where,
+    },
     members, web_address,
 };
 
@@ -28,6 +31,13 @@ use crate::{
 const BYTES_MAX: u64 = 1 << 20;
 /// Writable by the group or by all.
 const OTHERS_WRITE: u32 = 0o022;
+
+/// Whether a name can be the instance of a unit.
+pub fn is_instance(name: &str) -> bool {
+    let stays = |c: char| c.is_ascii_alphanumeric() || matches!(c, ':' | '-' | '_' | '.');
+    // Commands would take a dash at its begin for an option's.
+    !name.is_empty() && !name.starts_with('-') && name.chars().all(stays)
+}
 
 /// A part of a file.
 pub enum Section {
@@ -45,8 +55,29 @@ pub enum Section {
     Alerts(Alerts),
     /// `[[array]]`.
     Array(RawArray),
+    /// `[[target]]`.
+    Target(Target),
     /// A key of a section that isn't an array's, which can stand in one file only.
     Key(String, Place),
+    /// What is wrong with an entry, and with nothing else: of an array, a target, or one of neither.
+    Wrong(Owner, Vec<Problem>),
+}
+
+/// What an error is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// The entry of an array or a target that begins here.
+    Entry(Place),
+    /// What serves no array: alerts, metrics, the page, the daemon.
+    Daemon,
+}
+
+/// Sections that say how arrays are served; what is wrong with another one keeps none from being served.
+const OF_ALL_ARRAYS: [&str; 2] = ["defaults", "scan"];
+
+/// Whether a key, as [`Section::Key`] has it, is about how arrays are served.
+pub fn is_of_arrays(key: &str) -> bool {
+    OF_ALL_ARRAYS.iter().any(|section| key.starts_with(&format!("[{section}]")))
 }
 
 /// See [`Section`].
@@ -142,6 +173,7 @@ pub fn sections(path: &Path, text: &str, problems: &mut Vec<Problem>) -> Vec<Sec
             let of = |own: &Spanned<_>| (format!("[{name}] {}", own.get_ref()), file.place(&own.span()));
             sections.extend(table.keys().map(of).map(|(own, place)| Section::Key(own, place)));
         }
+        let before = file.problems.len();
         match (key.get_ref().as_ref(), value.get_ref()) {
             ("defaults", DeValue::Table(table)) => sections.push(Section::Defaults(file.defaults(table))),
             ("metrics", DeValue::Table(table)) => {
@@ -152,23 +184,33 @@ pub fn sections(path: &Path, text: &str, problems: &mut Vec<Problem>) -> Vec<Sec
             ("web", DeValue::Table(table)) => sections.push(Section::Web(file.web(table))),
             ("alerts", DeValue::Table(table)) => sections.push(Section::Alerts(file.alerts(table))),
             ("scan", DeValue::Table(table)) => sections.push(Section::Scan(file.scan(table))),
+            ("target", DeValue::Array(all)) if all.iter().all(|target| target.get_ref().is_table()) => {
+                for target in all {
+                    let DeValue::Table(table) = target.get_ref() else { continue };
+                    sections.extend(file.target(table, &target.span()).map(Section::Target));
+                    sections.extend(file.wrong(before, Owner::Entry(file.place(&target.span()))));
+                }
+            }
             ("array", DeValue::Array(all)) if all.iter().all(|array| array.get_ref().is_table()) => {
                 for array in all {
                     let DeValue::Table(table) = array.get_ref() else { continue };
                     sections.extend(file.array(table, &array.span()).map(Section::Array));
+                    sections.extend(file.wrong(before, Owner::Entry(file.place(&array.span()))));
                 }
             }
             ("defaults" | "scan" | "alerts" | "metrics" | "daemon" | "web", _) => {
                 file.problem(span, format!("{} is a section: write [{}]", key.get_ref(), key.get_ref()));
             }
-            ("array", _) => {
-                file.problem(span, "every array is a section of its own: write [[array]]".to_owned());
+            (name @ ("array" | "target"), _) => {
+                file.problem(span, format!("every {name} is a section of its own: write [[{name}]]"));
             }
             (name, _) => {
-                let words =
-                    "there are [defaults], [scan], [metrics], [daemon], [web], [alerts] and [[array]]";
+                let words = "there are [defaults], [scan], [metrics], [daemon], [web], [alerts], [[array]] and [[target]]";
                 file.problem(key.span(), format!("unknown section or key \"{}\": {words}", printable(name)));
             }
+        }
+        if value.get_ref().is_table() && ["alerts", "metrics", "daemon", "web"].contains(&name.as_ref()) {
+            sections.extend(file.wrong(before, Owner::Daemon));
         }
     }
     sections
@@ -194,6 +236,12 @@ impl File<'_> {
     fn problem(&mut self, span: Range<usize>, what: String) {
         let place = self.place(&span);
         self.problems.push(Problem { place, what });
+    }
+
+    /// The problems behind the first `before`, as those of one part.
+    fn wrong(&mut self, before: usize, owner: Owner) -> Option<Section> {
+        let own = self.problems.split_off(before);
+        (!own.is_empty()).then_some(Section::Wrong(owner, own))
     }
 
     fn unknown<'n>(
@@ -307,16 +355,79 @@ impl File<'_> {
         let mut settings = Settings::new();
         for (key, value) in table {
             let name = key.get_ref().as_ref();
-            let Some(known) = DAEMON.iter().find(|known| known.name == name) else {
+            if !self.option_of(&DAEMON, name, value, &mut settings) {
                 self.unknown(key.span(), name, "[daemon]", DAEMON.iter().map(|key| key.name));
-                continue;
-            };
-            let place = self.place(&value.span());
-            if let Some(value) = self.value(name, known.kind, value) {
-                settings.insert(known.name, Setting { value, place });
             }
         }
         settings
+    }
+
+    /// Takes an option that is one of `keys`; false if there is none of this name.
+    fn option_of(
+        &mut self,
+        keys: &'static [OptionKey],
+        name: &str,
+        value: &Spanned<DeValue<'_>>,
+        into: &mut Settings,
+    ) -> bool {
+        let Some(known) = keys.iter().find(|known| known.name == name) else { return false };
+        let place = self.place(&value.span());
+        if let Some(value) = self.value(name, known.kind, value) {
+            into.insert(known.name, Setting { value, place });
+        }
+        true
+    }
+
+    /// Nothing if it lacks what it needs, which is said.
+    fn target(&mut self, table: &DeTable<'_>, span: &Range<usize>) -> Option<Target> {
+        let (mut name, mut devices, mut auto) = (None, None, None);
+        let mut settings = Settings::new();
+        for (key, value) in table {
+            match key.get_ref().as_ref() {
+                "name" => name = self.instance(value),
+                "devices" => devices = self.served_devices(value),
+                "auto" => auto = self.flag("auto", value),
+                name if self.option_of(&TARGET_OPTIONS, name, value, &mut settings) => {}
+                name => {
+                    let known = TARGET.iter().map(|key| key.name);
+                    let known = known.chain(TARGET_OPTIONS.iter().map(|key| key.name));
+                    self.unknown(key.span(), name, "[[target]]", known);
+                }
+            }
+        }
+        let needed = ["name", "devices", "listen", "nqn"];
+        let missing: Vec<&str> = needed.into_iter().filter(|key| !table.contains_key(*key)).collect();
+        if !missing.is_empty() {
+            self.problem(span.clone(), format!("this [[target]] lacks {}", missing.join(", ")));
+        }
+        let place = self.place(span);
+        Some(Target { place, name: name?, devices: devices?, auto: auto.unwrap_or(true), settings })
+    }
+
+    /// A name that can be part of a unit's.
+    fn instance(&mut self, value: &Spanned<DeValue<'_>>) -> Option<String> {
+        let Value::Text(name) = self.value("name", Kind::Text, value)? else { return None };
+        if is_instance(&name) {
+            return Some(name);
+        }
+        let what = "the name of a target has letters, digits, ':', '-', '_' and '.' only, and doesn't begin with '-'";
+        self.problem(value.span(), what.to_owned());
+        None
+    }
+
+    fn served_devices(&mut self, value: &Spanned<DeValue<'_>>) -> Option<Vec<String>> {
+        let Value::List(devices) = self.value("devices", Kind::List, value)? else { return None };
+        let wrong = |device: &&String| !device.starts_with('/') || device.contains(['*', '?', '[']);
+        if let Some(device) = devices.iter().find(wrong) {
+            let what = format!(
+                "{} isn't the absolute path of one device: the order of \"devices\" says which namespace each one is",
+                printable(device)
+            );
+            self.problem(value.span(), what);
+        } else if devices.is_empty() {
+            self.problem(value.span(), "\"devices\" names nothing".to_owned());
+        }
+        Some(devices)
     }
 
     fn web(&mut self, table: &DeTable<'_>) -> RawWeb {
@@ -378,6 +489,7 @@ impl File<'_> {
             members: Vec::new(),
             auto: true,
             log: None,
+            weight: None,
             settings: Settings::new(),
             duties: Duties::default(),
         };
@@ -396,6 +508,7 @@ impl File<'_> {
                         _ => None,
                     });
                 }
+                "weight" => array.weight = self.weight(value),
                 name => {
                     if !self.option(name, value, &mut array.settings)
                         && !self.duty(name, value, &mut array.duties)
@@ -413,6 +526,15 @@ impl File<'_> {
         }
         // What has neither is wrong, and said to be so.
         (array.uuid.is_some() || array.name.is_some()).then_some(RawArray { array, auto })
+    }
+
+    /// As systemd takes it.
+    fn weight(&mut self, value: &Spanned<DeValue<'_>>) -> Option<u64> {
+        let Value::Number(weight) = self.value("weight", Kind::Number, value)? else { return None };
+        if !(1..=10_000).contains(&weight) {
+            self.problem(value.span(), "\"weight\" is 1 to 10000".to_owned());
+        }
+        Some(weight)
     }
 
     fn uuid(&mut self, value: &Spanned<DeValue<'_>>) -> Option<Uuid> {

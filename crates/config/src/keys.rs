@@ -75,7 +75,7 @@ const fn of_one(name: &'static str, kind: Kind) -> OptionKey {
 
 /// The options of `serve` that make sense for good. Those that are consents for once (`--force`, `--run`,
 /// `--takeover`) are none of them.
-pub const OPTIONS: [OptionKey; 39] = [
+pub const OPTIONS: [OptionKey; 41] = [
     of_one("nbd", Kind::List),
     anywhere("ublk", Kind::FlagOrNumber),
     of_one("vhost-user", Kind::Path),
@@ -86,6 +86,7 @@ pub const OPTIONS: [OptionKey; 39] = [
     anywhere("socket-owner", Kind::Text),
     anywhere("socket-group", Kind::Text),
     anywhere("dhchap-hosts", Kind::Path),
+    anywhere("nvme-tls-hosts", Kind::Path),
     anywhere("tls-certificates", Kind::Path),
     anywhere("tls", Kind::Text),
     anywhere("tls-clients", Kind::Text),
@@ -112,13 +113,14 @@ pub const OPTIONS: [OptionKey; 39] = [
     anywhere("spare-pool", Kind::List),
     anywhere("spare-pool-delay", Kind::Number),
     anywhere("dhchap-secrets", Kind::Path),
+    anywhere("nvme-tls-secrets", Kind::Path),
     anywhere("client-address", Kind::List),
     anywhere("log-format", Kind::Text),
     anywhere("log-level", Kind::Text),
 ];
 
 /// The keys of `[[array]]` that say which array it is, and what becomes of it.
-pub const ARRAY: [Key; 5] = [
+pub const ARRAY: [Key; 6] = [
     Key {
         name: "uuid",
         kind: Kind::Text,
@@ -143,6 +145,48 @@ pub const ARRAY: [Key; 5] = [
         kind: Kind::Path,
         doc: "The file that gets the server's log [default: NAME.log beside the control socket].",
     },
+    Key {
+        name: "weight",
+        kind: Kind::Number,
+        doc: "How much its server gets of the CPUs and of the disks beside others, where there is not enough for \
+            all: 1 to 10000. It is `CPUWeight=` and `IOWeight=` of its unit, and without systemd it doesn't \
+            count [default: 100].",
+    },
+];
+
+/// The keys of `[[target]]` that say what it serves. All but `auto` are needed.
+pub const TARGET: [Key; 3] = [
+    Key { name: "name", kind: Kind::Text, doc: "How its unit is called: pinstripe-target@NAME.service." },
+    Key {
+        name: "devices",
+        kind: Kind::List,
+        doc: "Absolute paths of block devices or files; the first one becomes namespace 1. Names in \
+            /dev/disk/by-id are best: they don't change. The unit waits for the devices of /dev, as long as systemd \
+            waits for a device.",
+    },
+    Key { name: "auto", kind: Kind::Flag, doc: "Whether it is started at boot [default: true]." },
+];
+
+/// The options of `target` that make sense for good.
+pub const TARGET_OPTIONS: [OptionKey; 18] = [
+    of_one("listen", Kind::Text),
+    of_one("nqn", Kind::Text),
+    of_one("announce", Kind::Text),
+    of_one("dhchap-hosts", Kind::Path),
+    of_one("nvme-tls-hosts", Kind::Path),
+    of_one("dhchap-secrets", Kind::Path),
+    of_one("nvme-tls-secrets", Kind::Path),
+    of_one("client-address", Kind::List),
+    of_one("allow-unauthenticated", Kind::Flag),
+    of_one("read-only", Kind::Flag),
+    of_one("allow-missing", Kind::Flag),
+    of_one("state", Kind::Path),
+    of_one("state-create", Kind::Flag),
+    of_one("offload", Kind::Text),
+    of_one("shards", Kind::Number),
+    of_one("cpus", Kind::Text),
+    of_one("log-format", Kind::Text),
+    of_one("log-level", Kind::Text),
 ];
 
 /// Also a key of `[defaults]`.

@@ -29,7 +29,8 @@ use pinstripe_md::identity::{Uuid, short_name};
 pub use members::{Expanded, expand, is_server};
 
 use duties::Duties;
-use file::{RawTls, RawWeb, Section};
+pub use file::is_instance;
+use file::{Owner, RawTls, RawWeb, Section};
 
 /// Where the configuration is, unless it is said.
 pub const MAIN: &str = "/etc/pinstripe/pinstripe.toml";
@@ -130,6 +131,8 @@ pub struct Array {
     pub auto: bool,
     /// The file for its server's log.
     pub log: Option<PathBuf>,
+    /// What its unit gets beside others, as systemd counts it.
+    pub weight: Option<u64>,
     /// The options of its server.
     pub settings: Settings,
     /// What the daemon does for it.
@@ -171,6 +174,21 @@ impl Array {
     pub fn words(&self) -> Vec<String> {
         self.settings.iter().flat_map(|(name, setting)| setting.words(name)).collect()
     }
+}
+
+/// A `[[target]]`: devices of this machine that hosts use over NVMe/TCP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Where it stands.
+    pub place: Place,
+    /// What its unit is called.
+    pub name: String,
+    /// Absolute paths; the first one becomes namespace 1.
+    pub devices: Vec<String>,
+    /// Whether it is started without being asked for.
+    pub auto: bool,
+    /// The options of `pinstripe target`.
+    pub settings: Settings,
 }
 
 /// `[scan]`.
@@ -255,6 +273,8 @@ pub struct Configuration {
     pub scan: Scan,
     /// The arrays, in the order of the files.
     pub arrays: Vec<Array>,
+    /// What hosts use over NVMe/TCP, in the order of the files.
+    pub targets: Vec<Target>,
     /// What `[defaults]` says: for arrays that have no `[[array]]`.
     pub defaults: Settings,
     /// The files that were read.
@@ -265,7 +285,48 @@ impl Configuration {
     /// Reads the main file and those in `conf.d` beside it, in the order of their names. The main file is
     /// `given`, or what the environment names, or [`MAIN`]; only the last may be missing.
     pub fn load(given: Option<&Path>) -> Result<Self, Problems> {
-        Self::load_from(given, std::env::var_os(VARIABLE))
+        Self::load_from(given, std::env::var_os(VARIABLE), None)
+    }
+
+    /// As [`Self::load`], as if the further file `path` were there and had this text.
+    pub fn load_with(given: Option<&Path>, path: &Path, text: &str) -> Result<Self, Problems> {
+        Self::load_from(given, std::env::var_os(VARIABLE), Some((path, text)))
+    }
+
+    /// Where alerts are sent, as far as that can be read: an array's entry with an error is no reason to tell
+    /// nothing of the others.
+    pub fn alerts(given: Option<&Path>) -> Alerts {
+        let mut all = Alerts::default();
+        for section in Reader::of(named(given, std::env::var_os(VARIABLE)), None).sections {
+            if let Section::Alerts(alerts) = section {
+                all.join(alerts);
+            }
+        }
+        all
+    }
+
+    /// As [`Self::load`], as far as it is right: an error in the entry of an array or a target is no reason
+    /// to serve none of the others at a boot. An error if more than that can be wrong: in a file that can't
+    /// be read, and in what holds for all arrays.
+    pub fn load_usable(given: Option<&Path>) -> Result<Usable, Problems> {
+        let Gathered { configuration, general, wrong } =
+            Reader::of(named(given, std::env::var_os(VARIABLE)), None).gather();
+        if !general.is_empty() {
+            return Err(Problems(general));
+        }
+        let mut usable = Usable { configuration, wrong: Vec::new(), problems: Vec::new() };
+        for (owner, problems) in wrong {
+            usable.problems.extend(problems);
+            if let Owner::Entry(place) = owner {
+                usable.wrong.push(place);
+            }
+        }
+        Ok(usable)
+    }
+
+    /// Whether the main file is [`MAIN`]: neither `given` nor the environment name another one.
+    pub fn is_usual(given: Option<&Path>) -> bool {
+        named(given, std::env::var_os(VARIABLE)).is_none()
     }
 
     /// The folder of the further files, where it is or would be.
@@ -273,18 +334,50 @@ impl Configuration {
         beside(named(given, std::env::var_os(VARIABLE)).as_deref().unwrap_or(Path::new(MAIN)))
     }
 
-    fn load_from(given: Option<&Path>, variable: Option<OsString>) -> Result<Self, Problems> {
-        let named = named(given, variable);
-        let main = named.clone().unwrap_or_else(|| PathBuf::from(MAIN));
-        let mut reader = Reader::default();
-        if named.is_some() || main.symlink_metadata().is_ok() {
-            reader.read(&main);
-        }
-        for file in reader.files_in(&beside(&main)) {
-            reader.read(&file);
-        }
-        reader.finish()
+    fn load_from(
+        given: Option<&Path>,
+        variable: Option<OsString>,
+        further: Option<(&Path, &str)>,
+    ) -> Result<Self, Problems> {
+        let Gathered { configuration, general, wrong } = Reader::of(named(given, variable), further).gather();
+        let mut problems: Vec<Problem> =
+            general.into_iter().chain(wrong.into_iter().flat_map(|(_, problems)| problems)).collect();
+        problems.sort();
+        if problems.is_empty() { Ok(configuration) } else { Err(Problems(problems)) }
     }
+}
+
+impl Alerts {
+    /// By which mail is sent.
+    pub const SENDMAIL: &str = "/usr/sbin/sendmail";
+    /// By which a URL gets an alert, wherever `$PATH` has it.
+    pub const CURL: &str = "curl";
+
+    /// What was said first counts.
+    fn join(&mut self, Self { program, mail, webhook }: Self) {
+        self.program = self.program.take().or(program);
+        self.mail = self.mail.take().or(mail);
+        self.webhook = self.webhook.take().or(webhook);
+    }
+}
+
+/// A configuration with errors that are no reason to serve nothing.
+#[derive(Clone, Debug)]
+pub struct Usable {
+    /// All of it, entries that are wrong among the others.
+    pub configuration: Configuration,
+    /// Where the entries begin that are wrong: nothing is to be served by them.
+    pub wrong: Vec<Place>,
+    /// What is wrong.
+    pub problems: Vec<Problem>,
+}
+
+/// All of a configuration, and what is wrong with it.
+struct Gathered {
+    configuration: Configuration,
+    /// What may be about anything.
+    general: Vec<Problem>,
+    wrong: Vec<(Owner, Vec<Problem>)>,
 }
 
 /// The main file, if it isn't the usual one.
@@ -306,6 +399,24 @@ struct Reader {
 }
 
 impl Reader {
+    /// Reads the main file and those beside it. `named`: another main file than the usual one.
+    fn of(named: Option<PathBuf>, further: Option<(&Path, &str)>) -> Self {
+        let (is_named, main) = (named.is_some(), named.unwrap_or_else(|| PathBuf::from(MAIN)));
+        let mut reader = Self::default();
+        if is_named || main.symlink_metadata().is_ok() {
+            reader.read(&main);
+        }
+        for file in reader.files_in(&beside(&main)) {
+            if further.is_none_or(|(path, _)| path != file) {
+                reader.read(&file);
+            }
+        }
+        if let Some((path, text)) = further {
+            reader.take(path, text);
+        }
+        reader
+    }
+
     fn files_in(&mut self, folder: &Path) -> Vec<PathBuf> {
         let entries = match std::fs::read_dir(folder) {
             Ok(entries) => entries,
@@ -327,10 +438,14 @@ impl Reader {
         files
     }
 
+    fn take(&mut self, path: &Path, text: &str) {
+        self.sections.extend(file::sections(path, text, &mut self.problems));
+    }
+
     fn read(&mut self, path: &Path) {
         self.files.push(path.to_owned());
         match file::read(path) {
-            Ok(text) => self.sections.extend(file::sections(path, &text, &mut self.problems)),
+            Ok(text) => self.take(path, &text),
             Err(what) => {
                 let place = Place { file: path.to_owned(), line: None };
                 self.problems.push(Problem { place, what });
@@ -338,8 +453,10 @@ impl Reader {
         }
     }
 
-    fn finish(self) -> Result<Configuration, Problems> {
-        let Self { files, sections, mut problems } = self;
+    fn gather(self) -> Gathered {
+        let Self { files, sections, problems: mut general } = self;
+        let mut wrong = Vec::new();
+        let mut of_daemon = Vec::new();
         let mut configuration = Configuration { files, ..Configuration::default() };
         let (mut auto, mut duties) = (None, Duties::default());
         let mut places = BTreeMap::new();
@@ -349,7 +466,8 @@ impl Reader {
             match section {
                 Section::Key(name, place) => {
                     if let Some(first) = places.insert(name.clone(), place.clone()) {
-                        problems.push(twice(&name, place, &first));
+                        let about = if file::is_of_arrays(&name) { &mut general } else { &mut of_daemon };
+                        about.push(twice(&name, place, &first));
                     }
                 }
                 Section::Defaults(defaults) => {
@@ -361,12 +479,7 @@ impl Reader {
                     configuration.scan.devices = configuration.scan.devices.take().or(scan.devices);
                     configuration.scan.all |= scan.all;
                 }
-                Section::Alerts(Alerts { program, mail, webhook }) => {
-                    let all = &mut configuration.alerts;
-                    all.program = all.program.take().or(program);
-                    all.mail = all.mail.take().or(mail);
-                    all.webhook = all.webhook.take().or(webhook);
-                }
+                Section::Alerts(alerts) => configuration.alerts.join(alerts),
                 Section::Web(RawWeb { listen, token_file, tls }) => {
                     let web = &mut configuration.web;
                     web.listen = web.listen.or(listen.as_ref().map(|(address, _)| *address));
@@ -379,12 +492,16 @@ impl Reader {
                     configuration.metrics.listen = configuration.metrics.listen.or(listen);
                     metrics_tls.join(tls);
                 }
+                Section::Target(target) => configuration.targets.push(target),
                 Section::Array(array) => arrays.push(array),
+                Section::Wrong(owner, problems) => wrong.push((owner, problems)),
             }
         }
-        configuration.web.tls = web_tls.whole(&mut problems);
-        configuration.metrics.tls = metrics_tls.whole(&mut problems);
-        problems.extend(page.and_then(|page| refused_page(page, configuration.web.tls.is_some())));
+        configuration.web.tls = web_tls.whole(&mut of_daemon);
+        configuration.metrics.tls = metrics_tls.whole(&mut of_daemon);
+        of_daemon.extend(page.and_then(|page| refused_page(page, configuration.web.tls.is_some())));
+        wrong.push((Owner::Daemon, of_daemon));
+        wrong.extend(targets_named_twice(&configuration.targets));
         for file::RawArray { mut array, auto: own } in arrays {
             array.auto = own.or(auto).unwrap_or(true);
             array.duties = array.duties.or(&duties);
@@ -392,19 +509,12 @@ impl Reader {
                 array.settings.entry(name).or_insert_with(|| setting.clone());
             }
             if let Some(other) = configuration.arrays.iter().find(|other| is_twice(other, &array)) {
-                problems.push(twice(
-                    &format!("the array {}", array.label()),
-                    array.place.clone(),
-                    &other.place,
-                ));
+                let what = format!("the array {}", array.label());
+                wrong.extend(both(&what, &array.place, &other.place));
             }
             configuration.arrays.push(array);
         }
-        if problems.is_empty() {
-            return Ok(configuration);
-        }
-        problems.sort();
-        Err(Problems(problems))
+        Gathered { configuration, general, wrong }
     }
 }
 
@@ -412,6 +522,20 @@ impl Reader {
 fn refused_page((address, place): (SocketAddr, Place), by_tls: bool) -> Option<Problem> {
     let what = check_web(address, by_tls).err()?;
     Some(Problem { place, what: format!("\"listen\": {what}") })
+}
+
+fn targets_named_twice(targets: &[Target]) -> impl Iterator<Item = (Owner, Vec<Problem>)> {
+    let twice = targets.iter().enumerate().filter_map(|(index, target)| {
+        let first = targets[..index].iter().find(|other| other.name == target.name)?;
+        Some(both(&format!("the target {}", target.name), &target.place, &first.place))
+    });
+    twice.flatten()
+}
+
+/// Two entries of one thing: which of them is meant is not to be guessed. The later one is named.
+fn both(what: &str, later: &Place, first: &Place) -> [(Owner, Vec<Problem>); 2] {
+    let problem = twice(what, later.clone(), first);
+    [(Owner::Entry(later.clone()), vec![problem]), (Owner::Entry(first.clone()), Vec::new())]
 }
 
 fn is_twice(one: &Array, other: &Array) -> bool {

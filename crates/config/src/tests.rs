@@ -22,7 +22,7 @@ impl Files {
     }
 
     fn load(&self) -> Result<Configuration, Problems> {
-        Configuration::load_from(Some(&self.path("main.toml")), None)
+        Configuration::load_from(Some(&self.path("main.toml")), None, None)
     }
 
     /// All errors, each as `FILE:LINE: WORDS` with the file's name only.
@@ -31,6 +31,22 @@ impl Files {
         let prefix = format!("{}/", self.0.path().display());
         problems.iter().map(|problem| problem.to_string().replace(&prefix, "")).collect()
     }
+}
+
+#[test]
+fn a_file_that_is_still_to_be_written_is_read_with_the_others() {
+    let files = Files::new(&[
+        ("main.toml", "[defaults]\nshards = 2\n[[array]]\nname = 'a'\n"),
+        ("conf.d/b.toml", "nonsense"),
+    ]);
+    let path = files.path("conf.d/b.toml");
+    let with = |text| Configuration::load_with(Some(&files.path("main.toml")), &path, text);
+    let loaded = with("[[array]]\nname = 'b'\n").unwrap();
+    let b = &loaded.arrays[1];
+    assert_eq!((b.name.as_deref(), b.place.to_string()), (Some("b"), format!("{}:1", path.display())));
+    assert!(b.settings.contains_key("shards"), "it has the defaults");
+    assert!(with("[[array]]\nname = 'a'\n").unwrap_err().to_string().contains("stands in"));
+    assert_eq!(fs::read_to_string(path).unwrap(), "nonsense");
 }
 
 #[track_caller]
@@ -126,6 +142,39 @@ fn every_error_is_said_with_its_line() {
         ],
     );
     errors("array = 3\ndefaults = 4\n", &["1: every array", "2: defaults is a section"]);
+}
+
+#[test]
+fn an_error_is_of_its_entry_of_the_daemon_or_of_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pinstripe.toml");
+    let usable = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        assert!(Configuration::load(Some(&path)).is_err(), "{text}");
+        Configuration::load_usable(Some(&path))
+    };
+    let wrong = |text: &str| -> Vec<Option<usize>> {
+        let usable = usable(text).unwrap();
+        assert!(!usable.problems.is_empty(), "{text}");
+        usable.wrong.iter().map(|place| place.line).collect()
+    };
+    let two =
+        |one: &str, other: &str| format!("[[array]]\nname = 'a'\n{one}\n[[array]]\nname = 'b'\n{other}\n");
+    assert_eq!(wrong(&two("weight = 10000", "x = 1")), [Some(4)]);
+    assert_eq!(wrong(&two("weight = 0", "weight = 10001")), [Some(1), Some(4)]);
+    assert_eq!(wrong(&two("cache = true", "x = 1")), [Some(1), Some(4)]);
+    assert_eq!(wrong(&two("", "[[array]]\nmembers = ['/a']")), [Some(6)], "it names no array");
+    assert_eq!(wrong(&two("", "[[target]]\nname = 'x'")), [Some(6)]);
+    // Which of two is meant is not known.
+    assert_eq!(wrong(&two("", "[[array]]\nname = 'a'")), [Some(6), Some(1)]);
+    for of_daemon in
+        ["[web]\nlisten = 'x'", "[alerts]\nx = 1", "[metrics]\ntls-clients = 'any'", "[daemon]\nx = 1"]
+    {
+        assert_eq!(wrong(&two("", of_daemon)), [], "{of_daemon}");
+    }
+    for of_all in ["[defaults]\nx = 1", "[scan]\ndevices = []", "[unknown]", "x = "] {
+        assert!(usable(&two("", of_all)).is_err(), "{of_all}");
+    }
 }
 
 #[test]
@@ -250,7 +299,7 @@ fn a_file_that_others_can_write_is_refused() {
 fn only_the_usual_file_may_be_missing() {
     let files = Files::new(&[]);
     assert!(files.load().unwrap_err().to_string().contains("main.toml: the configuration can't be read"));
-    let by_variable = Configuration::load_from(None, Some(files.path("other.toml").into()));
+    let by_variable = Configuration::load_from(None, Some(files.path("other.toml").into()), None);
     assert!(by_variable.unwrap_err().to_string().contains("other.toml"));
     fs::create_dir(files.path("main.toml")).unwrap();
     assert!(files.load().unwrap_err().to_string().contains("is no configuration"));
@@ -310,4 +359,41 @@ fn tls_of_the_daemon_may_be_configured_in_several_files() {
     let some = "[metrics]\ntls-certificates = '/t'\ntls-clients = 'some'\n";
     errors(some, &["3: \"tls-clients\" is \"any\""]);
     errors("[web]\ntls-certificates = 't'\n", &["2: \"tls-certificates\""]);
+}
+
+const TARGET: &str =
+    "[[target]]\nname = 'store'\nlisten = '192.0.2.7:4420'\nnqn = 'nqn.2026-01.com.example:a'\n";
+
+#[test]
+fn a_target_is_read_with_its_options_and_its_devices_in_their_order() {
+    let text = format!("{TARGET}devices = ['/dev/b', '/dev/a']\nshards = 2\nallow-missing = true\n");
+    let Configuration { targets, arrays, .. } = Files::new(&[("main.toml", &text)]).load().unwrap();
+    let [target] = &targets[..] else { panic!("{targets:?}") };
+    assert_eq!((target.name.as_str(), target.auto, target.place.line), ("store", true, Some(1)));
+    assert_eq!(target.devices, ["/dev/b", "/dev/a"]);
+    let words: Vec<String> = target.settings.iter().flat_map(|(name, setting)| setting.words(name)).collect();
+    let expected =
+        ["--allow-missing", "--listen=192.0.2.7:4420", "--nqn=nqn.2026-01.com.example:a", "--shards=2"];
+    assert_eq!(words, expected);
+    assert!(arrays.is_empty());
+}
+
+#[test]
+fn a_target_that_lacks_something_or_has_something_else_is_refused() {
+    errors("[[target]]\nname = 'a'\n", &["this [[target]] lacks devices, listen, nqn"]);
+    errors("[target]\nname = 'a'\n", &["write [[target]]"]);
+    errors(&format!("{TARGET}devices = []\n"), &["names nothing"]);
+    errors(&format!("{TARGET}devices = ['/dev/a', 'sdb']\n"), &["sdb isn't the absolute path of one device"]);
+    errors(&format!("{TARGET}devices = ['/dev/sd*']\n"), &["isn't the absolute path of one device"]);
+    errors(
+        &format!("{TARGET}devices = ['/dev/a']\nublk = true\n"),
+        &["unknown key \"ublk\": [[target]] has"],
+    );
+    errors(
+        &format!("{TARGET}devices = ['/dev/a']\nallow_missing = true\n"),
+        &["the key is \"allow-missing\""],
+    );
+    errors(&TARGET.replace("'store'", "'a b'"), &["lacks devices", "letters, digits"]);
+    let two = format!("{TARGET}devices = ['/dev/a']\n{TARGET}devices = ['/dev/b']\n");
+    errors(&two, &["the target store stands in"]);
 }

@@ -3,15 +3,25 @@
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
     os::unix::net::UnixStream,
-    path::PathBuf,
-    time::Duration,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
+use rustix::{
+    io::retry_on_intr,
+    net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
+        sockopt::{Timeout, set_socket_timeout},
+    },
+};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use thiserror::Error;
 
 use super::{CallError, RESPONSE_BYTES_MAX, Request, Response, VERSION, place};
+
+/// Time that a server has to take a connection or a request.
+const SEND_LIMIT: Duration = Duration::from_secs(30);
 
 /// Why a call to a server failed.
 #[derive(Debug, Error)]
@@ -41,7 +51,10 @@ pub enum ClientError {
         source: io::Error,
     },
     /// The server hangs, or is very busy.
-    #[error("the server of {array} does not answer: see its log")]
+    #[error(
+        "the server of {array} does not answer: it hangs, was halted, or the machine is very busy; see its log. If it stays so, end \
+         its process, and serve the array again"
+    )]
     Silent {
         /// As the array was asked for.
         array: String,
@@ -65,6 +78,15 @@ pub enum ClientError {
     Call(CallError),
 }
 
+/// Connects. Where the queue of a server that hangs is full, that waits as long as a send may take.
+fn open(path: &Path) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new(path)?;
+    let end = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&end, Timeout::Send, Some(SEND_LIMIT))?;
+    retry_on_intr(|| connect(&end, &address))?;
+    Ok(end.into())
+}
+
 /// A connection to a server.
 pub struct Client {
     array: String,
@@ -73,11 +95,39 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the server of `array`: a name, or the path of a control socket.
+    /// Connects to the server of `array`: a name, with or without its host (`host:name`), or the path of a
+    /// control socket.
     pub fn connect(array: &str) -> Result<Self, ClientError> {
+        let connected = Self::connect_to(array, array);
+        let (Err(ClientError::NotServed { .. }), Some((_, short))) = (&connected, array.split_once(':'))
+        else {
+            return connected;
+        };
+        if short.is_empty() || array.contains('/') {
+            return connected;
+        }
+        // Sockets are called by the name alone, and the array of another host may have the same one.
+        match Self::connect_to(array, short).and_then(Self::named) {
+            Err(ClientError::NotServed { .. }) => connected,
+            found => found,
+        }
+    }
+
+    /// Itself, if the server's array has the name that was asked for.
+    fn named(mut self) -> Result<Self, ClientError> {
+        self.set_timeout(Some(SEND_LIMIT))?;
+        let detail: Value = self.call("detail", Value::Null)?;
+        self.set_timeout(None)?;
+        if detail["full_name"] == self.array.as_str() {
+            return Ok(self);
+        }
+        Err(ClientError::NotServed { array: self.array, path: PathBuf::new() })
+    }
+
+    fn connect_to(array: &str, name: &str) -> Result<Self, ClientError> {
         let mut last = None;
-        for path in place::candidates(array) {
-            match UnixStream::connect(&path) {
+        for path in place::candidates(name) {
+            match open(&path) {
                 Ok(stream) => {
                     return Ok(Self { array: array.to_owned(), stream: BufReader::new(stream), next_id: 1 });
                 }
@@ -95,6 +145,7 @@ impl Client {
                     ClientError::NotServed { array, path }
                 }
                 io::ErrorKind::PermissionDenied => ClientError::Permission { array, path },
+                io::ErrorKind::WouldBlock => ClientError::Silent { array },
                 _ => ClientError::Io { array, source: error },
             },
             None => ClientError::NotServed { array, path: PathBuf::new() },
@@ -106,12 +157,48 @@ impl Client {
         self.stream.get_ref().set_read_timeout(limit).map_err(|source| self.io(source))
     }
 
+    /// As it was asked for.
+    pub fn array(&self) -> &str {
+        &self.array
+    }
+
     /// Calls `method` and waits for its result.
     pub fn call<T: DeserializeOwned>(
         &mut self,
         method: &str,
         params: impl Serialize,
     ) -> Result<T, ClientError> {
+        let id = self.ask(method, params)?;
+        let mut line = Vec::new();
+        self.receive(&mut line)?;
+        self.result(id, &line)
+    }
+
+    /// As [`Self::call`], with a look every `look` at how long it takes; `goes_on` says whether to wait on.
+    /// No other limit holds.
+    pub fn call_watched<T: DeserializeOwned>(
+        &mut self,
+        method: &str,
+        params: impl Serialize,
+        look: Duration,
+        mut goes_on: impl FnMut(Duration) -> bool,
+    ) -> Result<T, ClientError> {
+        let before = self.stream.get_ref().read_timeout().map_err(|source| self.io(source))?;
+        self.set_timeout(Some(look))?;
+        let (id, begun) = (self.ask(method, params)?, Instant::now());
+        let mut line = Vec::new();
+        // What has come before a limit stays in the line.
+        while let Err(error) = self.receive(&mut line) {
+            if !matches!(error, ClientError::Silent { .. }) || !goes_on(begun.elapsed()) {
+                return Err(error);
+            }
+        }
+        self.set_timeout(before)?;
+        self.result(id, &line)
+    }
+
+    /// Sends a request; its number.
+    fn ask(&mut self, method: &str, params: impl Serialize) -> Result<u64, ClientError> {
         let id = self.next_id;
         self.next_id += 1;
         let params = serde_json::to_value(params).map_err(|error| self.protocol(&error))?;
@@ -119,14 +206,23 @@ impl Client {
             Request { jsonrpc: VERSION.to_owned(), id: Some(id.into()), method: method.to_owned(), params };
         let line = serde_json::to_string(&request).map_err(|error| self.protocol(&error))? + "\n";
         self.stream.get_mut().write_all(line.as_bytes()).map_err(|source| self.io(source))?;
-        let mut line = Vec::new();
-        let limit = RESPONSE_BYTES_MAX as u64;
-        let read = self.stream.by_ref().take(limit).read_until(b'\n', &mut line);
+        Ok(id)
+    }
+
+    /// Receives the rest of a line.
+    fn receive(&mut self, line: &mut Vec<u8>) -> Result<(), ClientError> {
+        let limit = RESPONSE_BYTES_MAX.saturating_sub(line.len()) as u64;
+        let read = self.stream.by_ref().take(limit).read_until(b'\n', line);
         read.map_err(|source| self.io(source))?;
         if line.last() != Some(&b'\n') {
             return Err(ClientError::Ended { array: self.array.clone() });
         }
-        let response: Response = serde_json::from_slice(&line).map_err(|error| self.protocol(&error))?;
+        Ok(())
+    }
+
+    /// What the answer says.
+    fn result<T: DeserializeOwned>(&self, id: u64, line: &[u8]) -> Result<T, ClientError> {
+        let response: Response = serde_json::from_slice(line).map_err(|error| self.protocol(&error))?;
         if let Some(error) = response.error {
             return Err(ClientError::Call(error));
         }

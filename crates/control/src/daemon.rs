@@ -1,11 +1,11 @@
 //! The protocol of the daemon's control socket: as that of a server, with other methods.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{CallError, Invalid, code, no_method, place, request};
+use crate::{Invalid, no_method, nothing, place, request};
 
 /// The name of the daemon's socket in the folder of sockets. It doesn't end as a server's does.
 pub const SOCKET: &str = "daemon.socket";
@@ -39,9 +39,12 @@ pub struct Status {
     pub files: Vec<PathBuf>,
     /// Why a later configuration doesn't count.
     pub configuration_error: Option<String>,
+    /// Why metrics or the page are not served as the configuration says; it is tried again.
+    #[serde(default)]
+    pub unserved: Option<String>,
     /// Seconds that the look for members that is under way has taken until now.
     pub looking_seconds: Option<u64>,
-    /// What the latest look could not read.
+    /// What the latest look could not read, and what can't be kept of events and alerts.
     pub remarks: Vec<String>,
     /// The alerts that aren't over.
     #[serde(default)]
@@ -76,6 +79,10 @@ pub struct ArrayStatus {
     /// How many sectors of 512 bytes did not match then.
     #[serde(default)]
     pub checked_mismatched_sectors: Option<u64>,
+    /// How often each event has happened since the daemon began, but for those that only tell how far a
+    /// sync is.
+    #[serde(default)]
+    pub events: BTreeMap<String, u64>,
     /// What its disks say of their health; empty until they were asked, and without smartctl.
     #[serde(default)]
     pub disks: Vec<DiskHealth>,
@@ -126,6 +133,9 @@ pub struct Reloaded {
     pub files: Vec<PathBuf>,
     /// What has changed.
     pub changes: Vec<Change>,
+    /// Why metrics or the page can't be served as it says; it is tried again.
+    #[serde(default)]
+    pub unserved: Option<String>,
 }
 
 /// A change of an array.
@@ -166,10 +176,7 @@ pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), Invalid> {
         "reload" => Command::Reload,
         other => return Err((to, no_method(other, METHODS))),
     };
-    if !request.params.is_null() && request.params != Value::Object(serde_json::Map::new()) {
-        let words = format!("\"{}\" has no parameters", request.method);
-        return Err((to, CallError::new(code::PARAMETERS, &words)));
-    }
+    nothing(&request).map_err(|error| (to, error))?;
     Ok((id, command))
 }
 
@@ -181,6 +188,7 @@ pub fn sockets() -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::code;
 
     #[test]
     fn every_method_is_known_and_has_no_parameters() {

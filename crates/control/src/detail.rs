@@ -14,6 +14,9 @@ use crate::text::{printable, table};
 pub struct Detail {
     /// The array's name, without the host.
     pub name: String,
+    /// The name with its host (`host:name`), if it has one; empty from a server that doesn't say it.
+    #[serde(default)]
+    pub full_name: String,
     /// Its identity.
     pub uuid: String,
     /// `raid0`, `raid4`, `raid5` or `raid6`.
@@ -71,6 +74,9 @@ pub struct Detail {
     /// What they may ask for.
     #[serde(default)]
     pub limit: Limit,
+    /// Whether what they ask for is being written down (`pinstripe record`).
+    #[serde(default)]
+    pub recorded: bool,
     /// Threads that serve it.
     pub shards: usize,
     /// Counters since the assembly.
@@ -371,6 +377,7 @@ impl Detail {
             self.addresses.iter().map(|address| (address.protocol.as_str(), printable(&address.uri))),
         );
         rows.extend(self.clients.iter().map(|client| ("client", client.in_words())));
+        rows.extend(self.recorded.then(|| ("recorded", "what clients ask for is being recorded".to_owned())));
         rows.extend(self.limit.is_on().then(|| ("limit", self.limit.in_words())));
         let latencies = [
             ("read", "read latency"),

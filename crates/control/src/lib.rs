@@ -15,12 +15,14 @@ pub mod latency;
 pub mod limit;
 pub mod maintenance;
 pub mod place;
+pub mod record;
 pub mod size;
 pub mod text;
 
 pub use detail::Detail;
 use limit::LimitParameters;
 use maintenance::{CheckParameters, EventsParameters, RepairParameters, SyncParameters};
+use record::RecordParameters;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -122,6 +124,7 @@ pub const METHODS: &[&str] = &[
     "repair",
     "sync",
     "limit",
+    "record",
     "events",
     "upgrade",
     "stop",
@@ -156,6 +159,8 @@ pub enum Command {
     Sync(SyncParameters),
     /// Limit what clients ask for.
     Limit(LimitParameters),
+    /// Record what clients ask for.
+    Record(RecordParameters),
     /// Tell what happened.
     Events(EventsParameters),
     /// Let another program take the server's place.
@@ -334,8 +339,8 @@ pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), Invalid> {
     let to = id.clone().unwrap_or(Value::Null);
     let bad = |error: serde_json::Error| (to.clone(), CallError::new(code::PARAMETERS, &error));
     let command = match request.method.as_str() {
-        "version" => Command::Version,
-        "detail" => Command::Detail,
+        "version" => nothing(&request).map(|()| Command::Version).map_err(|error| (to.clone(), error))?,
+        "detail" => nothing(&request).map(|()| Command::Detail).map_err(|error| (to.clone(), error))?,
         "fail" => Command::Fail(serde_json::from_value(request.params).map_err(bad)?),
         "add" => Command::Add(serde_json::from_value(request.params).map_err(bad)?),
         "remove" => Command::Remove(serde_json::from_value(request.params).map_err(bad)?),
@@ -345,6 +350,7 @@ pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), Invalid> {
         "repair" => Command::Repair(optional(request.params).map_err(bad)?),
         "sync" => Command::Sync(optional(request.params).map_err(bad)?),
         "limit" => Command::Limit(optional(request.params).map_err(bad)?),
+        "record" => Command::Record(serde_json::from_value(request.params).map_err(bad)?),
         "events" => Command::Events(optional(request.params).map_err(bad)?),
         "grow" => Command::Grow(serde_json::from_value(request.params).map_err(bad)?),
         "journal_mode" => Command::JournalMode(serde_json::from_value(request.params).map_err(bad)?),
@@ -353,6 +359,15 @@ pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), Invalid> {
         other => return Err((to, no_method(other, METHODS))),
     };
     Ok((id, command))
+}
+
+/// Refuses parameters of a method that has none.
+pub(crate) fn nothing(request: &Request) -> Result<(), CallError> {
+    if request.params.is_null() || request.params == Value::Object(serde_json::Map::new()) {
+        return Ok(());
+    }
+    let words = format!("\"{}\" has no parameters", request.method);
+    Err(CallError::new(code::PARAMETERS, &words))
 }
 
 /// Parameters of a method that can do without any.
@@ -392,6 +407,23 @@ mod tests {
         assert_eq!(parse(line).unwrap(), (Some(7.into()), Command::Fail(MemberName::Slot(3))));
         let (id, command) = parse(br#"{"jsonrpc":"2.0","method":"detail"}"#).unwrap();
         assert_eq!((id, command), (None, Command::Detail), "a notification");
+    }
+
+    #[test]
+    fn parameters_of_a_method_that_has_none_are_refused() {
+        for method in ["version", "detail"] {
+            let line = |params: &str| format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}"{params}}}"#);
+            for bad in [r#"{"x":1}"#, "[1]", "3", r#""x""#] {
+                assert_eq!(
+                    error_of(&line(&format!(r#","params":{bad}"#))),
+                    code::PARAMETERS,
+                    "{method} {bad}"
+                );
+            }
+            for good in ["", r#","params":{}"#, r#","params":null"#] {
+                assert!(parse(line(good).as_bytes()).is_ok(), "{method} {good}");
+            }
+        }
     }
 
     #[test]

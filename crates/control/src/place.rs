@@ -5,10 +5,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rustix::{
+    io::Errno,
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with},
+};
+
 use crate::text::is_unseen;
 
 /// Sockets of the system's user, and of every user without a folder of their own.
-const SYSTEM_FOLDER: &str = "/run/pinstripe";
+pub const SYSTEM_FOLDER: &str = "/run/pinstripe";
 /// Names another folder for all sockets, of every user.
 const OWN_VARIABLE: &str = "PINSTRIPE_RUNTIME_DIR";
 /// A login session's folder, which goes with the session: nothing for the system's user.
@@ -28,7 +33,7 @@ fn folders_of(is_root: bool, variable: impl Fn(&str) -> Option<OsString>) -> Vec
     session.into_iter().chain([PathBuf::from(SYSTEM_FOLDER)]).collect()
 }
 
-/// How a link to a control socket elsewhere ends.
+/// How a link to the control socket of an array ends, which is called by the array's UUID.
 const LINK: &str = "link";
 
 /// The control sockets of all servers, as far as this user may see them; some may have been left behind.
@@ -47,24 +52,62 @@ pub fn sockets() -> Vec<PathBuf> {
     all
 }
 
-/// A link by which a control socket outside of the folders is found. It goes with this.
-pub struct Link(PathBuf);
+/// The folders in which sockets may be that this user may not look in.
+pub fn closed() -> Vec<PathBuf> {
+    let is_closed = |folder: &PathBuf| {
+        std::fs::read_dir(folder).is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
+    };
+    folders().into_iter().filter(is_closed).collect()
+}
+
+/// A link by which an array's control socket is found, wherever it is and whatever it is called. It goes with
+/// this, unless a server of a copy of the array has it by then.
+pub struct Link {
+    link: PathBuf,
+    /// The socket that it leads to.
+    socket: PathBuf,
+}
+
+fn link(folder: &Path, uuid: &str) -> PathBuf {
+    folder.join(format!("{}.{LINK}", uuid.replace(':', "")))
+}
 
 impl Link {
     /// Has the socket at `path`, of the array `uuid`, found from `folder`; `None` if that can't be: it is a
     /// convenience.
     pub fn new(folder: &Path, uuid: &str, path: &Path) -> Option<Self> {
-        let link = folder.join(format!("{}.{LINK}", uuid.replace(':', "")));
-        // Of a server that was killed.
-        let _ = std::fs::remove_file(&link);
-        std::os::unix::fs::symlink(path, &link).ok().map(|()| Self(link))
+        let link = link(folder, uuid);
+        // In the place of one that is there, of a server that was killed or the program before an upgrade, in
+        // one step: in between the array would count as not served.
+        let new = link.with_extension(format!("{LINK}-new"));
+        let _ = std::fs::remove_file(&new);
+        std::os::unix::fs::symlink(path, &new).ok()?;
+        std::fs::rename(&new, &link).ok()?;
+        Some(Self { link, socket: path.to_owned() })
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
+        if std::fs::read_link(&self.link).is_ok_and(|socket| socket == self.socket) {
+            let _ = std::fs::remove_file(&self.link);
+        }
     }
+}
+
+/// Whether a server listens for this array. It isn't asked, so one that hangs holds up nothing.
+pub fn is_served(uuid: &str) -> bool {
+    let listens = |folder: PathBuf| {
+        let socket = std::fs::read_link(link(&folder, uuid)).ok()?;
+        let address = SocketAddrUnix::new(socket).ok()?;
+        let end = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None).ok()?;
+        match connect(&end, &address) {
+            // Its queue is full.
+            Ok(()) | Err(Errno::AGAIN) => Some(()),
+            Err(_) => None,
+        }
+    };
+    folders().into_iter().any(|folder| listens(folder).is_some())
 }
 
 /// The file name for sockets of the array `name`. A name comes from a disk: where it is no component of a
@@ -102,6 +145,36 @@ mod tests {
         let named =
             |name: &str| Some(OsString::from(if name == "PINSTRIPE_RUNTIME_DIR" { "/x" } else { "/y" }));
         assert_eq!(folders_of(true, named), [PathBuf::from("/x")]);
+    }
+
+    #[test]
+    fn a_link_takes_the_place_of_another_one_in_one_step_and_goes_with_its_own_server() {
+        let folder = tempfile::tempdir().unwrap();
+        let new = |socket: &str| Link::new(folder.path(), "01:23", Path::new(socket)).unwrap();
+        let place = folder.path().join("0123.link");
+        let leads_to = || std::fs::read_link(&place).ok();
+        let first = new("/a.sock");
+        assert_eq!(leads_to(), Some("/a.sock".into()));
+        let second = new("/b.sock");
+        drop(first);
+        assert_eq!(leads_to(), Some("/b.sock".into()), "the other one's");
+        drop(second);
+        assert_eq!(leads_to(), None);
+
+        let links = std::thread::scope(|scope| {
+            let looker = scope.spawn(|| {
+                while leads_to().is_none() {}
+                (0..20_000).filter(|_| leads_to().is_none()).count()
+            });
+            let mut links = vec![new("/a.sock")];
+            while !looker.is_finished() {
+                links.push(new("/a.sock"));
+            }
+            assert_eq!(looker.join().unwrap(), 0, "there was no link");
+            links
+        });
+        drop(links);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]

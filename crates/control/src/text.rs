@@ -16,6 +16,30 @@ pub fn printable_lines(text: &str) -> String {
     text.lines().map(printable).collect::<Vec<_>>().join("\n")
 }
 
+/// Text of several lines, such as what the end of a log is appended to, as one line.
+pub fn one_line(text: &str) -> String {
+    let mut lines = text.lines().map(|line| printable(line.trim())).filter(|line| !line.is_empty());
+    let mut all = lines.next().unwrap_or_default();
+    for (index, line) in lines.enumerate() {
+        all += match (index, all.ends_with(':')) {
+            (_, true) => " ",
+            (0, false) => ": ",
+            _ => "; ",
+        };
+        all += &line;
+    }
+    all
+}
+
+/// A word of a command that is printed to be copied, as a shell reads it.
+pub fn shell_word(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_@%+=:,./-".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", printable(word).replace('\'', "'\\''"))
+}
+
 /// Whether a character has no width, changes the direction of others, or separates lines: Unicode's default
 /// ignorable characters and its format characters. A name with one looks like another name, or like something
 /// else.
@@ -42,6 +66,26 @@ mod tests {
     fn a_name_from_a_disk_cannot_steer_the_terminal() {
         assert_eq!(printable("a\x1b[2Jb\n"), "a\u{fffd}[2Jb\u{fffd}");
         assert_eq!(printable_lines("a\u{7}\nb"), "a\u{fffd}\nb");
+    }
+
+    #[test]
+    fn lines_become_one_in_which_nothing_steers_the_terminal() {
+        assert_eq!(one_line("its log ends with\n  a\u{7}\n\n  b\n"), "its log ends with: a\u{fffd}; b");
+        assert_eq!(one_line("problems:\na\nb"), "problems: a; b");
+        assert_eq!(one_line("one"), "one");
+    }
+
+    #[test]
+    fn a_word_of_a_command_is_one_word_for_a_shell_and_nothing_else() {
+        for plain in ["data", "/dev/md/data", "nvme-tcp://h:1/nqn.a"] {
+            assert_eq!(shell_word(plain), plain);
+        }
+        for word in ["", "we ird", "x$(id)", "a'b", "a\"b`id`", "a;b", "*", "~", "a\\b", "#"] {
+            let command = format!("printf %s {}", shell_word(word));
+            let said = std::process::Command::new("sh").args(["-c", &command]).output().unwrap().stdout;
+            assert_eq!(String::from_utf8(said).unwrap(), word, "{command}");
+        }
+        assert_eq!(shell_word("a\nb"), "'a\u{fffd}b'");
     }
 
     #[test]

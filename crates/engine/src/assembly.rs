@@ -123,13 +123,14 @@ pub async fn read_superblock(device: &dyn Device) -> Result<Option<Superblock>, 
 /// another one was.
 async fn attach(found: &[Found], options: &ArrayOptions) -> Result<u64, AssembleError> {
     let array = freshest(found)?.array;
+    let devices = || found.iter().map(|member| &member.device);
     if options.takeover && !options.force {
         let seated = |member: &&Found| matches!(member.superblock.role_in(&array), Role::Slot(_));
         let present = found.iter().filter(seated).count();
         fence::check_majority(present, to_usize(array.raid_disks))?;
+        fence::check_fences(devices())?;
     }
-    let devices = found.iter().map(|member| &member.device);
-    Ok(fence::attach(devices, array.set_uuid.0, options.takeover).await?)
+    Ok(fence::attach(devices(), array.set_uuid.0, options.takeover).await?)
 }
 
 /// The host that had the array before may have written on until the servers knew of this host: only what is

@@ -75,6 +75,8 @@ pub enum EventKind {
         whole: bool,
         /// Sectors that did not match, of a check or repair.
         mismatched: Option<u64>,
+        /// Where a check or repair was stopped: the first sector of each member's data that was not compared.
+        stopped_at: Option<u64>,
     },
     /// The first mismatch of a check or repair.
     MismatchFound {
@@ -172,11 +174,16 @@ impl std::fmt::Display for EventKind {
             }
             Self::RebuildStarted { action } => write!(f, "{} has begun", action.name()),
             Self::RebuildProgress { action, percent } => write!(f, "{} is at {percent}%", action.name()),
-            Self::RebuildFinished { action, whole, mismatched } => {
+            Self::RebuildFinished { action, whole, mismatched, stopped_at } => {
+                let action = action.name();
                 let ended = if *whole { "has ended" } else { "was interrupted" };
-                match mismatched {
-                    Some(sectors) => write!(f, "{} {ended}, mismatches found: {sectors}", action.name()),
-                    None => write!(f, "{} {ended}", action.name()),
+                match (mismatched, stopped_at) {
+                    (Some(found), Some(sector)) => write!(
+                        f,
+                        "{action} was stopped before sector {sector} of each member's data, mismatches found until there: {found}"
+                    ),
+                    (Some(found), None) => write!(f, "{action} {ended}, mismatches found: {found}"),
+                    (None, _) => write!(f, "{action} {ended}"),
                 }
             }
             Self::MismatchFound { action } => {

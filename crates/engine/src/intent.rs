@@ -1,10 +1,10 @@
 //! Write intent: which regions of the members may be changing, so that a crash costs a resync of those and
 //! not of everything.
 //!
-//! A region is what one bit of MD's bitmap covers. Its counters are several *lanes*, and a stripe picks its
-//! lane by its low bits: writers of neighbouring stripes, which share a region, don't share a cache line
-//! (ScalaRAID's D-Blocks). A region is busy while any lane is not zero; the bits on disk stay MD's linear
-//! map.
+//! A region is what one bit of MD's bitmap covers. Its counters are several *lanes*, and each shard has one:
+//! writers on two shards, which share a region, don't share a cache line. (ScalaRAID's D-Blocks give one to
+//! each stripe instead, so that two cores meet by chance.) A region is busy while any lane is not zero; the
+//! bits on disk stay MD's linear map.
 //!
 //! ```text
 //!            writer: Clean -> Setting          intent writer: page durable
@@ -23,19 +23,26 @@
 //! write). Neither region's bit is cleared until a resync or recovery of the whole region has ended without
 //! an error. Without a bitmap the table keeps the marks in memory only.
 
-use std::ops::RangeInclusive;
+use std::{
+    ops::RangeInclusive,
+    sync::{Arc, OnceLock},
+};
 
 use crate::{
+    ablation::Gates,
     mutants::{Mutant, active},
-    units::to_usize,
+    units::{to_u32, to_usize},
 };
+use crossbeam_utils::CachePadded;
 use pinstripe_runtime::{
     Signal,
     atomics::{AtomicBool, AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering},
 };
 
-/// Counters per region.
-pub const LANES: usize = 8;
+/// Counters per region. More shards than these share them.
+pub const LANES: usize = crate::ablation::LANES;
+/// Counters in a cache line, or in the two that a processor fetches at a time.
+const APART: usize = size_of::<CachePadded<AtomicU32>>() / size_of::<AtomicU32>();
 
 const STATE: u32 = 0b11;
 const CLEAN: u32 = 0;
@@ -61,7 +68,9 @@ pub struct IntentTable {
     region_shift: u32,
     persistent: bool,
     regions: Box<[AtomicU32]>,
+    /// Lane by lane, so far apart that no cache line has counters of two.
     lanes: Box<[AtomicU32]>,
+    lane_length: usize,
     /// How far the resync of a region has come: the first byte that isn't known to match.
     resynced_to: AtomicU64,
     /// Regions that went from Clean to Setting and that the intent writer has not seen.
@@ -71,20 +80,25 @@ pub struct IntentTable {
     pub(crate) wanted: Signal,
     /// For writers: states changed.
     changed: Signal,
+    /// Locks of older designs around the counters, for measurement only.
+    gates: OnceLock<Arc<Gates>>,
 }
 
 /// Keeps the lanes of a write's regions up; ends when dropped.
 pub struct Mark<'t> {
     table: &'t IntentTable,
     regions: Regions,
-    lane: usize,
+    lane: u32,
+    /// Bytes of each member.
+    length: u32,
 }
 
 impl Drop for Mark<'_> {
     fn drop(&mut self) {
-        for region in self.regions.clone() {
-            let before = self.table.lane(region, self.lane).fetch_sub(1, Ordering::SeqCst);
-            assert!(before > 0, "C7: region {region} is unmarked more often than it was marked");
+        let (table, regions, lane) = (self.table, self.regions.clone(), self.lane);
+        match table.gates.get() {
+            None => table.unmark(regions, lane),
+            Some(gates) => table.unmark_within(gates, regions, lane, self.length),
         }
     }
 }
@@ -96,17 +110,20 @@ impl IntentTable {
         assert!(region_bytes.is_power_of_two(), "regions of {region_bytes} bytes");
         let count = to_usize(member_bytes.div_ceil(region_bytes).max(1));
         let zeroes = |n: usize| (0..n).map(|_| AtomicU32::new(0)).collect();
+        let lane_length = count + APART;
         Self {
             region_bytes,
             region_shift: region_bytes.trailing_zeros(),
             persistent,
             regions: zeroes(count),
-            lanes: if persistent { zeroes(count * LANES) } else { Box::default() },
+            lanes: if persistent { zeroes(lane_length * LANES) } else { Box::default() },
+            lane_length,
             resynced_to: AtomicU64::new(0),
             requested: Mutex::default(),
             has_requests: AtomicBool::new(false),
             wanted: Signal::default(),
             changed: Signal::default(),
+            gates: OnceLock::new(),
         }
     }
 
@@ -137,24 +154,65 @@ impl IntentTable {
     }
 
     fn lane(&self, region: usize, lane: usize) -> &AtomicU32 {
-        // Lane-major, so that two lanes of a region are far apart.
-        &self.lanes[lane * self.regions.len() + region]
+        &self.lanes[lane * self.lane_length + region]
     }
 
-    /// Counts a write of `stripe` into `regions`. Nothing may be changed before [`IntentTable::is_durable`].
-    pub fn mark(&self, regions: Regions, stripe: u64) -> Mark<'_> {
+    /// Counts a write of `shard` into `regions`. Nothing may be changed before [`IntentTable::is_durable`].
+    pub fn mark(&self, regions: Regions, shard: usize) -> Mark<'_> {
+        self.mark_rows(regions, shard, 0, 1)
+    }
+
+    /// The same, of a write of `length` bytes of each member into `stripe`.
+    pub(crate) fn mark_rows(&self, regions: Regions, shard: usize, stripe: u64, length: u64) -> Mark<'_> {
         if !self.persistent {
             #[expect(clippy::reversed_empty_ranges, reason = "nothing to count without a bitmap")]
-            return Mark { table: self, regions: 1..=0, lane: 0 };
+            return Mark { table: self, regions: 1..=0, lane: 0, length: 0 };
         }
         let regions =
             if active(Mutant::MarkCoversFirstRegion) { *regions.start()..=*regions.start() } else { regions };
-        #[expect(clippy::cast_possible_truncation, reason = "only the low bits matter")]
-        let lane = stripe as usize % LANES;
-        for region in regions.clone() {
-            self.lane(region, lane).fetch_add(1, Ordering::SeqCst);
+        #[expect(clippy::cast_possible_truncation, reason = "a chunk is short")]
+        let length = length as u32;
+        if let Some(gates) = self.gates.get() {
+            return self.mark_within(gates, regions, gates.lane(shard, stripe), length);
         }
-        Mark { table: self, regions, lane }
+        let lane = to_u32(shard % LANES);
+        self.count(regions.clone(), lane);
+        Mark { table: self, regions, lane, length }
+    }
+
+    fn count(&self, regions: Regions, lane: u32) {
+        for region in regions {
+            self.lane(region, to_usize(lane)).fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn unmark(&self, regions: Regions, lane: u32) {
+        for region in regions {
+            let before = self.lane(region, to_usize(lane)).fetch_sub(1, Ordering::SeqCst);
+            assert!(before > 0, "C7: region {region} is unmarked more often than it was marked");
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn mark_within(&self, gates: &Gates, regions: Regions, lane: u32, length: u32) -> Mark<'_> {
+        let held = gates.intent(*regions.start(), to_usize(lane), length);
+        self.count(regions.clone(), lane);
+        drop(held);
+        Mark { table: self, regions, lane, length }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn unmark_within(&self, gates: &Gates, regions: Regions, lane: u32, length: u32) {
+        let _held = (!regions.is_empty()).then(|| gates.intent(*regions.start(), to_usize(lane), length));
+        self.unmark(regions, lane);
+    }
+
+    /// Has the counters counted within locks.
+    pub(crate) fn put_behind(&self, gates: &Arc<Gates>) {
+        // A table goes from one membership to the next.
+        let _ = self.gates.set(Arc::clone(gates));
     }
 
     /// Whether every marked region's bit is durable. Asks for it if it is not.
@@ -298,6 +356,11 @@ impl IntentTable {
             && regions.into_iter().any(|r| self.regions[r].load(Ordering::SeqCst) & TORN != 0)
     }
 
+    /// The same of all regions.
+    pub fn has_torn(&self) -> bool {
+        (0..self.len()).any(|region| self.is_torn(region..=region))
+    }
+
     /// Whether parity of any of `regions` may not match (C10).
     pub fn needs_resync(&self, regions: Regions) -> bool {
         regions.into_iter().any(|r| self.regions[r].load(Ordering::SeqCst) & NEEDS_RESYNC != 0)
@@ -424,6 +487,34 @@ mod tests {
         assert!(table.is_durable(&mark));
         drop(mark);
         assert!(!table.try_clear(1), "the write may not be covered by the flush");
+    }
+
+    #[test]
+    fn every_region_of_a_new_table_knows_what_the_old_one_knew_of_its_bytes() {
+        for (old_bytes, new_bytes) in [(4 << 20, 1 << 20), (1 << 20, 4 << 20), (1 << 20, 1 << 20)] {
+            for torn in [true, false] {
+                let old = IntentTable::new(64 << 20, old_bytes, true);
+                let new = IntentTable::new(64 << 20, new_bytes, false);
+                for region in [0, 2, old.len() - 1] {
+                    old.set_needs_resync(region, torn);
+                }
+                new.inherit(&old);
+                for mib in 0..64 {
+                    let [before, after] = [&old, &new].map(|table| {
+                        let regions = table.regions(mib << 20, 1 << 20);
+                        (table.needs_resync(regions.clone()), table.is_torn(regions))
+                    });
+                    // A larger region knows what any part of it needs.
+                    let is_coarser = new_bytes > old_bytes;
+                    assert!(before == after || is_coarser && !before.0, "{mib}: {before:?} and {after:?}");
+                }
+                let expected =
+                    new.regions(0, old_bytes).count() + new.regions(2 * old_bytes, old_bytes).count();
+                let last = new.regions((64 << 20) - old_bytes, old_bytes).count();
+                let both = usize::from(new_bytes > old_bytes);
+                assert_eq!(new.resync_count(), expected + last - both, "{old_bytes} and {new_bytes}");
+            }
+        }
     }
 
     #[test]

@@ -12,7 +12,9 @@
 //! - [`error`]: what can go wrong with a request
 //! - [`stripe`]: what shards keep of the stripes that they write
 //! - [`plan`]: what a stripe write reads and writes; pure
-//! - [`options`], [`events`], [`statistics`], [`latency`]
+//! - [`events`], [`statistics`], [`latency`]
+//! - [`ablation`]: locks and workers of older designs, for measurement
+//! - [`options`]
 //! - [`intent`]: the write-intent table
 //! - [`members`]: the devices of an array, as all shards know them
 //! - [`consistency`]: the logs that close the write hole
@@ -29,6 +31,7 @@
 //! - [`status`]: what is told about an array
 #![forbid(unsafe_code)]
 
+pub mod ablation;
 pub mod array;
 pub mod assembly;
 pub mod consistency;

@@ -290,6 +290,8 @@ pinstripe_runtime::mutants! {
     FirstBitmapBelieved,
     /// When a member has everything again, bits are cleared before the superblocks say so (C9).
     BitsClearedBeforeRecorded,
+    /// A sweep goes on though the superblocks don't say yet that every member is whole (C9).
+    SweepBeforeRecorded,
     /// A member that the array can't do without is given up at the same limit as any other (C29).
     LastStrawDropped,
     /// That a member is lost is known when all requests that went out with the failed one are over (C29,
@@ -394,6 +396,7 @@ impl Mutant {
     pub const OF_LIFE: &[Self] = &[
         Self::PlaceIgnoresBegun,
         Self::SeatedSpareRemoved,
+        Self::SweepBeforeRecorded,
         Self::LookLeftOut,
         Self::EarlierMembershipTrusted,
         Self::BitsReadUndrained,

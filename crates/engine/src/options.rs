@@ -1,6 +1,6 @@
 //! How an array behaves; nothing of this is on disk.
 
-use crate::plan::WritePolicy;
+use crate::{ablation::Ablation, plan::WritePolicy};
 
 /// See the module. [`ArrayOptions::default`] is what a user gets.
 #[derive(Clone, Debug)]
@@ -48,6 +48,7 @@ pub struct ArrayOptions {
     /// Bytes of memory for what only the journal has; more is written through.
     pub journal_cache_bytes: usize,
     /// Takes the members over although another host has attached them: it can't write them any more then.
+    /// Refused without `force` if one that is reached over a network has a server that can't see to that.
     pub takeover: bool,
     /// Whether members' servers compute parity, where they can.
     pub offload: OffloadMode,
@@ -61,6 +62,8 @@ pub struct ArrayOptions {
     pub waiters_per_shard: usize,
     /// Seconds since 1970, for the superblocks' time of update.
     pub wall_clock: fn() -> u64,
+    /// Ways of older designs, for measurement. `None` for users: what is ours, not metered.
+    pub ablation: Option<Ablation>,
 }
 
 /// Memory that requests under way take, divided equally between shards.
@@ -111,6 +114,7 @@ impl Default for ArrayOptions {
             stripe_slots: 1 << 14,
             waiters_per_shard: 4096,
             wall_clock: || std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
+            ablation: None,
         }
     }
 }

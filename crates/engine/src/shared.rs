@@ -10,9 +10,10 @@ use pinstripe_runtime::{
 };
 
 use crate::{
+    ablation::{Gates, Metered, Pool, Workers},
     consistency::journal::Journal,
     error::{IoError, MemberError},
-    geometry::Geometry,
+    geometry::{Geometry, StripeId},
     latency::LatencyCounters,
     members::{Member, MemberId, bad_blocks::Reports},
     membership::{admission::Admission, snapshot::Snapshot},
@@ -40,7 +41,7 @@ pub struct Shared {
     /// For the controller: a member failed, the gate is wanted, a command came.
     pub controller_wake: Signal,
     /// Which stripes were written lately, to tell sequential streams.
-    pub recent: RecentStripes,
+    pub recent: CachePadded<RecentStripes>,
     /// All shards that serve the array; the first is its home.
     pub shards: Vec<ShardHandle>,
     /// By shard.
@@ -67,6 +68,10 @@ pub struct Shared {
     member_limit_ns: AtomicU64,
     /// What the members' servers do.
     pub(crate) offload: crate::offload::Common,
+    /// Locks of older designs, for measurement only.
+    pub(crate) gates: Option<Arc<Gates>>,
+    /// Workers of older designs, for measurement only.
+    pub(crate) pool: Option<Pool<(StripeId, Piece), Answer>>,
 }
 
 /// How far the stripes written lately were written, on whatever shard: what tells a sequential stream. By the
@@ -153,6 +158,13 @@ impl Shared {
     ) -> Self {
         let count = shards.len();
         let (slots, waiters) = (options.stripe_slots, options.waiters_per_shard);
+        let ablation = options.ablation;
+        let on = shards.iter().map(ShardHandle::index).max().map_or(1, |last| last + 1);
+        let gates = ablation.map(|ablation| Arc::new(Gates::new(ablation, on, snapshot.intent.len())));
+        if let Some(gates) = &gates {
+            snapshot.intent.put_behind(gates);
+        }
+        let pooled = ablation.is_some_and(|ablation| ablation.workers == Workers::Pool);
         Self {
             geometry,
             stripes: StripeTable::new(slots, count, waiters.max(1)),
@@ -161,7 +173,7 @@ impl Shared {
             member_limit_ns: AtomicU64::new(options.member_timeout_ns),
             options,
             controller_wake: Signal::default(),
-            recent: RecentStripes::default(),
+            recent: CachePadded::default(),
             shards,
             counters: (0..count).map(|_| CachePadded::default()).collect(),
             latencies: (0..count).map(|_| CachePadded::default()).collect(),
@@ -175,7 +187,16 @@ impl Shared {
             ended: AtomicBool::new(false),
             fenced: AtomicBool::new(false),
             offload: crate::offload::Common::default(),
+            gates,
+            pool: pooled.then(|| Pool::new(count)),
         }
+    }
+
+    /// What the ways of older designs cost so far, or ours, if that is metered.
+    pub fn metered(&self) -> Option<Metered> {
+        let mut sum = self.gates.as_ref()?.metered();
+        self.pool.iter().for_each(|pool| pool.add_to(&mut sum));
+        Some(sum)
     }
 
     /// The membership now.
@@ -186,6 +207,9 @@ impl Shared {
     /// Makes `snapshot`, of the next generation, the current one. Its generation isn't durable yet.
     pub fn publish(&self, snapshot: Snapshot) {
         let generation = snapshot.generation;
+        if let Some(gates) = &self.gates {
+            snapshot.intent.put_behind(gates);
+        }
         let old = std::mem::replace(&mut *locked(&self.current), Arc::new(snapshot));
         assert_eq!(generation, old.generation + 1, "C1: every membership has a generation of its own");
         self.admission.publish(generation);
@@ -233,6 +257,7 @@ impl Shared {
     /// The controller ends: what waits for it is told so.
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
+        self.pool.iter().for_each(Pool::close);
         self.durable_changed.notify();
         self.snapshot().log.wake();
     }
@@ -302,7 +327,13 @@ impl Shared {
     /// Whether the array can do without `member`, and without all that ail.
     pub(crate) fn can_lose(&self, member: MemberId, snapshot: &Snapshot) -> bool {
         let goes = |other: &Member| other.id == member || self.is_ailing(other);
-        snapshot.can_do_without(self.geometry.redundancy(), goes)
+        snapshot.can_do_without(self.redundancy_left(snapshot), goes)
+    }
+
+    /// How many members may be taken out that work. Where a crash may have torn rows nothing is reconstructed
+    /// (C10), so a member that went before the resync would take all its bytes of these regions with it.
+    fn redundancy_left(&self, snapshot: &Snapshot) -> usize {
+        if snapshot.intent.has_torn() { 0 } else { self.geometry.redundancy() }
     }
 
     /// Whether a member is lost or may be: what hangs may have failed. Nothing but a failure of its own costs
@@ -315,12 +346,13 @@ impl Shared {
     /// A member that only had too many errors, each of them mended, stays if the array can't do without it,
     /// or could not if those that hang are lost.
     pub(crate) fn spare_the_needed(&self, snapshot: &Snapshot, leaving: &mut Vec<Failure>) {
+        let redundancy = self.redundancy_left(snapshot);
         let is_tired = |failure: &Failure| failure.error.error.kind == DeviceErrorKind::TooManyErrors;
         loop {
             let goes = |member: &Member| {
                 self.is_ailing(member) || leaving.iter().any(|failure| failure.member == member.id)
             };
-            if snapshot.can_do_without(self.geometry.redundancy(), goes) {
+            if snapshot.can_do_without(redundancy, goes) {
                 return;
             }
             let Some(place) = leaving.iter().position(is_tired) else { return };

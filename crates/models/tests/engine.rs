@@ -216,8 +216,8 @@ impl Intent {
         Arc::new(Self { table, bit: Mutex::new(true), writers: AtomicU64::new(writers) })
     }
 
-    fn write(&self, stripe: u64) {
-        let mark = self.table.mark(0..=0, stripe);
+    fn write(&self, shard: usize) {
+        let mark = self.table.mark(0..=0, shard);
         future::block_on(self.table.durable(&mark));
         assert!(*self.bit.lock().unwrap(), "data is written, and the bit is not durable");
         thread::yield_now();

@@ -6,7 +6,7 @@
 //! the request's last byte is sent. So a peer that doesn't take its answers stops being served, and after a
 //! while it is cut off.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::rc::Rc;
@@ -30,6 +30,8 @@ const FLOW_BYTES: u64 = 256 << 10;
 /// See the module.
 pub(crate) struct Link {
     pub stream: Rc<dyn Stream>,
+    /// The host that the stream has proved to be of, as one of TLS has.
+    host: OnceCell<String>,
     outgoing: RefCell<Outgoing>,
     share: Share,
     /// Bytes that came from the peer.
@@ -64,6 +66,7 @@ impl Link {
     pub fn new(stream: Rc<dyn Stream>, budget: Arc<Budget>) -> Rc<Self> {
         Rc::new(Self {
             stream,
+            host: OnceCell::new(),
             outgoing: RefCell::default(),
             share: Share::new(budget),
             received: Cell::new(0),
@@ -83,6 +86,16 @@ impl Link {
             changed: Signal::default(),
             to_leave: Wake::default(),
         })
+    }
+
+    /// The stream has proved to be of this host: it connects no queue of another one.
+    pub fn is_of(&self, host: String) {
+        let _ = self.host.set(host);
+    }
+
+    /// The host that the stream has proved to be of.
+    pub fn host(&self) -> Option<&str> {
+        self.host.get().map(String::as_str)
     }
 
     /// Whether messages still reach the peer, as far as we know.

@@ -41,16 +41,6 @@ pub(crate) mod neon {
             unsafe { vst1q_u8(to, self.0) }
         }
 
-        /// A plain store: Rust has no intrinsic for `STNP`, and cores are free to ignore its hint.
-        #[inline(always)]
-        unsafe fn store_stream(self, to: *mut u8) {
-            // SAFETY: the caller's promise.
-            unsafe { self.store(to) }
-        }
-
-        #[inline(always)]
-        unsafe fn fence() {}
-
         #[inline(always)]
         unsafe fn xor(self, other: Self) -> Self {
             // SAFETY: NEON is there (caller).

@@ -24,9 +24,9 @@ pub struct Kernel {
 pub(crate) struct Operations {
     pub(crate) xor: unsafe fn(dst: &mut [u8], sources: &[&[u8]]),
     pub(crate) xor_into: unsafe fn(dst: &mut [u8], sources: &[&[u8]]),
-    pub(crate) xor_stream: unsafe fn(dst: &mut [u8], sources: &[&[u8]]),
     pub(crate) pq: unsafe fn(p: &mut [u8], q: &mut [u8], columns: &[Option<&[u8]>]),
-    pub(crate) pq_stream: unsafe fn(p: &mut [u8], q: &mut [u8], columns: &[Option<&[u8]>]),
+    /// `p += old + new`.
+    pub(crate) update_p: unsafe fn(p: &mut [u8], old: &[u8], new: &[u8]),
     /// `q += factor * data`.
     pub(crate) accumulate_q: unsafe fn(q: &mut [u8], data: &[u8], factor: u8),
     /// `p += data` and `q += factor * data`.
@@ -78,17 +78,6 @@ impl Kernel {
         unsafe { (self.operations.xor_into)(dst, sources) }
     }
 
-    /// The same as [`xor`](Self::xor) with non-temporal stores, which bypass the cache.
-    ///
-    /// Only for a destination that is not in the cache and will not be read soon (a full stripe on its way to
-    /// a device): there it saves the read for ownership, elsewhere it costs several times what `xor` costs.
-    /// The stores are ordered before all later ones when this returns.
-    pub fn xor_stream(&self, dst: &mut [u8], sources: &[&[u8]]) {
-        check_sources(dst.len(), sources);
-        // SAFETY: as in `xor`.
-        unsafe { (self.operations.xor_stream)(dst, sources) }
-    }
-
     /// `p` and `q` become the parity of `columns`. A column's index is its exponent; `None` contributes
     /// nothing, but counts (DDF layouts count the positions of parity). At most 255 columns.
     pub fn pq(&self, p: &mut [u8], q: &mut [u8], columns: &[Option<&[u8]>]) {
@@ -97,17 +86,11 @@ impl Kernel {
         unsafe { (self.operations.pq)(p, q, columns) }
     }
 
-    /// The same as [`pq`](Self::pq) with non-temporal stores: see [`xor_stream`](Self::xor_stream) for when
-    /// to use it. Where `p` and `q` do not start at the same offset in a 64-byte line, plain stores are used.
-    pub fn pq_stream(&self, p: &mut [u8], q: &mut [u8], columns: &[Option<&[u8]>]) {
-        let columns = check_columns(p.len(), q.len(), columns);
-        // SAFETY: as in `pq`.
-        unsafe { (self.operations.pq_stream)(p, q, columns) }
-    }
-
     /// `p ^= old ^ new`: a column changes from `old` to `new`.
     pub fn update_p(&self, p: &mut [u8], old: &[u8], new: &[u8]) {
-        self.xor_into(p, &[old, new]);
+        check_sources(p.len(), &[old, new]);
+        // SAFETY: as in `xor`.
+        unsafe { (self.operations.update_p)(p, old, new) }
     }
 
     /// `q ^= 2^exponent * (old ^ new)`: the column with this exponent changes from `old` to `new`.

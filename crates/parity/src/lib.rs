@@ -16,8 +16,7 @@
 //! | `neon`   | AArch64, little-endian        | 16              | two nibble tables (`TBL`)                      |
 //!
 //! [`kernel`] is the best one this processor has, chosen once; the environment variable [`KERNEL_VARIABLE`]
-//! overrides the choice and [`selection`] says what came of that. NEON has been tested under qemu-user only,
-//! and its non-temporal stores are plain ones.
+//! overrides the choice and [`selection`] says what came of that. NEON has been tested under qemu-user only.
 //!
 //! **Where to read on.** `kernel` holds the public operations and checks what they are given, `field` the
 //! arithmetic on single bytes, `scalar` the oracle, `vector` the same operations once for every register

@@ -9,9 +9,8 @@ use crate::kernel::Operations;
 pub(crate) static OPERATIONS: Operations = Operations {
     xor,
     xor_into,
-    xor_stream: xor,
     pq,
-    pq_stream: pq,
+    update_p,
     accumulate_q,
     accumulate_pq,
     update_q,
@@ -49,6 +48,10 @@ fn pq(p: &mut [u8], q: &mut [u8], columns: &[Option<&[u8]>]) {
             xor_into(q, &[data]);
         }
     }
+}
+
+fn update_p(p: &mut [u8], old: &[u8], new: &[u8]) {
+    xor_into(p, &[old, new]);
 }
 
 fn accumulate_q(q: &mut [u8], data: &[u8], factor: u8) {

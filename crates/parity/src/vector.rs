@@ -28,10 +28,6 @@ pub(crate) trait Lanes: Copy {
     unsafe fn zero() -> Self;
     unsafe fn load(from: *const u8) -> Self;
     unsafe fn store(self, to: *mut u8);
-    /// A non-temporal store; `to` is aligned to `BYTES`.
-    unsafe fn store_stream(self, to: *mut u8);
-    /// Orders all non-temporal stores before all later stores.
-    unsafe fn fence();
     unsafe fn xor(self, other: Self) -> Self;
     unsafe fn or(self, other: Self) -> Self;
     unsafe fn is_zero(self) -> bool;
@@ -82,10 +78,6 @@ trait Span: Copy {
 #[derive(Clone, Copy)]
 struct Whole;
 
-/// Whole registers, stored past the cache; destinations are aligned to the register.
-#[derive(Clone, Copy)]
-struct Streamed;
-
 /// So many bytes of a register, fewer than it has.
 #[derive(Clone, Copy)]
 struct Part(usize);
@@ -101,20 +93,6 @@ impl Span for Whole {
     unsafe fn store<L: Lanes>(self, value: L, to: *mut u8) {
         // SAFETY: the caller's promise.
         unsafe { value.store(to) }
-    }
-}
-
-impl Span for Streamed {
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(self, from: *const u8) -> L {
-        // SAFETY: the caller's promise.
-        unsafe { L::load(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn store<L: Lanes>(self, value: L, to: *mut u8) {
-        // SAFETY: the caller's promise, which for this span includes the alignment.
-        unsafe { value.store_stream(to) }
     }
 }
 
@@ -244,42 +222,14 @@ unsafe fn run<L: Lanes, O: Operation<L>, const N: usize>(
     at == length || unsafe { operation.step::<Part, 1>(at, Part(length - at)) }
 }
 
-/// As [`run`], with non-temporal stores wherever whole blocks of registers lie at aligned addresses.
-///
-/// # Safety
-/// As for [`run`]; every destination of the operation is aligned like `destination`, modulo the register's
-/// width.
-#[inline(always)]
-unsafe fn run_streamed<L: Lanes, O: Operation<L>, const N: usize>(
-    operation: &O,
-    destination: *const u8,
-    length: usize,
-) {
-    let mut at = (destination.addr().wrapping_neg() % L::BYTES).min(length);
-    // SAFETY: the partial step treats the bytes before the first aligned address, fewer than a register, and
-    // none beyond `length`; from there on the offsets keep every destination aligned, and stay below
-    // `length`.
-    unsafe {
-        if at > 0 {
-            operation.step::<Part, 1>(0, Part(at));
-        }
-        while length - at >= N * L::BYTES {
-            operation.step::<Streamed, N>(at, Streamed);
-            at += N * L::BYTES;
-        }
-        run::<L, O, N>(operation, at, length);
-        L::fence();
-    }
-}
-
 /// `dst = first + rest`; `first` may be `dst` itself.
-struct Sum<'a> {
+struct Sum<R> {
     dst: *mut u8,
     first: *const u8,
-    rest: &'a [&'a [u8]],
+    rest: R,
 }
 
-impl<L: Lanes> Operation<L> for Sum<'_> {
+impl<'a, L: Lanes, R: AsRef<[&'a [u8]]>> Operation<L> for Sum<R> {
     #[inline(always)]
     unsafe fn step<S: Span, const N: usize>(&self, at: usize, span: S) -> bool {
         // SAFETY: the caller's promise.
@@ -287,7 +237,7 @@ impl<L: Lanes> Operation<L> for Sum<'_> {
             let mut sum = Block::<L, N>::load(span, self.first.add(at));
             // From the last: 1.4 times as fast out of a second-level cache (Zen 5, sources side by side),
             // elsewhere the same.
-            for source in self.rest.iter().rev() {
+            for source in self.rest.as_ref().iter().rev() {
                 sum = sum.xor(Block::load(span, source.as_ptr().add(at)));
             }
             sum.store(span, self.dst.add(at));
@@ -503,14 +453,6 @@ impl<L: Lanes, const N: usize> Vectors<L, N> {
     }
 
     #[inline(always)]
-    pub(crate) unsafe fn xor_stream(dst: &mut [u8], sources: &[&[u8]]) {
-        let [first, rest @ ..] = sources else { return dst.fill(0) };
-        let operation = Sum { dst: dst.as_mut_ptr(), first: first.as_ptr(), rest };
-        // SAFETY: every pointer comes from a slice of this length (caller); `dst` is the only destination.
-        unsafe { run_streamed::<L, _, N>(&operation, dst.as_ptr(), dst.len()) };
-    }
-
-    #[inline(always)]
     pub(crate) unsafe fn pq(p: &mut [u8], q: &mut [u8], columns: &[Option<&[u8]>]) {
         let Some((last, others)) = split_last(columns) else { return zero_both(p, q) };
         let operation = Encode { p: p.as_mut_ptr(), q: q.as_mut_ptr(), last, others };
@@ -519,19 +461,12 @@ impl<L: Lanes, const N: usize> Vectors<L, N> {
     }
 
     #[inline(always)]
-    pub(crate) unsafe fn pq_stream(p: &mut [u8], q: &mut [u8], columns: &[Option<&[u8]>]) {
-        let Some((last, others)) = split_last(columns) else { return zero_both(p, q) };
-        let operation = Encode { p: p.as_mut_ptr(), q: q.as_mut_ptr(), last, others };
-        let distance = p.as_ptr().addr().abs_diff(q.as_ptr().addr());
-        // SAFETY: every pointer comes from a slice of this length (caller); the stores are non-temporal only
-        // if both destinations are aligned alike, to the widest register and so to any.
-        unsafe {
-            if distance.is_multiple_of(WIDTH_MAX) {
-                run_streamed::<L, _, N>(&operation, p.as_ptr(), p.len());
-            } else {
-                run::<L, _, N>(&operation, 0, p.len());
-            }
-        }
+    pub(crate) unsafe fn update_p(p: &mut [u8], old: &[u8], new: &[u8]) {
+        let pointer = p.as_mut_ptr();
+        // Of two sources, which the compiler knows: no loop over sources is left.
+        let operation = Sum { dst: pointer, first: pointer, rest: [old, new] };
+        // SAFETY: every pointer comes from a slice of this length (caller).
+        unsafe { run::<L, _, N>(&operation, 0, p.len()) };
     }
 
     #[inline(always)]
@@ -652,9 +587,8 @@ macro_rules! vector_operations {
         vector_operations! { @define $lanes, $features;
             xor($n)(dst: &mut [u8], sources: &[&[u8]]) -> ();
             xor_into($n)(dst: &mut [u8], sources: &[&[u8]]) -> ();
-            xor_stream($n)(dst: &mut [u8], sources: &[&[u8]]) -> ();
             pq($pq)(p: &mut [u8], q: &mut [u8], columns: &[Option<&[u8]>]) -> ();
-            pq_stream($pq)(p: &mut [u8], q: &mut [u8], columns: &[Option<&[u8]>]) -> ();
+            update_p($n)(p: &mut [u8], old: &[u8], new: &[u8]) -> ();
             accumulate_q($pq)(q: &mut [u8], data: &[u8], factor: u8) -> ();
             accumulate_pq($pq)(p: &mut [u8], q: &mut [u8], data: &[u8], factor: u8) -> ();
             update_q($pq)(q: &mut [u8], old: &[u8], new: &[u8], factor: u8) -> ();

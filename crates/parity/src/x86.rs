@@ -45,19 +45,6 @@ pub(crate) mod avx2 {
         }
 
         #[inline(always)]
-        unsafe fn store_stream(self, to: *mut u8) {
-            // SAFETY: AVX2 is there, and 32 aligned bytes at `to` (caller); `fence` follows before another
-            // thread looks.
-            unsafe { _mm256_stream_si256(to.cast(), self.0) }
-        }
-
-        #[inline(always)]
-        unsafe fn fence() {
-            // SAFETY: every x86-64 processor has SSE.
-            unsafe { _mm_sfence() }
-        }
-
-        #[inline(always)]
         unsafe fn xor(self, other: Self) -> Self {
             // SAFETY: AVX2 is there (caller).
             Self(unsafe { _mm256_xor_si256(self.0, other.0) })
@@ -136,19 +123,6 @@ macro_rules! zmm_lanes {
         unsafe fn store(self, to: *mut u8) {
             // SAFETY: AVX-512 F is there, and 64 bytes at `to` (caller); `storeu` needs no alignment.
             unsafe { _mm512_storeu_si512(to.cast(), self.0) }
-        }
-
-        #[inline(always)]
-        unsafe fn store_stream(self, to: *mut u8) {
-            // SAFETY: AVX-512 F is there, and 64 aligned bytes at `to` (caller); `fence` follows before
-            // another thread looks.
-            unsafe { _mm512_stream_si512(to.cast(), self.0) }
-        }
-
-        #[inline(always)]
-        unsafe fn fence() {
-            // SAFETY: every x86-64 processor has SSE.
-            unsafe { _mm_sfence() }
         }
 
         #[inline(always)]

@@ -57,7 +57,6 @@ fn no_kernel_touches_a_byte_outside_its_slices() {
                 let columns = [Some(a), Some(b), None, Some(c)];
                 kernel.xor(p, &[a, b, c]);
                 kernel.xor_into(q, &[a, b, c]);
-                kernel.xor_stream(p, &[a, b, c]);
                 kernel.update_p(p, a, b);
                 kernel.update_q(q, a, b, 3);
                 kernel.update_pq(p, q, a, b, 4);
@@ -66,7 +65,6 @@ fn no_kernel_touches_a_byte_outside_its_slices() {
                 kernel.scaled_sum(p, &[a, b], 7);
                 kernel.reconstruct_from_q(q, 7);
                 kernel.reconstruct_two(p, q, 8, 9);
-                kernel.pq_stream(p, q, &columns);
                 kernel.pq(p, q, &columns);
                 assert!(kernel.cancels(&[a, b, c]) && kernel.pq_matches(p, q, &columns), "{}", kernel.name());
             }

@@ -132,14 +132,12 @@ proptest! {
             kernel.xor(p, &sources);
             kernel.xor_into(q, &sources);
         })?;
-        same_for_all(&p, &q, |kernel, p, _| kernel.xor_stream(p, &sources))?;
     }
 
     #[test]
     fn pq_equals_the_oracle((case, p, q) in cases_with_destinations()) {
         let columns = case.columns();
         same_for_all(&p, &q, |kernel, p, q| kernel.pq(p, q, &columns))?;
-        same_for_all(&p, &q, |kernel, p, q| kernel.pq_stream(p, q, &columns))?;
     }
 
     #[test]
@@ -323,11 +321,9 @@ mod misuse_panics_before_anything_is_read {
         for kernel in Kernel::supported() {
             refuses(|| kernel.xor(&mut a.clone(), &[&a, &short]));
             refuses(|| kernel.xor_into(&mut short.clone(), &[&a]));
-            refuses(|| kernel.xor_stream(&mut a.clone(), &[&short]));
             for (p, q, column) in [(&a[..], &a[..], &short[..]), (&a, &short, &a), (&short, &a, &a)] {
                 let column = [Some(column)];
                 refuses(|| kernel.pq(&mut p.to_vec(), &mut q.to_vec(), &column));
-                refuses(|| kernel.pq_stream(&mut p.to_vec(), &mut q.to_vec(), &column));
                 refuses(|| assert!(kernel.pq_matches(p, q, &column)));
             }
             for (p, q, data) in [(&a[..], &a[..], &short[..]), (&a, &short, &a), (&short, &a, &a)] {

@@ -117,21 +117,16 @@ impl PendingRequests {
             return;
         }
         self.in_flight.set(self.in_flight.get() - 1);
+        let payload = std::mem::replace(&mut waiting.payload, Payload::None);
+        let (waker, abandoned) = (waiting.waker.take(), waiting.abandoned);
         let ended = self.unlink(&mut slots, index, result.is_err());
-        let PendingRequest::Waiting(Waiting { payload, waker, abandoned, .. }) =
-            self.release(&mut slots, index)
-        else {
-            unreachable!("it was looked at just now");
-        };
         if abandoned {
+            self.release(&mut slots, index);
             drop(slots);
             drop(payload);
         } else {
             let buffer = if let Payload::Buffer(buffer) = payload { Some(buffer) } else { None };
             // The slot stays with its submission until that has read the outcome.
-            if let PendingRequest::Free { next } = &slots[index as usize] {
-                self.free.set(*next);
-            }
             slots[index as usize] = PendingRequest::Done(Outcome { result, buffer });
             drop(slots);
             if let Some(waker) = waker {

@@ -29,6 +29,9 @@ pub struct DeviceInfo {
     /// Whether reads and writes are copies in this machine's memory: over when they are submitted, and no
     /// dearer than a copy anywhere else.
     pub in_memory: bool,
+    /// Whether it moves a head to where it reads and writes; `None` where nothing tells. A kernel says yes of
+    /// many a virtual machine's disk that has none.
+    pub moves_head: Option<bool>,
 }
 
 /// Why a request failed.

@@ -16,12 +16,12 @@ use std::{
     hash::{BuildHasherDefault, Hasher},
     pin::Pin,
     rc::Rc,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, RawWaker, RawWakerVTable, Waker},
-    time::Instant,
 };
-
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::{
     Pool,
@@ -44,6 +44,19 @@ const SHARDS_MAX: usize = 1024;
 /// Mailboxes by shard id. They are never freed, so a waker may outlive its shard.
 static MAILBOXES: [OnceLock<Arc<Mailbox>>; SHARDS_MAX] = [const { OnceLock::new() }; SHARDS_MAX];
 static IDS_FREE: Mutex<(Vec<u32>, u32)> = Mutex::new((Vec::new(), 0));
+
+/// Whether any shard of the process has an interrupter. Where none has, no task asks its shard.
+static HAS_INTERRUPTERS: AtomicBool = AtomicBool::new(false);
+
+/// Whether the task that is polled is to stop here.
+pub(crate) fn is_interrupted() -> bool {
+    let is_interrupted = |shard: &Shard| {
+        let interrupter = shard.interrupter.borrow();
+        interrupter.as_ref().is_some_and(|interrupter| interrupter())
+    };
+    // An interrupter is set on its shard's own thread.
+    HAS_INTERRUPTERS.load(Ordering::Relaxed) && shard::with_current(is_interrupted)
+}
 
 /// A waker is a number: from the lowest bit the task, the shard's id, and the generation of its mailbox.
 const TASK_BITS: u32 = TASKS_MAX.trailing_zeros();
@@ -72,10 +85,21 @@ pub struct ShardConfig {
 }
 
 /// All shards of the process count from one moment, so that times may travel between them.
-static START: OnceLock<Instant> = OnceLock::new();
+static START: OnceLock<u64> = OnceLock::new();
+
+/// Nanoseconds by the machine's monotonic clock. Every request to a device is timed, and `Instant` takes
+/// several times the instructions.
+fn monotonic_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel, or its code in this process, writes one `timespec`.
+    let failed = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    debug_assert_eq!(failed, 0, "every Linux has this clock");
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}
 
 enum Clock {
-    Monotonic(Instant),
+    /// Since when, by the machine's.
+    Monotonic(u64),
     Virtual(Rc<Cell<u64>>),
 }
 
@@ -203,7 +227,7 @@ impl Shard {
             lost_ns: Cell::default(),
             clock: match &config.clock {
                 Some(clock) => Clock::Virtual(Rc::clone(clock)),
-                None => Clock::Monotonic(*START.get_or_init(Instant::now)),
+                None => Clock::Monotonic(*START.get_or_init(monotonic_ns)),
             },
             interrupter: RefCell::default(),
             mailbox,
@@ -218,10 +242,7 @@ impl Shard {
     /// is to stop there. It is ready again at once: when it goes on is for the driver to decide.
     pub fn interrupt_by(&self, interrupter: impl Fn() -> bool + 'static) {
         *self.interrupter.borrow_mut() = Some(Rc::new(interrupter));
-    }
-
-    pub(crate) fn is_interrupted(&self) -> bool {
-        self.interrupter.borrow().as_ref().is_some_and(|interrupter| interrupter())
+        HAS_INTERRUPTERS.store(true, Ordering::Relaxed);
     }
 
     /// Its number among the shards of the process or world.
@@ -251,8 +272,7 @@ impl Shard {
     /// Nanoseconds since some fixed moment.
     pub fn now(&self) -> u64 {
         match &self.clock {
-            // 584 years.
-            Clock::Monotonic(start) => u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            Clock::Monotonic(start) => monotonic_ns().saturating_sub(*start),
             Clock::Virtual(now) => now.get(),
         }
     }
@@ -260,11 +280,7 @@ impl Shard {
     /// Nanoseconds by the machine's monotonic clock: for a moment of which another process is to know.
     pub fn machine_now(&self) -> u64 {
         match &self.clock {
-            Clock::Monotonic(_) => {
-                let now = clock_gettime(ClockId::Monotonic);
-                u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000
-                    + u64::try_from(now.tv_nsec).unwrap_or(0)
-            }
+            Clock::Monotonic(_) => monotonic_ns(),
             Clock::Virtual(now) => now.get(),
         }
     }
@@ -352,9 +368,11 @@ impl Shard {
     /// Polls the ready task at `position` of the queue, 0 being the oldest. The shard must be the current
     /// one. Returns false if there is none.
     pub fn poll_ready(&self, position: usize) -> bool {
-        let Some(index) = self.ready.borrow_mut().remove(position) else {
-            return false;
+        let next = {
+            let mut ready = self.ready.borrow_mut();
+            if position == 0 { ready.pop_front() } else { ready.remove(position) }
         };
+        let Some(index) = next else { return false };
         let task = {
             let entry = &mut self.tasks.borrow_mut()[index as usize];
             entry.ready = false;

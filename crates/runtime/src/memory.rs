@@ -107,6 +107,7 @@ impl Memory {
             zeroes: ZeroedReads::Zero,
             discards: true,
             in_memory: true,
+            moves_head: Some(false),
         }
     }
 

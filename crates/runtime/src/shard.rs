@@ -8,7 +8,12 @@ use std::{
     task::{Context, Poll},
 };
 
-use crate::{Buffer, executor::Shard, signal::Signal, timers::TimerId};
+use crate::{
+    Buffer,
+    executor::{self, Shard},
+    signal::Signal,
+    timers::TimerId,
+};
 
 thread_local! {
     static CURRENT: RefCell<Option<Rc<Shard>>> = const { RefCell::new(None) };
@@ -155,7 +160,7 @@ pub fn yield_now() -> impl Future<Output = ()> {
 pub fn interruption() -> impl Future<Output = ()> {
     let mut is_over = false;
     std::future::poll_fn(move |cx| {
-        if std::mem::replace(&mut is_over, true) || !with_current(Shard::is_interrupted) {
+        if std::mem::replace(&mut is_over, true) || !executor::is_interrupted() {
             return Poll::Ready(());
         }
         cx.waker().wake_by_ref();

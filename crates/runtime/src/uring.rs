@@ -23,6 +23,7 @@ pub mod event;
 pub mod fuse;
 pub mod guest_memory;
 pub mod inheritance;
+pub mod last_resort;
 mod listener;
 mod nvme;
 mod open;
@@ -76,7 +77,7 @@ pub struct RuntimeConfig {
     /// one shard alone.
     pub spin_ns: u64,
     /// Holds SIGTERM and SIGINT back from all shards, for [`termination`]; SIGHUP, SIGUSR1, SIGUSR2 and
-    /// SIGALRM do nothing then.
+    /// SIGALRM do nothing then, but for [`last_resort`].
     pub termination_signals: bool,
 }
 
@@ -177,6 +178,11 @@ pub struct Context {
 }
 
 impl Context {
+    /// Of shards that another driver runs, such as a simulator.
+    pub fn of(shards: impl IntoIterator<Item = ShardHandle>) -> Self {
+        Self { shards: shards.into_iter().collect(), arenas_registered: false }
+    }
+
     /// All shards by their numbers.
     pub fn shards(&self) -> &[ShardHandle] {
         &self.shards

@@ -79,6 +79,8 @@ struct WatchState {
     observer: Option<Rc<dyn Observer>>,
     head: u32,
     tail: u32,
+    /// Requests in the list.
+    count: u32,
     /// Age of the oldest request at which the observer is told first.
     first_look_ns: u64,
     /// Age at which it is told next.
@@ -102,6 +104,7 @@ impl Watches {
             observer: Some(observer),
             head: NONE,
             tail: NONE,
+            count: 0,
             first_look_ns,
             look_ns: first_look_ns,
             orphan: false,
@@ -186,7 +189,13 @@ impl PendingRequests {
 
     /// Tells each observer if its oldest request takes too long.
     pub(crate) fn look(&self, now: u64) {
-        let count = self.watches.borrow().due.len();
+        let count = {
+            let due = &self.watches.borrow().due;
+            if due.iter().all(|due| *due > now) {
+                return;
+            }
+            due.len()
+        };
         for watch in 0..count {
             let Some((observer, about, age)) = self.overdue(watch, now) else { continue };
             let watch = u32::try_from(watch).unwrap_or(u32::MAX);
@@ -233,6 +242,7 @@ impl PendingRequests {
         let previous = std::mem::replace(&mut state.tail, index);
         if let PendingRequest::Waiting(waiting) = &mut slots[index as usize] {
             let next = NONE;
+            state.count += 1;
             waiting.link =
                 Some(Link { watch, previous, next, since: now, late: false, retried: false, about });
         }
@@ -250,6 +260,7 @@ impl PendingRequests {
         let PendingRequest::Waiting(waiting) = &mut slots[index as usize] else { return None };
         let Link { watch, previous, next, late, about, .. } = waiting.link.take()?;
         let mut watches = self.watches.borrow_mut();
+        watches.states[watch as usize].count -= 1;
         let was_head = previous == NONE;
         match link_mut(slots, previous) {
             Some(link) => link.next = next,
@@ -261,7 +272,8 @@ impl PendingRequests {
         }
         let state = &mut watches.states[watch as usize];
         let was_overdue = was_head && !late && state.look_ns != state.first_look_ns;
-        let observer = state.observer.clone().filter(|_| was_overdue || late || failed);
+        let is_told = was_overdue || late || failed;
+        let observer = if is_told { state.observer.clone() } else { None };
         if was_head {
             state.look_ns = state.first_look_ns;
             watches.set_due(watch, slots);
@@ -362,6 +374,11 @@ impl Watch {
     /// them will be told as [`Observer::settled`].
     pub fn give_up(&self, kind: DeviceErrorKind) -> usize {
         shard::with_current(|shard| shard.slots.give_up(self.index, kind))
+    }
+
+    /// How many requests are under way, those that were given up among them.
+    pub fn count(&self) -> u32 {
+        shard::with_current(|shard| shard.slots.watches.borrow().states[self.index as usize].count)
     }
 
     /// The oldest request under way.
@@ -522,7 +539,7 @@ mod tests {
         let (mut other, other_end) = read_of(shard::zeroed(8));
         well.add(&other, about(2));
         assert_eq!(lost.give_up(DeviceErrorKind::Removed), 0, "another device's request was given up");
-        assert_eq!(lost.oldest(), None);
+        assert_eq!((lost.oldest(), lost.count(), well.count()), (None, 0, 1));
         other_end.finish(Ok(8));
         let Poll::Ready(outcome) = poll(&mut other) else { panic!("it was finished") };
         assert_eq!(outcome.result, Ok(8));
@@ -543,6 +560,7 @@ mod tests {
         assert!(poll(&mut read).is_pending());
         assert_eq!(world.at(3100), ["overdue 1 3000", "given up 2"]);
         assert_eq!(watch.give_up(DeviceErrorKind::TimedOut), 0, "they are late already");
+        assert_eq!(watch.count(), 2, "the device has them still");
         assert_eq!(world.shard.next_timer(), None);
         let Poll::Ready(outcome) = poll(&mut read) else { panic!("the wait is over") };
         assert_eq!(outcome.result, Err(DeviceError::of(DeviceErrorKind::TimedOut)));

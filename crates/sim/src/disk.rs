@@ -10,6 +10,7 @@
 
 mod counters;
 mod crash_point;
+mod timing;
 
 pub use counters::DiskCounters;
 pub use crash_point::{CrashImage, CrashPoint, Doubtful, Outcome, Stage};
@@ -28,6 +29,7 @@ use pinstripe_runtime::{
 };
 
 use crate::{
+    drive::{self, Drive},
     faults::{Fault, Faults, Misplaced, Trigger},
     medium::{Medium, SECTOR},
     rng::{Rng, index},
@@ -62,6 +64,10 @@ pub struct SimDiskConfig {
     pub latency_tail: u64,
     /// Of 1024 requests, how many complete before the call returns.
     pub inline: u64,
+    /// If there is one, it says when each request ends, at one stroke, and nothing about that is drawn. Such
+    /// a disk is for measuring and not for crashes: what was completed is never lost, and what was under way
+    /// at a crash still keeps the drive busy.
+    pub drive: Option<Drive>,
 }
 
 impl SimDiskConfig {
@@ -80,7 +86,14 @@ impl SimDiskConfig {
             latency_ns_max: 120_000,
             latency_tail: 20,
             inline: 0,
+            drive: None,
         }
+    }
+
+    /// A disk as fast as `drive`, and with its kind of cache.
+    pub fn modelled(name: &str, size: u64, drive: Drive) -> Self {
+        let volatile_cache = drive.model().flush_ns.is_some();
+        Self { volatile_cache, drive: Some(drive), ..Self::new(name, size) }
     }
 
     /// A disk with habits that `rng` draws; size and logical block are for the caller to decide.
@@ -99,6 +112,9 @@ impl SimDiskConfig {
         }
     }
 }
+
+/// No end is so late.
+const UNKNOWN: u64 = u64::MAX;
 
 /// Bytes `from..to` of a request, which take effect at `due`.
 struct Part {
@@ -120,6 +136,7 @@ struct Request {
     /// Writes in flight when a flush came: it does not cover them, nor any that came later.
     uncovered: Vec<u64>,
     parts: Vec<Part>,
+    /// [`UNKNOWN`] until its drive says it.
     end_at: u64,
     failure: Option<DeviceErrorKind>,
     /// Absent for a request that completes inline.
@@ -181,6 +198,7 @@ impl SimDisk {
             zeroes: config.zeroes,
             discards: config.discards,
             in_memory: false,
+            moves_head: config.drive.as_ref().and_then(|drive| drive.model().moves_head()),
         };
         let medium = Medium::new(config.size, config.tear_bytes);
         let state = DiskState {
@@ -387,7 +405,7 @@ impl SimDevice {
         let waits = state.faults.hung
             || request.failure == Some(DeviceErrorKind::Busy)
             || request.lands != request.offset;
-        if !waits && state.rng.chance(state.config.inline, 1024) {
+        if !waits && state.config.drive.is_none() && state.rng.chance(state.config.inline, 1024) {
             return shared.complete_inline(state, number, request, payload);
         }
         let (submission, completion) = Submission::pending(payload);
@@ -451,15 +469,21 @@ impl DiskState {
             Operation::Discard => self.discarded(offset, length),
             _ => data,
         };
-        let mut latency = self.rng.range(self.config.latency_ns_min..self.config.latency_ns_max + 1);
-        if self.rng.chance(self.config.latency_tail, 1024) {
-            latency = latency.saturating_mul(1 + self.rng.below(50));
-        }
-        let end_at = now.saturating_add(latency.saturating_mul(self.faults.slow));
+        let end = match &mut self.config.drive {
+            Some(drive) => {
+                let number = self.requests_taken - 1;
+                drive.submit(now, drive::Request { number, operation, offset, length })
+            }
+            None => Some(now.saturating_add(self.draw_latency())),
+        };
+        let mut end_at = end.map_or(UNKNOWN, |end| self.slowed(now, end));
         let mut failure = self.faults.gone.then_some(DeviceErrorKind::Gone);
         if failure.is_none() && self.faults.refusals > 0 {
             self.faults.refusals -= 1;
             failure = Some(DeviceErrorKind::Busy);
+        }
+        if failure.is_some() && end_at == UNKNOWN {
+            end_at = now;
         }
         let parts = if failure.is_some() { Vec::new() } else { self.parts(now, end_at, length) };
         let in_flight = |(number, request): (&u64, &Request)| request.changes_contents().then_some(*number);
@@ -484,21 +508,6 @@ impl DiskState {
             failure,
             completion: None,
         }
-    }
-
-    /// When the request takes effect: in one piece at its end, or earlier, or in two pieces.
-    fn parts(&mut self, now: u64, end_at: u64, length: u64) -> Vec<Part> {
-        let due = |rng: &mut Rng| if rng.chance(1, 2) { end_at } else { rng.range(now..end_at + 1) };
-        let sectors = length / SECTOR;
-        if sectors > 1 && self.rng.chance(1, 4) {
-            let tear = u64::from(self.config.tear_bytes);
-            let cut = self.rng.range(1..sectors) * SECTOR / tear * tear;
-            return vec![
-                Part { due: due(&mut self.rng), from: 0, to: cut },
-                Part { due: due(&mut self.rng), from: cut, to: length },
-            ];
-        }
-        vec![Part { due: due(&mut self.rng), from: 0, to: length }]
     }
 
     /// What a discarded range reads back as: each sector its old contents, zero or anything.
@@ -550,9 +559,11 @@ impl DiskState {
     }
 
     fn land(&mut self, number: u64, request: &Request, part: &Part) {
-        if self.config.volatile_cache {
+        let (at, bytes) = (request.lands + part.from, &request.data[index(part.from)..index(part.to)]);
+        if self.config.volatile_cache && self.config.drive.is_none() {
             self.medium.land(number, request.lands, &request.data, part.from, part.to);
-        } else {
+        } else if self.config.drive.is_none() || !self.medium.leaves_untouched(at, bytes) {
+            // A load of zeroes over a large modelled drive needs no memory.
             self.medium.land_durable(request.lands, &request.data, part.from, part.to);
         }
         self.faults.written(request.lands + part.from, part.to - part.from);
@@ -699,13 +710,17 @@ impl Shared {
 impl EventSource for Shared {
     fn next_due(&self) -> Option<u64> {
         let state = self.state.borrow();
-        let request = Some(state.due_min).filter(|&due| due != u64::MAX && !state.faults.hung);
-        request.into_iter().chain(state.faults.next_time()).min()
+        let request = Some(state.due_min).filter(|&due| due != u64::MAX);
+        let drive = request.into_iter().chain(state.next_turn()).filter(|_| !state.faults.hung);
+        drive.chain(state.faults.next_time()).min()
     }
 
     fn due(&self, now: u64) -> usize {
         self.apply_plan();
-        let state = self.state.borrow();
+        let state = &mut *self.state.borrow_mut();
+        if !state.faults.hung {
+            state.take_turns(now);
+        }
         if state.due_min > now || state.faults.hung {
             return 0;
         }

@@ -15,17 +15,19 @@
 //!
 //! Begin with [`world`], then [`scene`]: a small array in a world, as most tests use it. [`swarm`] draws
 //! whole lives of arrays; its module text says how a life goes. The parts of a world are [`disk`] (over
-//! [`medium`], with [`faults`]) and [`stream`]; what says whether a run was right are [`ledger`], [`checks`],
-//! [`stamp`] and [`verdict`].
+//! [`medium`], with [`faults`], and [`drive`] if it is to be as fast as a real one) and [`stream`]; what says
+//! whether a run was right are [`ledger`], [`checks`], [`stamp`] and [`verdict`].
 #![forbid(unsafe_code)]
 
 pub mod checks;
 pub mod disk;
+pub mod drive;
 pub mod faults;
 pub mod ledger;
 pub mod medium;
 pub mod rng;
 pub mod scene;
+mod schedule;
 mod source;
 pub mod stamp;
 pub mod stream;
@@ -37,11 +39,13 @@ pub mod world;
 pub use disk::{
     CrashImage, CrashPoint, DiskCounters, Doubtful, Outcome, SimDevice, SimDisk, SimDiskConfig, Stage,
 };
+pub use drive::{Drive, Model};
 pub use faults::{Fault, Misplaced, Trigger};
 pub use ledger::{FlushId, Ledger, ReadId, Violation, WriteId, Wrong};
 pub use medium::SECTOR;
 pub use rng::Rng;
+pub use schedule::Schedule;
 pub use stamp::Contents;
 pub use stream::{SimStream, SimStreamConfig};
 pub use trace::{Ending, Event, Operation, Trace};
-pub use world::{Interruptions, LeakReport, Schedule, Stuck, Wiring, World, WorldConfig};
+pub use world::{Interruptions, LeakReport, Stuck, Wiring, World, WorldConfig};

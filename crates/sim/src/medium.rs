@@ -349,6 +349,12 @@ impl Medium {
         self.current.write(offset + from, &data[index(from)..index(to)]);
     }
 
+    /// Whether these bytes are zero and so is everything on their pages, because nothing was written there.
+    pub(crate) fn leaves_untouched(&self, offset: u64, bytes: &[u8]) -> bool {
+        let pages = index(offset) / PAGE..(index(offset) + bytes.len()).div_ceil(PAGE);
+        bytes.iter().all(|byte| *byte == 0) && pages.into_iter().all(|page| self.current.page(page).is_none())
+    }
+
     /// The same without a cache: durable at once.
     pub(crate) fn land_durable(&mut self, offset: u64, data: &[u8], from: u64, to: u64) {
         let part = &data[index(from)..index(to)];

@@ -4,7 +4,10 @@
 use std::{cell::RefCell, collections::BTreeSet, rc::Rc};
 
 use pinstripe_runtime::{Device, DeviceErrorKind, ZeroedReads, shard};
-use pinstripe_sim::{Fault, SimDisk, SimDiskConfig, Trigger, World, WorldConfig};
+use pinstripe_sim::{
+    Drive, Fault, Model, Operation, Schedule, SimDisk, SimDiskConfig, Trigger, World, WorldConfig,
+    drive::Request,
+};
 
 const KIB: u64 = 1024;
 
@@ -403,6 +406,74 @@ fn inline_completions_do_the_same() {
     });
     assert_eq!(world.now(), 0, "nothing took any time");
     assert_eq!(disk.unflushed_sectors(), 0);
+}
+
+#[test]
+fn a_modelled_disk_ends_each_request_when_its_drive_says() {
+    let mut model = Drive::new(Model::named("7200rpm-write-through").unwrap(), 123);
+    let drive = model.clone();
+    let wanted = Request { number: 0, operation: Operation::Write, offset: 16 * KIB, length: 4096 };
+    let written = model.submit(0, wanted).unwrap();
+    let wanted = Request { number: 1, operation: Operation::Read, offset: 8 * KIB, length: 8192 };
+    // The drive gets it as its head becomes free.
+    assert_eq!(model.submit(written, wanted), None);
+    let read_again = model.turn()[0].at;
+    // No time passes but for the disk.
+    let schedule = Some(Schedule::orderly());
+    let mut world = World::new(WorldConfig { schedule, ..WorldConfig::new(1, 1) });
+    let disk = world.add_disk(SimDiskConfig::modelled("disk", 64 * KIB, drive));
+    let ends = on(&mut world, &disk, async |device| {
+        write(&*device, 16 * KIB, 4096, 3, false).await.unwrap();
+        let written = shard::now();
+        read(&*device, 8 * KIB, 8192).await.unwrap();
+        (written, shard::now())
+    });
+    assert_eq!(ends, (written, read_again));
+    assert_eq!(disk.unflushed_sectors(), 0, "there is no cache");
+}
+
+#[test]
+fn a_modelled_disk_reads_what_its_head_passes_first_and_not_what_came_first() {
+    let ends = |name: &str| {
+        let schedule = Some(Schedule::orderly());
+        let mut world = World::new(WorldConfig { schedule, ..WorldConfig::new(1, 1) });
+        let drive = Drive::new(Model::named(name).unwrap(), 0);
+        let disk = world.add_disk(SimDiskConfig::modelled("disk", 1 << 30, drive));
+        on(&mut world, &disk, async |device| {
+            // The head is at 0; then a far request waits, and one right behind the first.
+            let [first, far, near] =
+                [0, 512 << 20, 4 * KIB].map(|offset| device.read(offset, shard::buffer(4096)));
+            first.await.result.unwrap();
+            let started = shard::now();
+            near.await.result.unwrap();
+            let near = shard::now() - started;
+            far.await.result.unwrap();
+            (near, shard::now() - started)
+        })
+    };
+    let (near, all) = ends("7200rpm");
+    assert!(near < 100_000 && all > 2_000_000, "{near} {all}");
+    let (near, all) = ends("7200rpm-in-order");
+    assert!(near > 2_000_000 && all == near, "{near} {all}");
+}
+
+#[test]
+fn a_write_of_a_modelled_disk_ends_in_its_cache_and_a_flush_waits_for_the_head() {
+    let schedule = Some(Schedule::orderly());
+    let mut world = World::new(WorldConfig { schedule, ..WorldConfig::new(1, 1) });
+    let drive = Drive::new(Model::named("7200rpm").unwrap(), 0);
+    let disk = world.add_disk(SimDiskConfig::modelled("disk", 1 << 30, drive));
+    assert!(disk.info().volatile_cache);
+    let [written, flushed] = on(&mut world, &disk, async |device| {
+        for number in 0..8 {
+            write(&*device, number * 100 * 1024 * KIB, 4096, 3, false).await.unwrap();
+        }
+        let written = shard::now();
+        device.flush().await.result.unwrap();
+        [written, shard::now()]
+    });
+    assert!(written < 8 * 400_000, "{written}");
+    assert!(flushed > 15_000_000, "eight seeks: {flushed}");
 }
 
 #[test]

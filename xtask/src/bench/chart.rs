@@ -1,11 +1,11 @@
 //! Ratios as bars, one under the other, each with its range.
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use plotters::prelude::*;
 
 use super::cells::Cell;
 use super::results::Spread;
-use crate::axis::{Axis, COLORS, in_figures};
+use crate::axis::{Axis, COLORS, Picture, Side, in_figures};
 
 const WIDTH: u32 = 760;
 /// Of a bar with the room around it, and of all else.
@@ -16,50 +16,35 @@ const HALF: f64 = 0.32;
 
 /// A bar for each cell; reads and writes differ in colour.
 pub fn svg(title: &str, bars: &[(Cell, Spread)]) -> Result<String> {
-    let mut text = String::new();
-    // The library's errors borrow from the drawing.
-    draw(title, bars, &mut text).map_err(|error| anyhow!("draw {title}: {error}"))?;
-    Ok(text)
-}
-
-fn draw(title: &str, bars: &[(Cell, Spread)], text: &mut String) -> Result<(), Box<dyn std::error::Error>> {
     let count = u32::try_from(bars.len())?;
     // The first one on top.
     let place = |index: usize| f64::from(count) - 1.0 - f64::from(u32::try_from(index).unwrap_or(0));
     let top = bars.iter().map(|(_, ratio)| ratio.high).fold(1.0, f64::max);
-    let places = (0..bars.len()).map(place).collect();
-    let down = Axis { range: -0.6..f64::from(count) - 0.4, places };
-    let label = |at: &f64| {
+    let ends = (-0.6, f64::from(count) - 0.4);
+    let down = Axis { range: ends.0..ends.1, places: (0..bars.len()).map(place).collect() };
+    let label = |at: f64| {
         let found = (0..bars.len()).find(|&index| (place(index) - at).abs() < 1e-6);
         found.map_or(String::new(), |index| bars[index].0.to_string())
     };
-    let area = SVGBackend::with_string(text, (WIDTH, REST_HEIGHT + count * BAR_HEIGHT)).into_drawing_area();
-    area.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(&area)
-        .margin(12)
-        .caption(title, ("sans-serif", 18))
-        .x_label_area_size(30)
-        .y_label_area_size(210)
-        .build_cartesian_2d(Axis::rising(top, 0.0), down)?;
-    chart
-        .configure_mesh()
-        .disable_y_mesh()
-        .light_line_style(TRANSPARENT)
-        .y_labels(bars.len())
-        .y_label_formatter(&label)
-        .x_label_formatter(&|at| in_figures(*at))
-        .draw()?;
-    for (index, (cell, ratio)) in bars.iter().enumerate() {
-        let (color, at) = (COLORS[usize::from(!cell.reads)], place(index));
-        let bar = Rectangle::new([(0.0, at - HALF), (ratio.median, at + HALF)], color.filled());
-        chart.draw_series([bar])?;
-        let range = PathElement::new(vec![(ratio.low, at), (ratio.high, at)], BLACK.stroke_width(2));
-        chart.draw_series([range])?;
+    Picture {
+        title,
+        size: (WIDTH, REST_HEIGHT + count * BAR_HEIGHT),
+        across: Side { axis: Axis::rising(top, 0.0), label: &in_figures, words: "", room: 30 },
+        rising: Side { axis: down, label: &label, words: "", room: 210 },
+        has_lines_up: true,
+        names: None,
     }
-    let equal = vec![(1.0, -0.6), (1.0, f64::from(count) - 0.4)];
-    chart.draw_series([PathElement::new(equal, BLACK.stroke_width(1))])?;
-    area.present()?;
-    Ok(())
+    .svg(|area| {
+        for (index, (cell, ratio)) in bars.iter().enumerate() {
+            let (color, at) = (COLORS[usize::from(!cell.reads)], place(index));
+            let bar = Rectangle::new([(0.0, at - HALF), (ratio.median, at + HALF)], color.filled());
+            area.draw_series([bar])?;
+            let range = PathElement::new(vec![(ratio.low, at), (ratio.high, at)], BLACK.stroke_width(2));
+            area.draw_series([range])?;
+        }
+        area.draw_series([PathElement::new(vec![(1.0, ends.0), (1.0, ends.1)], BLACK.stroke_width(1))])?;
+        Ok(())
+    })
 }
 
 #[cfg(test)]

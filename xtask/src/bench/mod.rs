@@ -35,6 +35,7 @@ use clap::{Args, Subcommand};
 pub use self::cells::Plan;
 use self::peers::{Bed, Md};
 use self::results::Measured;
+pub use self::results::Spread;
 use crate::origin::Origin;
 
 /// What to do.

@@ -62,6 +62,39 @@ impl Spread {
         let middle = [values[(values.len() - 1) / 2], values[values.len() / 2]];
         Some(Self { median: f64::midpoint(middle[0], middle[1]), low, high })
     }
+
+    /// The same, with ends between which the median of all runs that there could be lies with 95 % at least.
+    /// Of less than 9 values none is left out, and of less than 6 it is less than 95 %.
+    pub fn of_median(values: impl Iterator<Item = f64>) -> Option<Self> {
+        let mut values: Vec<f64> = values.collect();
+        values.sort_by(f64::total_cmp);
+        let left_out = left_out(values.len());
+        let whole = Self::of(values.iter().copied())?;
+        let kept = values.get(left_out..values.len() - left_out)?;
+        Some(Self { median: whole.median, ..Self::of(kept.iter().copied())? })
+    }
+
+    /// Whether [`Self::of_median`] leaves none out of so many.
+    pub fn is_whole(count: u32) -> bool {
+        left_out(count as usize) == 0
+    }
+}
+
+/// How many of the lowest, and as many of the highest: a value lies below the median as likely as above it.
+fn left_out(count: usize) -> usize {
+    const BEYOND: f64 = 0.025;
+    let all = u32::try_from(count).unwrap_or(u32::MAX);
+    // That exactly `below` values are below the median, and that at most so many are.
+    let mut exactly = 0.5_f64.powf(f64::from(all));
+    let mut at_most = exactly;
+    let mut below = 0;
+    while at_most <= BEYOND && below < count / 2 {
+        below += 1;
+        let number = u32::try_from(below).unwrap_or(u32::MAX);
+        exactly *= f64::from(all - number + 1) / f64::from(number);
+        at_most += exactly;
+    }
+    below.saturating_sub(1)
 }
 
 impl Measured {
@@ -116,6 +149,20 @@ impl Measured {
 pub mod tests {
     use super::*;
     use crate::bench::cells::State;
+
+    #[test]
+    fn the_interval_of_a_median_is_that_of_tables_of_the_binomial_distribution() {
+        // As in tables of confidence intervals for a median, where the rank of the lower end is one more.
+        let wanted = [(1, 0), (3, 0), (6, 0), (8, 0), (9, 1), (11, 1), (12, 2), (15, 3), (20, 5), (30, 9)];
+        for (count, wanted) in wanted {
+            assert_eq!(left_out(count), wanted, "of {count}");
+        }
+        let of = |values: &[f64]| Spread::of_median(values.iter().copied());
+        let nine = of(&[9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 100.0]).unwrap();
+        assert_eq!(nine, Spread { median: 5.0, low: 2.0, high: 9.0 });
+        assert_eq!(of(&[3.0, 1.0, 2.0]), Spread::of([1.0, 2.0, 3.0].into_iter()));
+        assert_eq!(of(&[]), None);
+    }
 
     pub fn cell() -> Cell {
         Cell { state: State::Healthy, sequential: false, reads: false, kib: 4, depth: 32 }

@@ -18,7 +18,7 @@ use super::schemata::{Numbered, Schemata, weave};
 /// The crates that are mutated.
 pub const CRATES: &[&str] = &["block", "engine", "export", "md", "nvme"];
 /// What the copy has besides: what they need, and what runs them.
-const OTHERS: &[&str] = &["parity", "runtime", "sim"];
+const OTHERS: &[&str] = &["parity", "runtime", "sim", "tls"];
 /// Builds after which the rest is not going to compile either.
 const ROUNDS: usize = 12;
 /// A program that was built.
@@ -354,6 +354,19 @@ mod tests {
             "all in it"
         );
         assert!(complaint(&serde_json::json!({ "message": { "level": "warning", "spans": [] } })).is_none());
+    }
+
+    #[test]
+    fn the_copy_has_what_its_crates_need() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let copied: Vec<&str> = CRATES.iter().chain(OTHERS).copied().collect();
+        for name in &copied {
+            let manifest = fs::read_to_string(root.join(format!("crates/{name}/Cargo.toml"))).unwrap();
+            for needed in manifest.lines().filter_map(|line| line.strip_prefix("pinstripe-")) {
+                let needed = needed.split(['.', ' ']).next().unwrap();
+                assert!(copied.contains(&needed), "{name} needs {needed}");
+            }
+        }
     }
 
     #[test]

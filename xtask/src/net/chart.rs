@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use plotters::prelude::*;
 
 use super::experiments::{Figure, Quantity};
 use super::results::{Line, Measured};
-use crate::axis::{Axis, COLORS, ROOM, in_figures};
+use crate::axis::{Axis, COLORS, Picture, ROOM, Side, in_figures};
 
 const SIZE: (u32, u32) = (760, 420);
 /// Room above that for each line's name.
@@ -29,8 +29,7 @@ pub fn files(figure: &Figure, measured: &Measured) -> Vec<(String, Quantity)> {
 /// Draws them into this folder.
 pub fn draw(figure: &Figure, measured: &Measured, folder: &Path) -> Result<()> {
     for (name, quantity) in files(figure, measured) {
-        // The library's errors borrow from the drawing.
-        let text = svg(figure, quantity, measured).map_err(|error| anyhow!("draw {name}: {error}"))?;
+        let text = svg(figure, quantity, measured)?;
         std::fs::write(folder.join(&name), text).with_context(|| format!("write {name}"))?;
     }
     Ok(())
@@ -71,11 +70,7 @@ fn value(quantity: Quantity, row: &Line) -> f64 {
     }
 }
 
-fn svg(
-    figure: &Figure,
-    quantity: Quantity,
-    measured: &Measured,
-) -> Result<String, Box<dyn std::error::Error>> {
+fn svg(figure: &Figure, quantity: Quantity, measured: &Measured) -> Result<String> {
     let place = |x: f64| if figure.logarithmic { x.log2() } else { x };
     let places = places(measured);
     let (first, last) = (place(places[0].0), place(places[places.len() - 1].0));
@@ -87,51 +82,33 @@ fn svg(
     let is_log = quantity == Quantity::Latency;
     let rising = if is_log { Axis::powers(bottom, top, room) } else { Axis::rising(top, room) };
     let height = |value: f64| if is_log { value.max(bottom).log10() } else { value };
-    let label = |at: &f64| {
+    let label = |at: f64| {
         let found = places.iter().find(|(x, _)| (place(*x) - at).abs() < 1e-6);
         found.map_or(String::new(), |(_, label)| label.clone())
     };
-    let mut text = String::new();
-    {
-        let area = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
-        area.fill(&WHITE)?;
-        let keys = places.iter().map(|(x, _)| place(*x)).collect();
-        let axis = Axis { range: first - margin..last + margin, places: keys };
-        let mut chart = ChartBuilder::on(&area)
-            .margin(12)
-            .caption(figure.title, ("sans-serif", 18))
-            .x_label_area_size(42)
-            .y_label_area_size(56)
-            .build_cartesian_2d(axis, rising)?;
-        chart
-            .configure_mesh()
-            .disable_x_mesh()
-            .light_line_style(TRANSPARENT)
-            .x_labels(places.len())
-            .x_label_formatter(&label)
-            .y_label_formatter(&|at| in_figures(if is_log { 10_f64.powf(*at) } else { *at }))
-            .x_desc(figure.axis)
-            .y_desc(quantity.in_words())
-            .draw()?;
-        for (index, (name, rows)) in lines.into_iter().enumerate() {
-            let color = COLORS[index % COLORS.len()];
+    let rising_label = |at: f64| in_figures(if is_log { 10_f64.powf(at) } else { at });
+    let keys = places.iter().map(|(x, _)| place(*x)).collect();
+    let across = Axis { range: first - margin..last + margin, places: keys };
+    Picture {
+        title: figure.title,
+        size: SIZE,
+        across: Side { axis: across, label: &label, words: figure.axis, room: 42 },
+        rising: Side { axis: rising, label: &rising_label, words: quantity.in_words(), room: 56 },
+        has_lines_up: false,
+        names: Some(SeriesLabelPosition::UpperRight),
+    }
+    .svg(|area| {
+        for ((name, rows), color) in lines.into_iter().zip(COLORS.iter().cycle()) {
             let mut points: Vec<(f64, f64)> =
                 rows.iter().map(|row| (place(row.x), height(value(quantity, row)))).collect();
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
-            chart.draw_series(points.iter().map(|&point| Circle::new(point, 3, color.filled())))?;
-            chart
-                .draw_series(LineSeries::new(points, color.stroke_width(2)))?
+            area.draw_series(points.iter().map(|&point| Circle::new(point, 3, color.filled())))?;
+            area.draw_series(LineSeries::new(points, color.stroke_width(2)))?
                 .label(name)
                 .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 18, y)], color.stroke_width(2)));
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperRight)
-            .background_style(WHITE.mix(0.8))
-            .draw()?;
-        area.present()?;
-    }
-    Ok(text)
+        Ok(())
+    })
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 
-use super::client::{self, Load, Measurement, Rebuild, equal_links};
+use super::client::{self, Load, Measurement, Rebuild, Store, equal_links};
 use super::experiments::Arm;
 use super::network::{Network, Node, Rates};
 use super::start_servers;
@@ -20,6 +20,8 @@ const SECONDS: f64 = 2.5;
 const MBIT: f64 = 400.0;
 /// Of a link that is slower.
 const SLOW_MBIT: f64 = 50.0;
+/// Of a store: more than there are clients, and few to load.
+const STORE_OBJECTS: usize = 500;
 /// What headers of TCP, NVMe and Ethernet may add to data.
 const HEADERS: f64 = 0.03;
 /// What the writing of a bitmap, keep-alive and commands may add, in bytes.
@@ -41,6 +43,7 @@ const CHECKS: &[Check] = &[
     Check { name: "offloaded-reads", run: offloaded_reads },
     Check { name: "rebuild", run: rebuild },
     Check { name: "slow-link", run: slow_link },
+    Check { name: "store", run: store },
 ];
 
 struct Lab<'a> {
@@ -182,6 +185,23 @@ fn slow_link(lab: &Lab) -> Result<String> {
     ensure!(reads > SLOW_MBIT * 1.5, "{reads:.0} Mbit/s were read, as if the other direction were slow too");
     ensure!(reads < MBIT * 1.03, "{reads:.0} Mbit/s were read over a link of {MBIT}");
     Ok(format!("written at {writes:.0} Mbit/s, read at {reads:.0}"))
+}
+
+/// A store's puts move each object twice in each direction, or once; `--attended` brackets them.
+fn store(lab: &Lab) -> Result<String> {
+    let store = Some(Store { objects: STORE_OBJECTS, mix: "w" });
+    let load = Load { store, ..Load::new(5, SECONDS) };
+    let mut words = Vec::new();
+    for (arm, wanted) in [(Arm::HostCentric, 2.0), (Arm::Offload, 1.0)] {
+        let measured = lab.measure(arm, SERVERS, &load, &equal_links(SERVERS, MBIT))?;
+        let [sent, received] = per_byte(&measured);
+        let is_due = (wanted * 0.9..wanted * 1.05).contains(&sent);
+        ensure!(is_due, "{}: {sent:.3} bytes were sent for each of an object", arm.name());
+        let checked = &measured.report["checked"];
+        ensure!(checked["objects"] == STORE_OBJECTS, "not all objects were read back: {checked}");
+        words.push(format!("{}: sent {sent:.3}, received {received:.3} bytes per byte", arm.name()));
+    }
+    Ok(words.join("; "))
 }
 
 /// Bytes that the client sent and received for each of the user's.

@@ -3,7 +3,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -40,8 +40,19 @@ pub struct Load {
     pub lost: Vec<usize>,
     /// What is rebuilt, instead of a load.
     pub rebuild: Option<Rebuild>,
+    /// The store that is measured, instead of a load. `size` is that of its objects.
+    pub store: Option<Store>,
     /// Seconds to measure.
     pub seconds: f64,
+}
+
+/// A store of objects.
+#[derive(Clone, Copy, Debug)]
+pub struct Store {
+    /// How many there are.
+    pub objects: usize,
+    /// Which of the bench's mixes.
+    pub mix: &'static str,
 }
 
 /// All of a member, however long that takes.
@@ -67,6 +78,7 @@ impl Load {
             fill: false,
             lost: Vec::new(),
             rebuild: None,
+            store: None,
             seconds,
         }
     }
@@ -78,8 +90,12 @@ impl Load {
             "bench --json --force --attended --assume-clean --cache 0 --warm-up".to_owned(),
             WARM_UP_SECONDS.to_owned(),
             format!("--level {} --chunk {} --size {}", self.level, self.chunk, self.size),
-            format!("--reads {} --depth {} --seconds {}", self.reads, self.depth, self.seconds),
+            format!("--depth {} --seconds {}", self.depth, self.seconds),
         ];
+        words.push(match self.store {
+            Some(Store { objects, mix }) => format!("--objects {objects} --mix {mix}"),
+            None => format!("--reads {}", self.reads),
+        });
         words.push(format!("--pattern {}", self.pattern));
         words.extend(self.rate.map(|rate| format!("--rate {rate}")));
         words.extend(self.fill.then(|| "--fill".to_owned()));
@@ -108,8 +124,12 @@ pub struct Measurement {
 }
 
 impl Measurement {
-    fn counter(&self, name: &str) -> f64 {
-        self.report["counters"][name].as_f64().unwrap_or(f64::NAN)
+    /// One of the array's counters.
+    pub fn counter(&self, name: &str) -> f64 {
+        // A store's report has them with the array.
+        let array = &self.report["array"];
+        let counters = if array.is_null() { &self.report["counters"] } else { &array["counters"] };
+        counters[name].as_f64().unwrap_or(f64::NAN)
     }
 
     /// Bytes that users read and wrote; of a rebuild those of the member that was made.
@@ -136,7 +156,7 @@ impl Measurement {
 }
 
 /// Counters at an instant.
-struct Reading {
+pub struct Reading {
     at: Instant,
     links: Vec<LinkBytes>,
     cpu: Vec<f64>,
@@ -144,9 +164,10 @@ struct Reading {
 }
 
 impl Reading {
-    fn now(network: &Network, bench: &Child, servers: &[Server]) -> Result<Self> {
+    /// Of all nodes, of the client's process `pid` and of those of the servers.
+    pub fn now(network: &Network, pid: u32, servers: &[Server]) -> Result<Self> {
         let nodes = std::iter::once(Node::Client).chain((0..servers.len()).map(Node::Server));
-        let pids = std::iter::once(bench.id()).chain(servers.iter().map(Server::pid));
+        let pids = std::iter::once(pid).chain(servers.iter().map(Server::pid));
         Ok(Self {
             at: Instant::now(),
             links: nodes.map(|node| LinkBytes::of(network.witness(node))).collect::<Result<_>>()?,
@@ -154,18 +175,32 @@ impl Reading {
             machine: Machine::now()?,
         })
     }
+
+    /// What came after `before`, with the report of what was measured.
+    pub fn since(&self, before: &Self, report: Value) -> Measurement {
+        let links = self.links.iter().zip(&before.links).map(|(after, before)| after.since(*before));
+        let cpu = self.cpu.iter().zip(&before.cpu).map(|(after, before)| after - before);
+        let (links, cpu): (Vec<LinkBytes>, Vec<f64>) = (links.collect(), cpu.collect());
+        Measurement {
+            report,
+            client: links[0],
+            servers: links[1..].to_vec(),
+            client_cpu: cpu[0],
+            servers_cpu: cpu[1..].to_vec(),
+            busy: self.machine.busy_since(before.machine),
+            seconds: (self.at - before.at).as_secs_f64(),
+        }
+    }
 }
 
-/// A bench that is under way; killed when this is dropped.
-struct Bench<'a> {
-    network: &'a Network,
-    servers: &'a [Server],
+/// A program with `--attended` that is under way; killed when this is dropped.
+pub struct Attended {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
 }
 
-impl Drop for Bench<'_> {
+impl Drop for Attended {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -187,70 +222,79 @@ pub fn run(
     for server in servers {
         command.args(["--device", &server.member]);
     }
-    let mut child = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .context("start pinstripe bench")?;
-    let input = child.stdin.take().context("the bench's input")?;
-    let output = BufReader::new(child.stdout.take().context("the bench's output")?);
-    let mut bench = Bench { network, servers, child, input, output };
+    let mut bench = Attended::start(&mut command)?;
     let free: Vec<(Node, Rates)> = rates.iter().map(|(node, _)| (*node, Rates::default())).collect();
-    let outcome = bench.measure(rates, &free);
+    let outcome = measure(&mut bench, network, servers, rates, &free);
     if outcome.is_err() {
         network.limit(&free)?;
     }
     outcome.with_context(|| format!("pinstripe {} {}", load.arguments().join(" "), arm.client().join(" ")))
 }
 
-impl Bench<'_> {
-    fn measure(&mut self, rates: &[(Node, Rates)], free: &[(Node, Rates)]) -> Result<Measurement> {
-        self.expect("ready")?;
-        self.network.limit(rates)?;
-        self.go_on()?;
-        self.expect("begins")?;
-        let before = Reading::now(self.network, &self.child, self.servers)?;
-        self.go_on()?;
-        self.expect("ended")?;
-        let after = Reading::now(self.network, &self.child, self.servers)?;
-        self.network.limit(free)?;
-        self.go_on()?;
-        let mut text = String::new();
-        self.output.read_to_string(&mut text)?;
-        if text.is_empty() {
-            return self.fail();
-        }
-        let report: Value = serde_json::from_str(&text).context("the bench's report")?;
-        let links = after.links.iter().zip(&before.links).map(|(after, before)| after.since(*before));
-        let cpu = after.cpu.iter().zip(&before.cpu).map(|(after, before)| after - before);
-        let (links, cpu): (Vec<LinkBytes>, Vec<f64>) = (links.collect(), cpu.collect());
-        Ok(Measurement {
-            report,
-            client: links[0],
-            servers: links[1..].to_vec(),
-            client_cpu: cpu[0],
-            servers_cpu: cpu[1..].to_vec(),
-            busy: after.machine.busy_since(before.machine),
-            seconds: (after.at - before.at).as_secs_f64(),
-        })
+fn measure(
+    bench: &mut Attended,
+    network: &Network,
+    servers: &[Server],
+    rates: &[(Node, Rates)],
+    free: &[(Node, Rates)],
+) -> Result<Measurement> {
+    bench.expect("ready")?;
+    network.limit(rates)?;
+    bench.go_on()?;
+    bench.expect("begins")?;
+    let before = Reading::now(network, bench.pid(), servers)?;
+    bench.go_on()?;
+    bench.expect("ended")?;
+    let after = Reading::now(network, bench.pid(), servers)?;
+    network.limit(free)?;
+    bench.go_on()?;
+    Ok(after.since(&before, bench.report()?))
+}
+
+impl Attended {
+    /// Starts the program.
+    pub fn start(command: &mut Command) -> Result<Self> {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("start {command:?}"))?;
+        let input = child.stdin.take().context("the program's input")?;
+        let output = BufReader::new(child.stdout.take().context("the program's output")?);
+        Ok(Self { child, input, output })
     }
 
-    fn go_on(&mut self) -> Result<()> {
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Lets it go on.
+    pub fn go_on(&mut self) -> Result<()> {
         Ok(self.input.write_all(b"\n")?)
     }
 
-    /// Waits for the line that says that the bench is there.
-    fn expect(&mut self, event: &str) -> Result<()> {
+    /// Waits for the line that says that it is there.
+    pub fn expect(&mut self, event: &str) -> Result<()> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
         if line.is_empty() {
             return self.fail();
         }
-        let said: Value =
-            serde_json::from_str(&line).with_context(|| format!("the bench printed {line:?}"))?;
-        ensure!(said["event"] == event, "the bench printed {line:?} instead of {event}");
+        let said: Value = serde_json::from_str(&line).with_context(|| format!("it printed {line:?}"))?;
+        ensure!(said["event"] == event, "it printed {line:?} instead of {event}");
         Ok(())
+    }
+
+    /// Waits for its end and its report.
+    pub fn report(&mut self) -> Result<Value> {
+        let mut text = String::new();
+        self.output.read_to_string(&mut text)?;
+        if text.is_empty() {
+            return self.fail();
+        }
+        serde_json::from_str(&text).context("the report")
     }
 
     /// It has closed its output: why.

@@ -29,6 +29,8 @@ pub struct Wish<'a> {
     pub pinstripe: &'a Path,
     /// Only figures with this in their names; the others stay as they are.
     pub only: Option<&'a str>,
+    /// Whether to measure nothing, and write the page of what is kept.
+    pub page: bool,
     /// Seconds of each point.
     pub seconds: f64,
     /// The client's link.
@@ -66,6 +68,9 @@ pub fn run(wish: &Wish) -> Result<()> {
         figures.iter().map(|figure| figure.name).collect::<Vec<_>>().join(", ")
     });
     fs::create_dir_all(wish.folder())?;
+    if wish.page {
+        return write_page(wish, &figures);
+    }
     let servers = chosen.iter().flat_map(|figure| &figure.points).map(|point| point.servers).max();
     let lab = Lab { wish, network: Network::new(servers.unwrap_or(1))? };
     let mut failed = Vec::new();

@@ -2,7 +2,8 @@
 //! rate.
 //!
 //! Without options it is a test: bytes on every link against what the client says it moved, limits that
-//! limit, data and parity right. With `--figures` it measures what docs/results/disaggregated.md shows.
+//! limit, data and parity right. With `--figures` it measures what docs/results/disaggregated.md shows, with
+//! `--objects` and `--rocksdb` what docs/results/papers/draid.md and applications.md do.
 
 mod chart;
 mod check;
@@ -10,10 +11,15 @@ mod client;
 mod experiments;
 mod figures;
 mod network;
+mod objects;
+mod paper;
 mod report;
 mod results;
+mod rocksdb;
+mod rounds;
 mod server;
 mod usage;
+mod ycsb;
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +28,9 @@ use clap::Args;
 
 use self::experiments::Arm;
 use self::network::Network;
+pub use self::rocksdb::build_client;
 use self::server::Server;
+pub use self::ycsb::of as page_of;
 
 /// What to do.
 #[derive(Args)]
@@ -30,29 +38,56 @@ pub struct Net {
     /// Not being root is no failure.
     #[arg(long, hide = true)]
     unless_unprivileged: bool,
-    /// Measure, and write docs/results/disaggregated.md: an hour or so for each arm, on a machine with
-    /// nothing else to do.
-    #[arg(long)]
-    figures: bool,
-    /// Only the figures whose name contains this; the others stay as they were measured.
-    #[arg(long, requires = "figures")]
+    #[command(flatten)]
+    measured: Measured,
+    /// Only the figures with this in their name, or the runs of RocksDB with it in their words; the others
+    /// stay as they were measured.
+    #[arg(long, requires = "measured", conflicts_with = "objects")]
     only: Option<String>,
-    /// Seconds of each point.
-    #[arg(long, requires = "figures", default_value_t = 15.0)]
-    seconds: f64,
-    /// Rate of the links in Mbit/s.
-    #[arg(long, requires = "figures", default_value_t = 500.0)]
-    mbit: f64,
+    /// How often each run of the store or of RocksDB is made [default: 3]
+    #[arg(long, requires = "measured", conflicts_with = "figures", value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: Option<u32>,
+    /// Measure nothing: write page and pictures again from what is kept.
+    #[arg(long, requires = "measured", conflicts_with_all = ["rounds", "only", "seconds", "mbit"])]
+    page: bool,
+    /// Clients of RocksDB at a time.
+    #[arg(long, requires = "rocksdb", default_value_t = 16)]
+    threads: u32,
+    /// Seconds of each point [default: 15, 5 of the store, and 10 of RocksDB]
+    #[arg(long, requires = "measured")]
+    seconds: Option<f64>,
+    /// Rate of the links in Mbit/s [default: 500, and 300 of the store and of RocksDB]
+    #[arg(long, requires = "measured")]
+    mbit: Option<f64>,
     /// Write below this folder instead of into the documents.
-    #[arg(long, requires = "figures")]
+    #[arg(long, requires = "measured")]
     out: Option<PathBuf>,
     /// The command to try, instead of one built now.
     #[arg(long)]
     pinstripe: Option<PathBuf>,
 }
 
+/// What is measured, if something is.
+#[derive(Args)]
+#[group(id = "measured", multiple = false)]
+struct Measured {
+    /// Measure, and write docs/results/disaggregated.md: an hour or so for each arm, on a machine with
+    /// nothing else to do.
+    #[arg(long)]
+    figures: bool,
+    /// Measure a store of objects, and write docs/results/papers/draid.md: 8 minutes a round.
+    #[arg(long)]
+    objects: bool,
+    /// Measure RocksDB on a file system, and write docs/results/papers/applications.md: 20 minutes a round.
+    #[arg(long)]
+    rocksdb: bool,
+}
+
 /// Runs the test or makes the figures.
 pub fn run(root: &Path, net: &Net) -> Result<()> {
+    if net.page {
+        return measure(root, net, Path::new(""));
+    }
     if !crate::packages::is_root() {
         let sentence = "network namespaces, limits of links and loop devices need root";
         if net.unless_unprivileged {
@@ -68,15 +103,45 @@ pub fn run(root: &Path, net: &Net) -> Result<()> {
         crate::vm::build_command(root)?;
         root.join("target/release/pinstripe")
     };
-    if !net.figures {
-        return check::run(&bench);
+    measure(root, net, &bench)
+}
+
+/// Tries or measures with this command.
+fn measure(root: &Path, net: &Net, pinstripe: &Path) -> Result<()> {
+    // A page without runs is told by there being no rounds.
+    let rounds = if net.page { 0 } else { net.rounds.unwrap_or(3) };
+    if net.measured.objects {
+        return objects::run(&objects::Wish {
+            root,
+            pinstripe,
+            rounds,
+            seconds: net.seconds.unwrap_or(5.0),
+            mbit: net.mbit.unwrap_or(300.0),
+            out: net.out.as_deref(),
+        });
+    }
+    if net.measured.rocksdb {
+        return rocksdb::run(&rocksdb::Wish {
+            root,
+            pinstripe,
+            rounds,
+            only: net.only.as_deref(),
+            seconds: net.seconds.unwrap_or(10.0),
+            threads: net.threads,
+            mbit: net.mbit.unwrap_or(300.0),
+            out: net.out.as_deref(),
+        });
+    }
+    if !net.measured.figures {
+        return check::run(pinstripe);
     }
     figures::run(&figures::Wish {
         root,
-        pinstripe: &bench,
+        pinstripe,
         only: net.only.as_deref(),
-        seconds: net.seconds,
-        mbit: net.mbit,
+        page: net.page,
+        seconds: net.seconds.unwrap_or(15.0),
+        mbit: net.mbit.unwrap_or(500.0),
         out: net.out.as_deref(),
     })
 }

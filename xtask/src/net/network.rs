@@ -33,7 +33,7 @@ const QUEUE_BYTES: u64 = 6_250_000;
 /// namespace choose. On links as short as these the usual ones act like it.
 const CONGESTION: &str = "reno";
 /// How long a process may take to be in its namespace.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_mins(1);
 /// The interface of a namespace.
 pub const INTERFACE: &str = "eth0";
 /// Most servers: the numbers of a /24 network, and more than any figure needs.

@@ -5,16 +5,28 @@ use std::fmt::Write;
 
 use super::experiments::{Arm, Figure};
 use super::results::{Line, Measured};
-use super::{chart, network};
+use super::{chart, network, paper};
 
-const HEAD: &str = "# Disaggregated: what was measured
+const HEAD: &str = "# dRAID on Pinstripe: arrays over a network
 
-Written by `cargo xtask net --figures` (as root; `--only NAME` measures single figures again). Client and servers are on one machine,
-each in a network namespace of its own, with links that are limited in each direction ([how](../lab.md)). So only
-ratios mean something, and each compares what was measured within minutes: the *goodput* of a figure is what plain sequential requests of
-1 MiB to one member moved over one link, just before the figure's points. Members are in memory. `host-centric` means that the
-client computes parity, `offload` that the servers do. There is no parity cache. Every point ended with a scrub of all
-parity and with all written data read back, after members that were missing had been rebuilt.
+Figures 9 to 18 and 22 to 30 of \"Disaggregated RAID Storage in Modern Datacenters\" (ASPLOS 2023), on ours.
+Written by `cargo xtask net --figures` (as root; `--only NAME` measures single figures again). The raw numbers
+lie beside the pictures, a JSON file a figure. **Real CPU, members in memory, links limited by the kernel:**
+all of it is on one machine, so only ratios mean something. The paper's figure 19, RocksDB, is on [a page of
+its own](papers/applications.md), as are [figures 20 and 21](papers/draid.md), a store of objects.
+
+## What we ran
+
+The paper has 19 servers with links of 100 Gbit/s and SSDs, of which eight are an array with chunks of 512
+KiB. Requests are random, of 128 KiB. dRAID, in which servers compute parity, is beside SPDK's RAID, where
+the host does, and Linux MD.
+
+Here client and servers are on one machine, each in a network namespace of its own, with links that are
+limited in each direction ([how](../lab.md)). Each figure compares what was measured within minutes: its
+*goodput* is what plain sequential requests of 1 MiB to one member moved over one link, just before the
+figure's points. `host-centric` means that the client computes parity, `offload` that the servers do. There
+is no parity cache. Every point ended with a scrub of all parity and with all written data read back, after
+members that were missing had been rebuilt.
 
 ";
 
@@ -23,7 +35,9 @@ const COLUMNS: &str = "\
 |---|---|---|---|---|---|---|---|---|---|---|---|---|---|
 ";
 
-const LEGEND: &str = "*Bound*: what the plan allows, for a duplex link: users' bytes by the bytes that the array moves in the busier direction. *Sent, \
+const LEGEND: &str = "## The tables' columns
+
+*Bound*: what the plan allows, for a duplex link: users' bytes by the bytes that the array moves in the busier direction. *Sent, \
 received*: bytes on the client's link for each of the user's, by the counters of its network interface. These count the headers of a large packet \
 once; where it is cut into frames (tbf does, as a network card would) there is one set of headers a frame, about 5 % more: in another lab tbf's \
 counters said 1.05 for offloaded writes and 2.10 for host-centric ones. *CPU*: seconds per GiB of users' bytes, of the client's process and of all servers' processes together (what the kernel does in interrupts and for \
@@ -53,6 +67,8 @@ pub fn page(figures: &[Figure], known: &[(&Figure, Measured)]) -> String {
         );
     }
     text.push('\n');
+    text.push_str(&paper::beside(known));
+    text.push_str(paper::DIFFERS);
     text.push_str(LEGEND);
     for (figure, measured) in known {
         section(&mut text, figure, measured);
@@ -63,7 +79,20 @@ pub fn page(figures: &[Figure], known: &[(&Figure, Measured)]) -> String {
 }
 
 fn section(text: &mut String, figure: &Figure, measured: &Measured) {
-    let _ = writeln!(text, "## {}\n", figure.title);
+    match paper::of(figure.name) {
+        Some(shown) => {
+            let _ = writeln!(
+                text,
+                "## {}: {}\n\nThe paper: {}\n",
+                shown.figures,
+                lower(figure.title),
+                shown.says
+            );
+        }
+        None => {
+            let _ = writeln!(text, "## {}\n", figure.title);
+        }
+    }
     if !figure.about.is_empty() {
         let _ = writeln!(text, "{}\n", figure.about);
     }
@@ -89,6 +118,12 @@ fn section(text: &mut String, figure: &Figure, measured: &Measured) {
         measured.mbit,
         measured.seconds
     );
+}
+
+/// A title after a colon.
+fn lower(title: &str) -> String {
+    let mut letters = title.chars();
+    letters.next().map_or(String::new(), |first| first.to_lowercase().chain(letters).collect())
 }
 
 fn table_row(text: &mut String, row: &Line) {

@@ -19,7 +19,7 @@ use crate::vm::server::said;
 /// Bytes of its stretch.
 pub const BYTES: u64 = 48 << 20;
 /// How long it may take to notice that the server is gone.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_mins(2);
 /// Jobs, each on its part of the stretch.
 const JOBS: u64 = 4;
 

@@ -49,7 +49,7 @@ const LOAD_MS: std::ops::Range<u64> = 20..1000;
 /// Milliseconds until a kill of a server that starts or recovers.
 const RECOVERY_MS: std::ops::Range<u64> = 0..160;
 /// How long an idle array may take to be marked clean, and fio to start.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// Runs the rounds on all arrays in turn.
 pub fn run(root: &Path, rounds: &Rounds) -> Result<()> {

@@ -49,7 +49,7 @@ const WRITERS: u64 = 4;
 const WRITER_BLOCKS: u64 = 500;
 /// Acknowledged writes of each array before the server is killed, and how long that may take.
 const WRITES_MIN: u64 = 400;
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// The kernel writes to `geometries` until its power is cut: what each array may hold now.
 pub fn cut_the_kernel(lab: &Lab, geometries: &[Geometry]) -> Result<BTreeMap<&'static str, Vec<Run>>> {

@@ -1,7 +1,7 @@
 //! `serve --fuse` on this machine's own kernel, with loop devices and file systems on the file.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -9,10 +9,11 @@ use anyhow::{Context, Result, ensure};
 use super::Lab;
 use super::members::Geometry;
 use super::server::{self, Server, said};
+use crate::mounts::{Loop, Mount};
 use crate::packages;
 
-/// mkfs.xfs wants 300 MiB.
-const GEOMETRY: Geometry = Geometry::new("f5", 5, 4, 64, "left-symmetric").with_members_of(128 << 20);
+/// mkfs.xfs wants 300 MiB, and three copies of our program, with what tells its lines, must fit.
+const GEOMETRY: Geometry = Geometry::new("f5", 5, 4, 64, "left-symmetric").with_members_of(256 << 20);
 
 /// A file system, with the commands that make and judge it.
 const FILE_SYSTEMS: &[(&[&str], &[&str])] = &[
@@ -37,7 +38,7 @@ pub fn file(lab: &Lab) -> Result<()> {
     fs::create_dir_all(&folder)?;
     for (slot, (make, judge)) in (0..).zip(FILE_SYSTEMS) {
         let disk = Loop::over(&place)?;
-        said(Command::new(make[0]).args(&make[1..]).arg(&disk.0))?;
+        said(Command::new(make[0]).args(&make[1..]).arg(disk.path()))?;
         let mount = Mount::of(&disk, &folder)?;
         copy(lab, &folder, "before")?;
         server.fail(slot)?;
@@ -48,7 +49,7 @@ pub fn file(lab: &Lab) -> Result<()> {
             compare(lab, &folder, copy).with_context(|| format!("{}, {copy}", make[0]))?;
         }
         drop(mount);
-        said(Command::new(judge[0]).args(&judge[1..]).arg(&disk.0))?;
+        said(Command::new(judge[0]).args(&judge[1..]).arg(disk.path()))?;
         server.add(&devices[slot as usize])?;
         server.wait_until_in_sync()?;
     }
@@ -104,36 +105,4 @@ fn compare(lab: &Lab, folder: &Path, name: &str) -> Result<()> {
     let copy = folder.join(name);
     said(Command::new("diff").args(["-r", "--no-dereference", "/etc"]).arg(copy.join("etc")))?;
     said(Command::new("cmp").arg(&lab.pinstripe).arg(copy.join("pinstripe"))).map(|_| ())
-}
-
-/// A loop device, until it goes.
-struct Loop(PathBuf);
-
-impl Loop {
-    fn over(file: &Path) -> Result<Self> {
-        let made = said(Command::new("losetup").args(["-f", "--show", "--direct-io=on"]).arg(file))?;
-        Ok(Self(String::from_utf8(made.stdout)?.trim().into()))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = said(Command::new("losetup").arg("-d").arg(&self.0));
-    }
-}
-
-/// A mounted file system, until it goes.
-struct Mount(PathBuf);
-
-impl Mount {
-    fn of(disk: &Loop, folder: &Path) -> Result<Self> {
-        said(Command::new("mount").arg(&disk.0).arg(folder))?;
-        Ok(Self(folder.into()))
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        let _ = said(Command::new("umount").arg(&self.0));
-    }
 }

@@ -211,6 +211,16 @@ const SCENARIOS: &[Scenario] = &[
         run: ublk::recovery,
     },
     Scenario {
+        name: "ublk-sqlite",
+        about: "kill -9 of our server under SQLite's transactions on ext4: all that were committed are there, integrity_check passes",
+        run: ublk::sqlite,
+    },
+    Scenario {
+        name: "ublk-rocksdb",
+        about: "kill -9 of our server under RocksDB's durable writes: every record has its last acknowledged version",
+        run: ublk::rocksdb,
+    },
+    Scenario {
         name: "exchange",
         about: "import of an array that mdadm made, with a file system on it, and release: the same files on both sides",
         run: ublk::exchange,
@@ -336,6 +346,8 @@ const LEFT_OUT: &[&str] = &[
     "nvme-md",
     "nvme-reconnect",
     "nvme-target",
+    "ublk-rocksdb",
+    "ublk-sqlite",
     "ublk-stack",
 ];
 

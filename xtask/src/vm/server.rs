@@ -16,7 +16,7 @@ use super::members::Geometry;
 use crate::nbd::Client;
 
 /// How long a server may take to answer its socket, or to end.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// `pinstripe create` over these devices, with further options.
 pub fn create(lab: &Lab, geometry: &Geometry, devices: &[PathBuf], options: &[&str]) -> Result<()> {
@@ -35,6 +35,17 @@ pub fn create(lab: &Lab, geometry: &Geometry, devices: &[PathBuf], options: &[&s
     }
     command.args(options).args(devices);
     said(&mut command).map(|_| ())
+}
+
+/// Where a server's files lie.
+#[derive(Clone, Copy)]
+pub struct Home<'a> {
+    /// The command.
+    pub pinstripe: &'a Path,
+    /// For sockets: a short path.
+    pub sockets: &'a Path,
+    /// For its log.
+    pub directory: &'a Path,
 }
 
 /// A `pinstripe serve` of ours; ended without mercy when it goes out of scope.
@@ -57,18 +68,36 @@ impl Server {
 
     /// The same with further options.
     pub fn start_with(lab: &Lab, name: &str, devices: &[PathBuf], options: &[&str]) -> Result<Self> {
-        let mut server = Self::spawn(lab, name, devices, options)?;
-        server.wait_until_ready().with_context(|| {
-            let said = std::fs::read_to_string(&server.log).unwrap_or_default();
-            format!("serve {name}: {:?}; see {}", said.lines().last().unwrap_or(""), server.log.display())
+        Self::spawn(lab, name, devices, options)?.ready(name)
+    }
+
+    /// Waits until it answers.
+    pub fn ready(mut self, name: &str) -> Result<Self> {
+        self.wait_until_ready().with_context(|| {
+            let said = std::fs::read_to_string(&self.log).unwrap_or_default();
+            format!("serve {name}: {:?}; see {}", said.lines().last().unwrap_or(""), self.log.display())
         })?;
-        Ok(server)
+        Ok(self)
     }
 
     /// The same without waiting for it. Two shards, unless the options say another number.
     pub fn spawn(lab: &Lab, name: &str, devices: &[PathBuf], options: &[&str]) -> Result<Self> {
-        let socket = lab.sockets.join(format!("{name}.nbd"));
-        let control = lab.sockets.join(format!("{name}.control"));
+        let Lab { pinstripe, sockets, directory, .. } = lab;
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--"]).arg(pinstripe);
+        Self::spawn_by(command, Home { pinstripe, sockets, directory }, name, devices, options)
+    }
+
+    /// The same by a command that runs ours, anywhere.
+    pub fn spawn_by(
+        mut command: Command,
+        home: Home,
+        name: &str,
+        devices: &[PathBuf],
+        options: &[&str],
+    ) -> Result<Self> {
+        let socket = home.sockets.join(format!("{name}.nbd"));
+        let control = home.sockets.join(format!("{name}.control"));
         for stale in [&socket, &control] {
             match std::fs::remove_file(stale) {
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
@@ -76,11 +105,9 @@ impl Server {
             }
         }
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let log = lab.directory.join(format!("{name}.server.log"));
+        let log = home.directory.join(format!("{name}.server.log"));
         let output = File::options().create(true).append(true).open(&log)?;
-        let child = Command::new("setpriv")
-            .args(["--pdeathsig", "KILL", "--"])
-            .arg(&lab.pinstripe)
+        let child = command
             // Scenarios take members away on purpose.
             .args(["serve", "--run"])
             .args(if options.contains(&"--shards") { [].as_slice() } else { &["--shards", "2"] })
@@ -94,7 +121,7 @@ impl Server {
             .stderr(output)
             .spawn()
             .context("start pinstripe serve")?;
-        Ok(Self { child, pinstripe: lab.pinstripe.clone(), log, socket, control, port })
+        Ok(Self { child, pinstripe: home.pinstripe.to_owned(), log, socket, control, port })
     }
 
     fn wait_until_ready(&mut self) -> Result<()> {
@@ -109,6 +136,11 @@ impl Server {
                 Err(_) => std::thread::sleep(Duration::from_millis(20)),
             }
         }
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// A new NBD connection.
@@ -188,6 +220,14 @@ impl Server {
         let mut command = Command::new(&self.pinstripe);
         let output = said(command.args(["repair", "--json"]).args(options).arg(&self.control))?;
         serde_json::from_slice(&output.stdout).context("repair --json")
+    }
+
+    /// `pinstripe sync`: the speed of rebuilds, in KiB per second of each member.
+    pub fn sync_speed(&self, min_kib: u32, max_kib: u32) -> Result<()> {
+        let mut command = Command::new(&self.pinstripe);
+        command.arg("sync").arg(&self.control);
+        command.args(["--speed-min", &min_kib.to_string(), "--speed-max", &max_kib.to_string()]);
+        said(&mut command).map(|_| ())
     }
 
     /// `pinstripe fail`.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use super::machine::Machine;
 use super::{Lab, image};
@@ -80,6 +80,28 @@ pub fn recovery(lab: &Lab) -> Result<()> {
     for proof in ["upgraded", "recovered", "mounted", "ended", "foreign", "deleted", "interrupted"] {
         ensure!(outcome.all(proof) == ["yes"], "{proof}: {outcome:?}");
     }
+    Ok(())
+}
+
+/// The same under SQLite: every transaction that was committed is there.
+pub fn sqlite(lab: &Lab) -> Result<()> {
+    let machine =
+        on_disks(lab, "sqlite", include_str!("../../vm/ublk-sqlite.sh"), &members(lab, MEMBER_BYTES)?);
+    let machine = machine.modules(&["ext4"]).program("sqlite3", &image::which("sqlite3")?);
+    let outcome = lab.boot(machine)?;
+    let rows = outcome.all("rows");
+    ensure!(outcome.all("done") == ["yes"] && rows.len() == 2, "{outcome:?}");
+    Ok(())
+}
+
+/// The same under RocksDB, which needs more than other scenarios.
+pub fn rocksdb(lab: &Lab) -> Result<()> {
+    let root = lab.pinstripe.ancestors().nth(3).context("the command lies under target/release")?;
+    let machine =
+        on_disks(lab, "rocksdb", include_str!("../../vm/ublk-rocksdb.sh"), &members(lab, MEMBER_BYTES)?);
+    let machine = machine.modules(&["ext4"]).program("ycsb", &crate::net::build_client(root)?);
+    let outcome = lab.boot(machine.program("sst_dump", &image::which("sst_dump")?))?;
+    ensure!(outcome.all("done") == ["yes"], "{outcome:?}");
     Ok(())
 }
 

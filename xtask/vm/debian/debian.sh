@@ -67,6 +67,13 @@ is_another() {
     systemctl is-active "$1" && [ "$(main_pid "$1")" != "$2" ] && [ "$(main_pid "$1")" != 0 ]
 }
 
+# is_inactive UNIT: systemd has seen its end.
+is_inactive() {
+    i_state=$(systemctl is-active "$1") || true
+    echo "$i_state"
+    [ "$i_state" = inactive ]
+}
+
 # in_sync ARRAY COUNT: so many members are.
 in_sync() {
     pinstripe detail "$1" >/tmp/detail 2>&1
@@ -138,4 +145,11 @@ no_errors() {
 files() {
     find / -xdev \( -path /var/log -o -path /var/cache -o -path /var/lib/apt -o -path /var/lib/systemd/timers -o -path /root \
         -o -path /tmp -o -path /var/tmp -o -path '/var/lib/dpkg/*-old' \) -prune -o -print | sort
+}
+
+# serves_t0: the target has its disk as namespace 1, and the number of the one that is missing is free.
+serves_t0() {
+    pinstripe discover --namespaces 127.0.0.1:4420 >/tmp/discovered || die "discover: $(cat /tmp/discovered)"
+    grep -q 'nsid=1' /tmp/discovered || die "namespace 1 is not there: $(cat /tmp/discovered)"
+    ! grep -q 'nsid=2' /tmp/discovered || die "namespace 2 is there: $(cat /tmp/discovered)"
 }

@@ -6,7 +6,10 @@ booted
 # a number.
 assembled() {
     cat /proc/mdstat
-    [ "$(grep -c '^md[0-9]* : active \((auto-read-only) \)*raid5 ' /proc/mdstat)" = 2 ]
+    [ "$(grep -c '^md[0-9]* : active \((auto-read-only) \)*raid5 ' /proc/mdstat)" = 2 ] || return 1
+    # udev makes their names a while after the kernel has them.
+    ls /dev/md
+    [ -b /dev/md/data_0 ] && [ -b /dev/md/net_0 ]
 }
 # udev has mdadm assemble them, disk by disk, and the boot doesn't wait for that.
 until_true 60 "mdadm does not assemble our arrays" assembled

@@ -37,6 +37,8 @@ umount /srv/data /srv/net || die "umount"
 sed -i /pinstripe/d /etc/fstab
 systemctl daemon-reload
 apt-get remove --yes --quiet pinstripe || die "apt-get remove"
+# It is udev that takes the names of devices away.
+udevadm settle
 [ -z "$(pgrep pinstripe)" ] || die "processes are left: $(pgrep -a pinstripe)"
 [ -z "$(ls -d /dev/ublkb* /dev/pinstripe 2>/dev/null)" ] || die "devices are left: $(ls -d /dev/ublkb* /dev/pinstripe)"
 # Masked are those that were enabled once: Debian's helper keeps that in mind until the purge, as dpkg what it needs.

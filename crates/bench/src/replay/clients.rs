@@ -19,7 +19,7 @@ use crate::{
     progress::{Phase, Tell},
     run::{BenchError, on_all},
     trace::{Action, Request, Trace},
-    worker::{SliceOutcome, Stopwatch, histogram},
+    worker::{SliceOutcome, Stopwatch, clients_of, end_all, histogram},
 };
 
 /// Bytes that carry a mark of their own.
@@ -28,14 +28,14 @@ pub(super) const SECTOR: u64 = 512;
 const TELL_NS: u64 = 200_000_000;
 
 /// What is replayed, and how far it is.
-pub(super) struct Replay {
+pub(crate) struct Replay {
     requests: Vec<Request>,
     /// How many have been taken.
     taken: AtomicUsize,
     /// By request: how many had been taken when it was acknowledged.
     acknowledged: Box<[AtomicU32]>,
     /// Whether requests come when they are due.
-    pub(super) is_paced: bool,
+    pub(crate) is_paced: bool,
     /// Bytes of the longest request.
     longest: usize,
     /// Bytes of the device, in whole blocks.
@@ -84,7 +84,7 @@ fn fit(request: Request, size: u64, block: u64, fitted: &mut Fitted) -> Request 
 
 impl Replay {
     /// Of a trace, on a device.
-    pub(super) fn new(trace: Trace, is_paced: bool, size: u64, block: u32) -> Self {
+    pub(crate) fn new(trace: Trace, is_paced: bool, size: u64, block: u32) -> Self {
         let block = u64::from(block).max(SECTOR);
         let size = size / block * block;
         let mut fitted = Fitted::default();
@@ -102,13 +102,18 @@ impl Replay {
         }
     }
 
+    /// Bytes of the longest request.
+    pub(crate) fn longest(&self) -> usize {
+        self.longest
+    }
+
     /// How many there are.
     pub(super) fn len(&self) -> usize {
         self.requests.len()
     }
 
     /// The next request, and its number, from 1.
-    pub(super) fn take(&self) -> Option<(u32, Request)> {
+    pub(crate) fn take(&self) -> Option<(u32, Request)> {
         let index = self.taken.fetch_add(1, Ordering::AcqRel);
         Some((number(index), *self.requests.get(index)?))
     }
@@ -173,8 +178,7 @@ pub(super) async fn replay(
     let shards = context.shards().len();
     let results = on_all(context, |shard| {
         let (replay, source) = (Arc::clone(replay), source.clone());
-        let client = |shard: usize| u32::try_from(depth * shard / shards).unwrap_or(u32::MAX);
-        let clients = client(shard)..client(shard + 1);
+        let clients = clients_of(shard, depth, shards);
         move || async move { on_shard(replay, source, clients, inline).await }
     })
     .await;
@@ -203,11 +207,7 @@ async fn on_shard(
         done: RefCell::new(Replayed::new()),
     });
     let tasks: Vec<_> = clients.map(|client| shard::spawn_joined(work(Rc::clone(&here), client))).collect();
-    let mut result = Ok(());
-    for task in tasks {
-        result = result.and(task.join().await);
-    }
-    result?;
+    end_all(tasks).await?;
     let mut done = here.done.replace(Replayed::new());
     done.outcome = watch.stop(done.outcome.operations);
     Ok(done)
@@ -310,9 +310,7 @@ impl Replayed {
 
     /// What another shard did at the same time.
     fn add(&mut self, other: Self) {
-        self.outcome.operations += other.outcome.operations;
-        self.outcome.cpu_ns += other.outcome.cpu_ns;
-        self.outcome.wall_ns = self.outcome.wall_ns.max(other.outcome.wall_ns);
+        self.outcome.add_beside(other.outcome);
         // Made with the same bounds.
         let _ = (self.reads.add(other.reads), self.writes.add(other.writes));
         self.flushes += other.flushes;

@@ -1,4 +1,4 @@
-//! `bench --trace`: a trace's requests instead of a pattern's.
+//! `bench --trace` and `bench --synthetic`: a trace's requests instead of a pattern's.
 //!
 //! Requests are taken in the trace's order, at full speed or when they are due. None is made larger than the
 //! device's blocks demand; what lies beyond the device is folded into it.
@@ -15,8 +15,10 @@ use std::sync::Arc;
 
 use pinstripe_runtime::uring::{self, Context, RuntimeConfig, blocking};
 
-use self::{check::read_back, clients::Replay};
+use self::check::read_back;
+pub(crate) use self::clients::Replay;
 use crate::{
+    ablate,
     arguments::BenchArgs,
     destination::{Destination, RequestError, Source},
     export::Export,
@@ -25,16 +27,23 @@ use crate::{
     run::{BenchError, check_numbers},
     setup::set_up,
     through,
-    trace::{Trace, TraceError},
+    trace::{Synthetic, Trace, TraceError},
     verify::scrub,
 };
 
-pub use report::{Checked, TraceReport};
+pub use report::{Checked, ReplayedOn, TraceReport};
 
 /// Where a trace is replayed.
 enum Place {
     Array,
     Export { export: Export, may_overwrite: bool },
+}
+
+/// What is replayed.
+enum Requests {
+    OfFile(Trace),
+    /// Made when the size of the device is known.
+    Made(Synthetic),
 }
 
 /// Makes an array, replays the trace of `arguments` on it, and checks it. What was on given devices is lost.
@@ -54,34 +63,67 @@ pub fn run_trace_through(
 
 fn run(arguments: &BenchArgs, place: Place, tell: &Tell) -> Result<TraceReport, BenchError> {
     check_numbers(arguments)?;
-    let (arguments, tell) = (arguments.clone(), Arc::clone(tell));
+    if arguments.is_virtual() {
+        return Err(BenchError::NotVirtual("--trace and --synthetic"));
+    }
+    let (arguments, tell) = (ablate::settle(arguments)?, Arc::clone(tell));
     let config = RuntimeConfig::unpinned(arguments.shards);
     uring::run(&config, move |context| async move {
         tell(Phase::Preparing);
-        let trace = read(&arguments).await?;
+        let requests = Requests::of(&arguments).await?;
         match place {
-            Place::Array => on_array(&arguments, trace, &context, &tell).await,
-            Place::Export { may_overwrite: false, .. } if trace.writes() => Err(BenchError::ForceExport),
-            Place::Export { export, .. } => on_export(&arguments, trace, &export, &context, &tell).await,
+            Place::Array => on_array(&arguments, requests, &context, &tell).await,
+            Place::Export { may_overwrite: false, .. } if requests.writes() => Err(BenchError::ForceExport),
+            Place::Export { export, .. } => on_export(&arguments, requests, &export, &context, &tell).await,
         }
     })?
 }
 
-async fn read(arguments: &BenchArgs) -> Result<Trace, BenchError> {
-    let path = arguments.trace.clone().unwrap_or_default();
-    let trace = {
-        let path = path.clone();
-        blocking(move || Trace::read(&path)).await?
-    };
-    if arguments.trace_time && !trace.is_timed {
-        return Err(TraceError::NoTimes(path).into());
+impl Requests {
+    async fn of(arguments: &BenchArgs) -> Result<Self, BenchError> {
+        if let Some(synthetic) = arguments.synthetic() {
+            return Ok(Self::Made(synthetic));
+        }
+        let path = arguments.trace.clone().unwrap_or_default();
+        let trace = {
+            let path = path.clone();
+            blocking(move || Trace::read(&path)).await?
+        };
+        if arguments.trace_time && !trace.is_timed {
+            return Err(TraceError::NoTimes(path).into());
+        }
+        Ok(Self::OfFile(trace))
     }
-    Ok(trace)
+
+    /// Whether any writes.
+    fn writes(&self) -> bool {
+        match self {
+            Self::OfFile(trace) => trace.writes(),
+            Self::Made(_) => true,
+        }
+    }
+
+    /// Bytes of the longest one.
+    fn longest(&self) -> u64 {
+        let longest = match self {
+            Self::OfFile(trace) => trace.longest(),
+            Self::Made(synthetic) => synthetic.longest(),
+        };
+        longest.into()
+    }
+
+    /// For a device of `size` bytes.
+    async fn on(self, size: u64) -> Trace {
+        match self {
+            Self::OfFile(trace) => trace,
+            Self::Made(synthetic) => blocking(move || synthetic.trace(size)).await,
+        }
+    }
 }
 
 async fn on_array(
     arguments: &BenchArgs,
-    trace: Trace,
+    requests: Requests,
     context: &Context,
     tell: &Tell,
 ) -> Result<TraceReport, BenchError> {
@@ -89,14 +131,16 @@ async fn on_array(
     let shared = setup.array.shared();
     let (size, block) = (shared.geometry.array_bytes(), shared.geometry.logical_block());
     let source = Source::Engine(Arc::clone(shared));
+    let trace = requests.on(size).await;
     let mut report = TraceReport::new(arguments, &trace);
     loss::lose(&setup.array, &arguments.lost).await?;
-    let before = setup.array.detail().statistics;
+    let (before, metered) = (setup.array.detail().statistics, shared.metered());
     let replay = Arc::new(Replay::new(trace, arguments.trace_time, size, block));
     let inline = !setup.memories.is_empty();
     let replayed = clients::replay(&replay, context, &source, arguments.depth, inline, tell).await?;
     report.replayed(&replay, &replayed);
     report.array(arguments, setup.names(), &setup.array.detail().statistics.since(&before));
+    report.metered(arguments, metered.and_then(|before| Some(shared.metered()?.since(&before))), &replayed);
     histogram::keep(arguments, &replayed.all())?;
     tell(Phase::Checking);
     // Devices may have held anything, whatever --assume-clean says of them.
@@ -115,17 +159,19 @@ async fn on_array(
 
 async fn on_export(
     arguments: &BenchArgs,
-    trace: Trace,
+    requests: Requests,
     export: &Export,
     context: &Context,
     tell: &Tell,
 ) -> Result<TraceReport, BenchError> {
-    let (source, size) = through::open(arguments, export, trace.writes(), trace.longest().into()).await?;
+    let longest = requests.longest();
+    let (source, size) = through::open(arguments, export, requests.writes(), longest).await?;
     let source = Source::Export(source);
     let destination = source.open().map_err(BenchError::Attach)?;
     if size < destination.block().into() {
-        return Err(BenchError::TooSmall { depth: arguments.depth, size: trace.longest().into() });
+        return Err(BenchError::TooSmall { depth: arguments.depth, size: longest });
     }
+    let trace = requests.on(size).await;
     let mut report = TraceReport::new(arguments, &trace);
     let replay = Arc::new(Replay::new(trace, arguments.trace_time, size, destination.block()));
     let replayed = clients::replay(&replay, context, &source, arguments.depth, false, tell).await?;

@@ -3,23 +3,26 @@
 use std::fmt;
 
 use hdrhistogram::Histogram;
-use pinstripe_engine::statistics::Statistics;
+use pinstripe_engine::{ablation::Metered, statistics::Statistics};
 use serde::Serialize;
 
 use super::clients::{Replay, Replayed};
 use crate::{
+    ablate::{AblationReport, Span},
     arguments::{BenchArgs, PolicyChoice},
     report::{Amplification, Latency, by, counters, row},
-    trace::{Format, Trace},
+    trace::{Format, Published, Synthetic, Trace},
 };
 
 /// The outcome of a replay, all of whose writes were read back and found right.
 #[derive(Clone, Debug, Serialize)]
 pub struct TraceReport {
-    /// The trace's file.
+    /// The trace's file, or after which one it was made.
     pub trace: String,
     /// What its lines look like.
     pub format: Format,
+    /// How the trace was made, if it is synthetic.
+    pub synthetic: Option<Synthetic>,
     /// Whether requests came when they were due, and not as fast as possible.
     pub trace_time: bool,
     /// Requests of the trace that weren't replayed: of other devices, trims, requests of no bytes.
@@ -58,11 +61,13 @@ pub struct TraceReport {
     pub write_latency_ns: Latency,
     /// CPU time of the shards for each request; the kernel's own threads are not in it.
     pub cpu_ns_per_operation: f64,
+    /// With --ablate: the arms, and what they cost.
+    pub ablation: Option<AblationReport>,
     /// What was checked afterwards.
     pub checked: Checked,
 }
 
-/// An array that was made for a replay, and what it had to do.
+/// An array that was made for a replay or a store, and what it had to do.
 #[derive(Clone, Debug, Serialize)]
 pub struct ReplayedOn {
     /// MD's level number.
@@ -99,9 +104,15 @@ pub struct Checked {
 impl TraceReport {
     pub(super) fn new(arguments: &BenchArgs, trace: &Trace) -> Self {
         let none = Latency::of(&crate::worker::histogram());
+        let synthetic = arguments.synthetic();
+        let name = match (synthetic, &arguments.trace) {
+            (Some(made), _) => format!("after {}", made.workload.name()),
+            (None, path) => path.as_ref().map_or_else(String::new, |path| path.display().to_string()),
+        };
         Self {
-            trace: arguments.trace.as_ref().map_or_else(String::new, |path| path.display().to_string()),
+            trace: name,
             format: trace.format,
+            synthetic,
             trace_time: arguments.trace_time,
             skipped: trace.skipped,
             widened: 0,
@@ -121,6 +132,7 @@ impl TraceReport {
             read_latency_ns: none,
             write_latency_ns: none,
             cpu_ns_per_operation: 0.0,
+            ablation: None,
             checked: Checked::default(),
         }
     }
@@ -138,17 +150,14 @@ impl TraceReport {
 
     /// Puts down what the array had to do for it.
     pub(super) fn array(&mut self, arguments: &BenchArgs, members: Vec<String>, counts: &Statistics) {
-        self.array = Some(ReplayedOn {
-            level: arguments.level.number(),
-            members,
-            lost: arguments.lost.clone(),
-            chunk_bytes: arguments.chunk,
-            policy: arguments.policy,
-            cache_bytes: arguments.cache,
-            kernel: pinstripe_parity::kernel().name(),
-            per_write: Amplification::of(counts),
-            counters: counters(counts),
-        });
+        self.array = Some(ReplayedOn::new(arguments, members, counts));
+    }
+
+    /// Puts down what the arms of --ablate cost.
+    pub(super) fn metered(&mut self, arguments: &BenchArgs, metered: Option<Metered>, done: &Replayed) {
+        let span = Span::new(arguments.shards, done.outcome, done.all().mean());
+        let pair = arguments.ablate.as_ref().zip(metered);
+        self.ablation = pair.map(|(ablate, metered)| AblationReport::new(ablate, &metered, span));
     }
 
     /// As JSON, over several lines.
@@ -170,13 +179,12 @@ impl Replayed {
 impl fmt::Display for TraceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = f64::from(1 << 20);
-        match (&self.array, &self.through) {
-            (Some(array), _) => array.fmt_array(f, self.shards)?,
-            (None, Some(through)) => row(f, "through", format_args!("{through}, {} thread(s)", self.shards))?,
-            (None, None) => {}
-        }
+        ReplayedOn::fmt_place(f, self.array.as_ref(), self.through.as_deref(), self.shards)?;
         let pace = if self.trace_time { "at its times" } else { "at full speed" };
         row(f, "trace", format_args!("{} ({}), {pace}, depth {}", self.trace, self.format, self.depth))?;
+        if let Some(synthetic) = &self.synthetic {
+            synthetic.fmt_rows(f)?;
+        }
         row(
             f,
             "requests",
@@ -211,6 +219,9 @@ impl fmt::Display for TraceReport {
         if let Some(array) = &self.array {
             array.per_write.fmt_row(f)?;
         }
+        if let Some(ablation) = &self.ablation {
+            ablation.fmt_rows(f)?;
+        }
         row(
             f,
             "checked",
@@ -222,7 +233,63 @@ impl fmt::Display for TraceReport {
     }
 }
 
+impl Synthetic {
+    /// Where it is from, and what was chosen.
+    fn fmt_rows(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Published { writes_millions, write_kib, reads_millions, read_kib, .. } = self.published;
+        row(
+            f,
+            "synthetic",
+            format_args!("{:.2}% of the published count, seed {}", self.percent_of_published, self.seed),
+        )?;
+        row(
+            f,
+            "published",
+            format_args!(
+                "{writes_millions} million writes of {write_kib} KiB, {reads_millions} million reads of {read_kib} KiB: {}",
+                self.source
+            ),
+        )?;
+        if let (Some(sequential), Some(large)) =
+            (self.published.sequential_writes_millions, self.published.large_writes_millions)
+        {
+            let words =
+                format_args!("{sequential} million writes sequential, {large} million of 40 KiB or more");
+            row(f, "published", words)?;
+        }
+        row(f, "not published", format_args!("{}", self.chosen))
+    }
+}
+
 impl ReplayedOn {
+    pub(crate) fn new(arguments: &BenchArgs, members: Vec<String>, counts: &Statistics) -> Self {
+        Self {
+            level: arguments.level.number(),
+            members,
+            lost: arguments.lost.clone(),
+            chunk_bytes: arguments.chunk,
+            policy: arguments.policy,
+            cache_bytes: arguments.cache,
+            kernel: pinstripe_parity::kernel().name(),
+            per_write: Amplification::of(counts),
+            counters: counters(counts),
+        }
+    }
+
+    /// The array, or the export of one.
+    pub(crate) fn fmt_place(
+        f: &mut fmt::Formatter<'_>,
+        array: Option<&Self>,
+        through: Option<&str>,
+        shards: usize,
+    ) -> fmt::Result {
+        match (array, through) {
+            (Some(array), _) => array.fmt_array(f, shards),
+            (None, Some(through)) => row(f, "through", format_args!("{through}, {shards} thread(s)")),
+            (None, None) => Ok(()),
+        }
+    }
+
     fn fmt_array(&self, f: &mut fmt::Formatter<'_>, shards: usize) -> fmt::Result {
         row(
             f,

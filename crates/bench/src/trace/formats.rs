@@ -91,6 +91,7 @@ impl Parser {
             Format::Iolog2 => self.iolog2(line),
             Format::Iolog3 => self.iolog3(line),
             Format::Blkparse => self.blkparse(line),
+            Format::Synthetic => unreachable!("no line makes a parser of it"),
         }
     }
 

@@ -4,6 +4,7 @@
 //! isn't replayed (trims, requests of no bytes).
 
 mod formats;
+mod synthetic;
 
 use std::{
     fmt,
@@ -16,6 +17,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 use self::formats::Parser;
+pub use self::synthetic::{Published, Synthetic, Workload};
 
 /// The longest request that is replayed.
 const LENGTH_MAX: u64 = 32 << 20;
@@ -36,6 +38,8 @@ pub enum Format {
     Iolog3,
     /// The text of blkparse: what was queued, or if nothing was, what was issued.
     Blkparse,
+    /// No file: made after published numbers.
+    Synthetic,
 }
 
 impl fmt::Display for Format {
@@ -46,6 +50,7 @@ impl fmt::Display for Format {
             Self::Iolog2 => "fio iolog version 2",
             Self::Iolog3 => "fio iolog version 3",
             Self::Blkparse => "blkparse",
+            Self::Synthetic => "synthetic",
         })
     }
 }
@@ -71,7 +76,7 @@ pub(crate) struct Request {
 }
 
 /// The requests of one device.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Trace {
     pub(crate) format: Format,
     /// In the order of the file.

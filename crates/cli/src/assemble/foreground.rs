@@ -3,9 +3,9 @@
 //! It decides as `assemble` does, and waits for late members as the configuration says. As the first member
 //! that appears may have had the manager start this, it also waits for too few members to become enough.
 //!
-//! The words of the last start are kept until the machine goes down. A server that died is started by them
-//! where the configuration has an error: what is mounted would hang until a person mends the entry, perhaps
-//! of another array.
+//! An error in the entry of another array is none of this one. The words of the last start are kept until the
+//! machine goes down: a server that died is started by them where its own entry is wrong, or all that is
+//! configured can't be read. What is mounted would hang until a person mends that.
 
 use std::{
     fs,
@@ -16,8 +16,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pinstripe_config::Configuration;
-use pinstripe_control::{Version, client::Client, place::stem, text::printable_lines};
+use pinstripe_config::{Configuration, Usable};
+use pinstripe_control::{
+    Version,
+    client::Client,
+    place::stem,
+    text::{printable_lines, shell_word},
+};
 use pinstripe_md::identity::Uuid;
 use serde_json::Value;
 
@@ -27,7 +32,15 @@ use super::{
     wanted,
 };
 use crate::{
-    command_line::Which, configuration::units::SECRETS, credentials, failure::Failure, serve::default_folder,
+    command_line::Which,
+    configuration::{
+        load_usable,
+        units::{SECRETS, unit},
+    },
+    credentials,
+    failure::Failure,
+    scan,
+    serve::default_folder,
     supervisor,
 };
 
@@ -37,12 +50,21 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 /// Becomes the server of the array, or says why not. `limit`: how long to wait for enough members.
 pub fn run(configuration: &Configuration, which: &Which, limit: Duration) -> Failure {
     let begun = Instant::now();
+    // Without an entry it has to be found at the first look.
+    let look = if configuration.scan.all { scan::LIMIT } else { scan::LIMIT_AGAIN };
     loop {
-        let (wanted, remarks) = match wanted(configuration, which) {
+        let (wanted, remarks) = match wanted(configuration, which, look) {
             Ok((all, remarks)) => (all.into_iter().next(), remarks),
             Err(failure) => return failure,
         };
         let Some(wanted) = wanted else { return Failure::new("there is no such array") };
+        // A unit may outlast its entry, and the array is mdadm's then.
+        if wanted.entry.is_none() && !configuration.scan.all {
+            return Failure::new(format!(
+                "{} has no [[array]] in the configuration: write one, or start it by `pinstripe assemble`",
+                wanted.label
+            ));
+        }
         match course(wanted.state(), wanted.patience(), begun.elapsed(), limit) {
             Course::Wait(why) => {
                 supervisor::tell_waiting(&format!("waits: {why}"));
@@ -58,13 +80,32 @@ pub fn run(configuration: &Configuration, which: &Which, limit: Duration) -> Fai
     }
 }
 
+/// Becomes the server of the array though the configuration has errors: `failure`.
+pub fn run_despite(main: Option<&Path>, which: &Which, failure: Failure, limit: Duration) -> Failure {
+    let Some(configuration) = around_errors(main, which) else { return run_as_last(which, failure) };
+    eprintln!(
+        "pinstripe: the entry of this array is right, and others are not: {}",
+        printable_lines(failure.sentence())
+    );
+    run(&configuration, which, limit)
+}
+
+/// The configuration, if the entry of this array is right. The entry is the one whose unit asks like this.
+fn around_errors(main: Option<&Path>, which: &Which) -> Option<Configuration> {
+    let Usable { configuration, wrong, .. } = load_usable(main).ok()?;
+    let own = format!("pinstripe@{}.service", asked(which));
+    let entry =
+        configuration.arrays.iter().find(|entry| unit(&configuration, entry).as_ref() == Some(&own))?;
+    (!wrong.contains(&entry.place)).then(|| configuration.clone())
+}
+
 /// Becomes the server of the array as it was started last, for the configuration can't be read: `failure`.
 /// The server refuses what is served or no array of these members any more.
-pub fn run_as_last(which: &Which, failure: Failure) -> Failure {
+fn run_as_last(which: &Which, failure: Failure) -> Failure {
     let Some(words) = last_words(which) else { return failure };
     let why = failure.sentence();
     eprintln!("pinstripe: the server is started as it was the last time: {}", printable_lines(why));
-    let error = exec(&words);
+    let error = exec(&words, None);
     Failure::new(format!("{why}; can't become the server as it was the last time: {error}"))
 }
 
@@ -100,16 +141,17 @@ fn served(label: &str, control: &Path) -> Failure {
         client.call("version", Value::Null).ok()
     };
     let process = version().map(|version| format!(" by process {}", version.pid)).unwrap_or_default();
+    let word = shell_word(&control.display().to_string());
     let control = control.display();
     Failure::new(format!(
-        "{label} is served already{process}, on the control socket {control}: `pinstripe stop {control}` ends that server"
+        "{label} is served already{process}, on the control socket {control}: `pinstripe stop {word}` ends that server"
     ))
 }
 
 /// Returns only if that can't be. The turn ends with the exec: a process that starts the array in the moment
 /// between that and the server's locks is refused by these, or this one is.
 fn become_server(wanted: &Wanted, which: &Which, run: bool) -> Failure {
-    let _turn = match Turn::of(wanted) {
+    let turn = match Turn::of(wanted) {
         Ok(Ok(turn)) => turn,
         Ok(Err(control)) => return served(&wanted.label, &control),
         Err(failure) => return failure,
@@ -118,19 +160,35 @@ fn become_server(wanted: &Wanted, which: &Which, run: bool) -> Failure {
     if let Err(failure) = keep(which, &wanted.serve_words(false)) {
         eprintln!("pinstripe: can't keep how {} is started: {}", wanted.label, failure.sentence());
     }
-    let error = exec(&wanted.serve_words(run));
+    let error = exec(&wanted.serve_words(run), Some(turn));
     Failure::new(format!("{} was not started: can't become its server: {error}", wanted.label))
 }
 
 /// Becomes a server. Returns only if that can't be, and why.
-fn exec(words: &[String]) -> String {
+fn exec(words: &[String], turn: Option<Turn>) -> String {
     let program = match program() {
         Ok(program) => program,
         Err(failure) => return failure.sentence().to_owned(),
     };
     let words = with_credentials(words.to_vec(), credentials::folder().as_deref());
     supervisor::tell_waiting("starting");
-    Command::new(program).args(words).current_dir("/").exec().to_string()
+    let mut server = Command::new(program);
+    server.args(words).current_dir("/");
+    if !(scan::is_looking() && supervisor::is_there()) {
+        return server.exec().to_string();
+    }
+    // A thread waits for a disk that hangs. It would not end, and an exec waits for the end of all threads:
+    // so the server is another process, which the manager takes for the service. This one's number isn't
+    // its.
+    match server.env_remove("WATCHDOG_PID").spawn() {
+        Ok(child) => {
+            supervisor::tell_main(child.id());
+            // What that thread keeps of this process includes its files.
+            drop(turn);
+            std::process::exit(0)
+        }
+        Err(error) => error.to_string(),
+    }
 }
 
 /// Where the words of the last start are kept of an array that is asked for like this, as its unit does. The

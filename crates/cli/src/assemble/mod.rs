@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   wanted     from the configuration and a scan to the arrays that are meant, and what is to become of each
-//!   start      a `serve` as a process of its own, until it answers
+//!   start      a `serve` as a process of its own, until it answers: of its unit where systemd has one
 //!   foreground this process becomes the `serve`
 //! ```
 //!
@@ -29,7 +29,7 @@ pub use foreground::forget;
 pub use start::{Started, how, lock};
 pub use wanted::{State, Wanted, allows, of_entry, searched, wanted};
 
-use start::start;
+use start::{start, start_unit};
 
 use crate::{
     ask_daemon,
@@ -38,7 +38,8 @@ use crate::{
     failure::Failure,
     output,
     progress::spinner,
-    scan::shown,
+    scan::{LIMIT, LIMIT_AGAIN, shown},
+    systemd,
 };
 
 /// How often late members are looked for.
@@ -50,8 +51,8 @@ pub enum Outcome {
     Started(Box<Started>),
     /// It was served already, by the server with this control socket.
     Served(PathBuf),
-    /// The words of the command that would serve it.
-    WouldStart(Vec<String>),
+    /// The words of the command that would serve it, and the unit that would run it.
+    WouldStart { words: Vec<String>, unit: Option<String> },
     /// Why it isn't served.
     NotStarted(String),
 }
@@ -82,7 +83,9 @@ impl Report {
         let mut value = match &self.outcome {
             Outcome::Started(started) => started.value(),
             Outcome::Served(control) => json!({ "state": "served", "control": shown(control) }),
-            Outcome::WouldStart(command) => json!({ "state": "would-start", "command": command }),
+            Outcome::WouldStart { words, unit } => {
+                json!({ "state": "would-start", "command": words, "unit": unit })
+            }
             Outcome::NotStarted(why) => json!({ "state": "not-started", "error": why }),
         };
         value["array"] = self.label.clone().into();
@@ -101,8 +104,9 @@ impl Report {
                     printable(&control.display().to_string())
                 )
             }
-            Outcome::WouldStart(command) => {
-                format!("{label}: would start: {}\n", printable(&command.join(" ")))
+            Outcome::WouldStart { words, unit } => {
+                let by = unit.as_ref().map(|unit| format!("{unit}: ")).unwrap_or_default();
+                format!("{label}: would start: {by}{}\n", printable(&words.join(" ")))
             }
             Outcome::NotStarted(_) => String::new(),
         }
@@ -115,11 +119,15 @@ pub fn run(arguments: &AssembleArguments) -> Result<(), Failure> {
         let limit = Duration::from_secs(arguments.start.timeout.into());
         return Err(match loaded {
             Ok(configuration) => foreground::run(&configuration, &arguments.which, limit),
-            Err(failure) => foreground::run_as_last(&arguments.which, failure.into()),
+            Err(problems) => {
+                let main = arguments.start.configuration.config.as_deref();
+                foreground::run_despite(main, &arguments.which, problems.into(), limit)
+            }
         });
     }
-    let configuration = loaded?;
-    let reports = assemble(&configuration, &arguments.which, Way::of(&arguments.start))?;
+    let (configuration, way) = (loaded?, Way::of(&arguments.start));
+    way.prepare();
+    let reports = assemble(&configuration, &arguments.which, way)?;
     if reports.iter().any(|report| matches!(report.outcome, Outcome::Started(_))) {
         // A daemon follows it from now on, and needn't find it by itself.
         ask_daemon::have_it_look();
@@ -147,38 +155,69 @@ pub struct Way {
     pub timeout: Duration,
     pub dry_run: bool,
     pub quiet: bool,
+    /// Whether systemd starts the servers of arrays that have a unit.
+    pub by_units: bool,
 }
 
 impl Way {
     pub fn of(arguments: &StartArguments) -> Self {
         let timeout = Duration::from_secs(arguments.timeout.into());
-        Self { timeout, dry_run: arguments.dry_run, quiet: arguments.json }
+        let by_units = systemd::has_units(arguments.configuration.config.as_deref());
+        Self { timeout, dry_run: arguments.dry_run, quiet: arguments.json, by_units }
+    }
+
+    /// Before units are started: the configuration may be newer than they are.
+    pub fn prepare(self) {
+        if self.by_units && !self.dry_run {
+            systemd::reload(None);
+        }
+    }
+
+    /// The unit that is to serve this array.
+    pub fn unit(self, wanted: &Wanted) -> Option<&str> {
+        wanted.unit.as_deref().filter(|_| self.by_units)
     }
 }
 
 /// Starts what is wanted. Members that are late are waited for where the configuration says so, for all
-/// arrays at a time.
+/// arrays at a time. A unit waits for them by itself. It begins at once, or they would be waited for twice.
 fn assemble(configuration: &Configuration, which: &Which, way: Way) -> Result<Vec<Report>, Failure> {
     let begun = Instant::now();
     let line = spinner(way.quiet);
-    let (mut done, mut reports) = (BTreeSet::new(), Vec::new());
+    let report = |wanted: &Wanted, state: State| {
+        line.set_message(format!("starting {}", printable(&wanted.label)));
+        Report::new(wanted, settle(wanted, state, way))
+    };
+    let (mut done, mut units, mut reports) = (BTreeSet::new(), Vec::new(), Vec::new());
     loop {
-        let (all, remarks) = wanted(configuration, which)?;
+        // What is named and has no entry must be found at the first look.
+        let look = if which.scan && !configuration.scan.all && !way.dry_run { LIMIT_AGAIN } else { LIMIT };
+        let (all, remarks) = wanted(configuration, which, look)?;
         let mut waiting = Vec::new();
         let left: Vec<Wanted> = all.into_iter().filter(|wanted| !done.contains(&wanted.key())).collect();
         for wanted in left {
             let state = wanted.state();
-            let patience = wanted.patience().unwrap_or_default();
-            if matches!(state, State::Late { .. }) && begun.elapsed() < patience && !way.dry_run {
-                waiting.push(wanted.label);
+            // A disk that is slow to answer may have what is missing, and the others don't wait for it.
+            let slow = if wanted.may_be_late() { LIMIT } else { Duration::ZERO };
+            let patience = wanted.patience().unwrap_or_default().max(slow);
+            if let State::Late { enough, .. } = state
+                && begun.elapsed() < patience
+                && !way.dry_run
+            {
+                if let Some(unit) = way.unit(&wanted).filter(|_| enough) {
+                    systemd::begin_start(unit);
+                    done.insert(wanted.key());
+                    units.push((wanted, state));
+                } else {
+                    waiting.push(wanted.label);
+                }
                 continue;
             }
             done.insert(wanted.key());
-            line.set_message(format!("starting {}", printable(&wanted.label)));
-            let outcome = settle(&wanted, state, way);
-            reports.push(Report::new(&wanted, outcome));
+            reports.push(report(&wanted, state));
         }
         if waiting.is_empty() {
+            reports.extend(units.into_iter().map(|(wanted, state)| report(&wanted, state)));
             for remark in remarks {
                 eprintln!("pinstripe: {}", printable(&remark));
             }
@@ -198,14 +237,22 @@ pub fn settle(wanted: &Wanted, state: State, way: Way) -> Outcome {
         State::Hopeless(why) => Outcome::NotStarted(why),
         State::Late { why, enough } if !enough || wanted.patience().is_none() => Outcome::NotStarted(why),
         State::Ready | State::Late { .. } => {
-            let words = wanted.serve_words(waited_in_vain);
             if way.dry_run {
-                return Outcome::WouldStart(words);
+                return would_start(wanted, waited_in_vain, way);
             }
-            match start(wanted, &words, way.timeout) {
+            let started = match way.unit(wanted) {
+                Some(unit) => start_unit(wanted, unit, way.timeout),
+                None => start(wanted, &wanted.serve_words(waited_in_vain), way.timeout),
+            };
+            match started {
                 Ok(outcome) => outcome,
                 Err(failure) => Outcome::NotStarted(failure.sentence().to_owned()),
             }
         }
     }
+}
+
+/// What would serve it. `run`: members were waited for in vain.
+pub fn would_start(wanted: &Wanted, run: bool, way: Way) -> Outcome {
+    Outcome::WouldStart { words: wanted.serve_words(run), unit: way.unit(wanted).map(str::to_owned) }
 }

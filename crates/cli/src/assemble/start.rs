@@ -1,4 +1,5 @@
-//! A `serve` as a process of its own: in the background, with its log in a file, until it answers.
+//! A `serve` as a process of its own, until it answers: of the array's unit, or in the background, with its
+//! log in a file.
 
 use std::{
     fs::{File, OpenOptions},
@@ -15,7 +16,7 @@ use pinstripe_control::{
     client::ClientError,
     place::stem,
     size::ByteSize,
-    text::{printable, printable_lines},
+    text::{printable, printable_lines, shell_word},
 };
 use rustix::fs::{FlockOperation, OFlags, flock};
 use serde_json::{Value, json};
@@ -26,6 +27,7 @@ use crate::{
     list,
     scan::{Served, shown},
     serve::default_folder,
+    systemd,
 };
 
 /// How often a server is looked for.
@@ -38,8 +40,17 @@ const LOG_BYTES_MAX: u64 = 16 << 10;
 pub struct Started {
     detail: Detail,
     control: PathBuf,
-    log: PathBuf,
-    child: Child,
+    by: By,
+}
+
+/// What has the process.
+enum By {
+    /// This process, for the time being.
+    Child {
+        child: Child,
+        log: PathBuf,
+    },
+    Unit(String),
 }
 
 impl Started {
@@ -48,33 +59,55 @@ impl Started {
         &self.control
     }
 
-    /// Its process, to be waited for.
-    pub fn into_child(self) -> Child {
-        self.child
+    /// Its process, to be waited for, unless systemd does that.
+    pub fn into_child(self) -> Option<Child> {
+        match self.by {
+            By::Child { child, .. } => Some(child),
+            By::Unit(_) => None,
+        }
     }
 
     pub fn value(&self) -> Value {
-        let Self { detail, control, log, child } = self;
+        let Self { detail, control, by } = self;
+        let (unit, log, process) = match by {
+            By::Child { child, log } => (None, Some(shown(log)), Some(child.id())),
+            By::Unit(unit) => (Some(unit), None, systemd::main_process(unit)),
+        };
         json!({
             "state": "started", "name": detail.name, "level": detail.level, "size_bytes": detail.size_bytes,
-            "degraded": detail.degraded, "addresses": detail.addresses, "control": shown(control), "log": shown(log), "pid": child.id(),
+            "degraded": detail.degraded, "addresses": detail.addresses, "control": shown(control), "unit": unit, "log": log, "pid": process,
         })
     }
 
     pub fn in_words(&self) -> String {
-        let Self { detail, control, log, .. } = self;
+        let Self { detail, control, by } = self;
         let addresses: Vec<String> = detail.addresses.iter().map(|address| printable(&address.uri)).collect();
         format!(
-            "{}, {}, {} members{}, on {}; control socket {}; log {}",
+            "{}, {}, {} members{}, on {}; control socket {}; {}",
             printable(&detail.level),
             ByteSize(detail.size_bytes),
             detail.members.len(),
             if detail.degraded { ", degraded" } else { "" },
             addresses.join(" and "),
             printable(&control.display().to_string()),
-            printable(&log.display().to_string()),
+            match by {
+                By::Child { log, .. } => format!("log {}", printable(&log.display().to_string())),
+                By::Unit(unit) => format!("unit {unit}"),
+            },
         )
     }
+}
+
+/// Has the array's unit started. It looks for members anew, and waits for late ones by itself.
+pub fn start_unit(wanted: &Wanted, unit: &str, limit: Duration) -> Result<Outcome, Failure> {
+    systemd::start(unit, limit.saturating_add(wanted.patience().unwrap_or_default()))?;
+    let Some((control, detail)) = its_own(wanted, Served::all().0) else {
+        return Err(Failure::new(format!(
+            "{unit} is started, and its server does not answer: `journalctl --unit {}` shows why",
+            shell_word(unit)
+        )));
+    };
+    Ok(Outcome::Started(Box::new(Started { detail, control, by: By::Unit(unit.to_owned()) })))
 }
 
 /// Starts `words`, which is a `serve`, unless another process did so meanwhile.
@@ -117,7 +150,11 @@ fn wait(
         let ended = child.try_wait()?;
         if let Some((control, detail)) = answer(wanted, socket) {
             return Ok(match ended {
-                None => Outcome::Started(Box::new(Started { detail, control, log: log.path.clone(), child })),
+                None => Outcome::Started(Box::new(Started {
+                    detail,
+                    control,
+                    by: By::Child { child, log: log.path.clone() },
+                })),
                 Some(_) => Outcome::Served(control),
             });
         }
@@ -158,6 +195,11 @@ fn answer(wanted: &Wanted, socket: &Path) -> Option<(PathBuf, Detail)> {
             answer.ok().map(|detail| Served { control: socket.to_owned(), detail }).into_iter().collect()
         }
     };
+    its_own(wanted, said)
+}
+
+/// What the array's server among these says.
+fn its_own(wanted: &Wanted, said: Vec<Served>) -> Option<(PathBuf, Detail)> {
     let control = wanted.server_in(&said)?;
     said.into_iter().find(|served| served.control == control).map(|served| (control, served.detail))
 }

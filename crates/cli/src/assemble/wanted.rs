@@ -10,9 +10,10 @@ use pinstripe_md::identity::{Uuid, short_name};
 
 use crate::{
     command_line::Which,
+    configuration::units,
     failure::Failure,
     member::is_over,
-    scan::{FoundArray, Seen, Served, scan, slots},
+    scan::{FoundArray, Seen, Served, scan_within, slots},
 };
 
 /// Bytes of an array's name.
@@ -28,6 +29,8 @@ pub struct Wanted {
     pub found: Option<FoundArray>,
     /// Its members on servers, which `serve` looks at.
     pub servers: Vec<PathBuf>,
+    /// The unit of the package that serves it, if one can.
+    pub unit: Option<String>,
     /// Options of its server.
     words: Vec<String>,
     /// The server that it has already.
@@ -36,6 +39,8 @@ pub struct Wanted {
     unclear: Option<String>,
     /// Devices that could not be read: members may be among them.
     unread: usize,
+    /// Some of these have not answered.
+    is_silent: bool,
 }
 
 /// What is to become of it.
@@ -80,6 +85,11 @@ impl Wanted {
         let found = self.found.iter().flat_map(|found| &found.members).map(|member| &member.path);
         words.extend(found.chain(&self.servers).map(|path| path.display().to_string()));
         words
+    }
+
+    /// Whether devices have not answered that may be members which it lacks.
+    pub fn may_be_late(&self) -> bool {
+        self.is_silent
     }
 
     pub fn state(&self) -> State {
@@ -135,19 +145,23 @@ impl Wanted {
     }
 }
 
-/// The arrays that are meant, and what a person should know.
-pub fn wanted(configuration: &Configuration, which: &Which) -> Result<(Vec<Wanted>, Vec<String>), Failure> {
+/// The arrays that are meant, and what a person should know. `limit`: how long a device may take to answer.
+pub fn wanted(
+    configuration: &Configuration,
+    which: &Which,
+    limit: Duration,
+) -> Result<(Vec<Wanted>, Vec<String>), Failure> {
     let (served, mut remarks) = Served::all();
     let mut everywhere = Seen::default();
     let all = !which.scan || configuration.scan.all;
     if all || configuration.arrays.iter().any(|entry| entry.members.is_empty()) {
-        everywhere = scan(configuration.scan.devices.as_deref());
+        everywhere = scan_within(configuration.scan.devices.as_deref(), limit);
         remarks.append(&mut everywhere.remarks);
     }
     let mut of_entries = Vec::new();
     for entry in &configuration.arrays {
-        let own = (!entry.members.is_empty()).then(|| scan(Some(&entry.members)));
-        of_entries.push(of_entry(entry, own.as_ref().unwrap_or(&everywhere), &served));
+        let own = (!entry.members.is_empty()).then(|| scan_within(Some(&entry.members), limit));
+        of_entries.push(of_entry(configuration, entry, own.as_ref().unwrap_or(&everywhere), &served));
         remarks.extend(own.map(|own| own.remarks).unwrap_or_default());
     }
     refuse_doubled(&mut of_entries);
@@ -155,13 +169,14 @@ pub fn wanted(configuration: &Configuration, which: &Which) -> Result<(Vec<Wante
     let has_entry =
         |found: &FoundArray| configuration.arrays.iter().any(|entry| entry.is(found.uuid, &found.name));
     let others = everywhere.arrays.into_iter().filter(|found| !has_entry(found));
-    let without = |found| without_entry(found, everywhere.unread, &configuration.defaults, &served);
+    let looked = (everywhere.unread, everywhere.is_silent);
+    let without = |found| without_entry(found, looked, &configuration.defaults, &served);
     let others = others.map(without).collect();
     Ok((select(which, configuration.scan.all, of_entries, others)?, remarks))
 }
 
 /// The one of `entry`, of which `seen` has what is found.
-pub fn of_entry(entry: &Array, seen: &Seen, served: &[Served]) -> Wanted {
+pub fn of_entry(configuration: &Configuration, entry: &Array, seen: &Seen, served: &[Served]) -> Wanted {
     let mut matching = seen.arrays.iter().filter(|found| entry.is(found.uuid, &found.name));
     let (found, second) = (matching.next(), matching.next());
     let unclear = found.zip(second).map(|(one, other)| {
@@ -172,26 +187,30 @@ pub fn of_entry(entry: &Array, seen: &Seen, served: &[Served]) -> Wanted {
         label: entry.label(),
         found: found.cloned(),
         servers: names.filter(|path| is_server(&path.to_string_lossy())).collect(),
+        unit: units::unit(configuration, entry),
         words: entry.words(),
         served: None,
         unclear,
         unread: seen.unread,
+        is_silent: seen.is_silent,
         entry: Some(entry.clone()),
     };
     wanted.served = wanted.server_in(served);
     wanted
 }
 
-fn without_entry(found: FoundArray, unread: usize, defaults: &Settings, served: &[Served]) -> Wanted {
+fn without_entry(found: FoundArray, seen: (usize, bool), defaults: &Settings, served: &[Served]) -> Wanted {
     let mut wanted = Wanted {
         label: found.short_name(),
         entry: None,
         found: Some(found),
         servers: Vec::new(),
+        unit: None,
         words: defaults.iter().flat_map(|(name, setting)| setting.words(name)).collect(),
         served: None,
         unclear: None,
-        unread,
+        unread: seen.0,
+        is_silent: seen.1,
     };
     wanted.served = wanted.server_in(served);
     wanted

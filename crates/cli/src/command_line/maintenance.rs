@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueHint};
 use pinstripe_control::maintenance::SyncChange;
 
-use super::ArrayArguments;
+use super::{ArrayArguments, LogOptions};
 
 /// A part of the members.
 #[derive(Clone, Copy, Debug, Args)]
@@ -117,7 +117,9 @@ pub struct MonitorArguments {
     /// Report arrays that have fewer spares than this
     #[arg(long, value_name = "N")]
     pub spares: Option<usize>,
-    /// Report what is wrong now (DegradedArray, SparesMissing, DeviceDisappeared), and end
+    /// Report what is wrong now (DegradedArray, SparesMissing, DeviceDisappeared, ServerSilent), and end
     #[arg(long)]
     pub oneshot: bool,
+    #[command(flatten)]
+    pub log: LogOptions,
 }

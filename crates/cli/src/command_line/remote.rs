@@ -16,6 +16,10 @@ pub struct RemoteArguments {
     /// [CONTROLLER-SECRET], and must be readable by its owner only
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub dhchap_secrets: Option<PathBuf>,
+    /// Speak TLS 1.3 with all NVMe/TCP servers. The file has lines SUBSYSTEM-NQN KEY with keys as `nvme
+    /// gen-tls-key` writes them, and must be readable by its owner only. * stands for all other subsystems
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub nvme_tls_secrets: Option<PathBuf>,
     /// Connect to NVMe/TCP servers from this address of this host. Can be given several times: connections
     /// are spread evenly over the addresses
     #[arg(long, value_name = "ADDRESS")]
@@ -39,6 +43,10 @@ pub struct TargetArguments {
     /// must be readable by its owner only
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub dhchap_hosts: Option<PathBuf>,
+    /// Serve only hosts that speak TLS 1.3 with a key of this file. It has lines HOST-NQN KEY with keys as
+    /// `nvme gen-tls-key` writes them, and must be readable by its owner only
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub nvme_tls_hosts: Option<PathBuf>,
     // By which it authenticates to other targets, under its own NQN.
     #[command(flatten)]
     pub remote: RemoteArguments,
@@ -49,6 +57,10 @@ pub struct TargetArguments {
     /// Refuse writes
     #[arg(long)]
     pub read_only: bool,
+    /// Serve the others if a device isn't there or can't be opened. Its number stays free until the target is
+    /// started again
+    #[arg(long)]
+    pub allow_missing: bool,
     /// Directory for state that must be kept over a restart: which host may write to which device. Without
     /// it, a host that another host has replaced could write again after a restart
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]

@@ -54,6 +54,7 @@ pub struct ConfigUnitsArguments {
 }
 
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub struct DaemonArguments {
     #[command(flatten)]
     pub configuration: ConfigurationArguments,
@@ -74,6 +75,15 @@ pub struct DaemonArguments {
     /// files are used without a restart. Comes before tls-certificates in [web] of the configuration
     #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     pub web_tls: Option<PathBuf>,
+    /// Have alerts that mail and a program get sent through this socket, by `pinstripe daemon --send-alert`
+    /// that a service manager starts for each connection. The package's unit does: what the daemon starts
+    /// itself has no more rights than the daemon, and mail programs need more
+    #[arg(long, value_name = "SOCKET", value_hint = ValueHint::FilePath)]
+    pub alerts_by: Option<PathBuf>,
+    /// Send the one alert that a daemon gives on standard input, as the configuration says, and end. For the
+    /// package's pinstripe-alert@.service
+    #[arg(long, conflicts_with_all = ["no_start", "stop_arrays", "web", "web_tls", "alerts_by", "json"])]
+    pub send_alert: bool,
     #[command(flatten)]
     pub log: LogOptions,
     /// Print what happens as JSON lines on standard output. The log is then written only if --log-format is
@@ -116,8 +126,9 @@ pub struct StartArguments {
 pub struct AssembleArguments {
     #[command(flatten)]
     pub which: Which,
-    /// Become the server of one array, in the foreground, as a service manager wants it. Waits --timeout
-    /// seconds for enough members. The log goes to standard output and standard error
+    /// Become the server of one array, in the foreground, as a service manager wants it. The array must have
+    /// an [[array]], unless [scan] says `assemble = "all"`. Waits --timeout seconds for enough members. The
+    /// log goes to standard output and standard error
     #[arg(long, conflicts_with_all = ["scan", "dry_run", "json"])]
     pub foreground: bool,
     #[command(flatten)]

@@ -15,10 +15,11 @@ use super::units;
 /// Where udev has the names of arrays that are block devices.
 const DEVICES: &str = "/dev/pinstripe/";
 
-/// A mount on an array: its unit, and that of the array.
+/// A mount on an array: its unit, and those of the device and of the array.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mount {
     pub unit: String,
+    pub device: String,
     pub array: String,
 }
 
@@ -27,6 +28,13 @@ impl Mount {
     pub fn more(&self) -> String {
         let lines = ["Wants", "After"].map(|key| format!("{key}={}\n", self.array));
         format!("# Of /etc/fstab\n[Unit]\n{}", lines.concat())
+    }
+
+    /// What the device's unit says. systemd waits 90 seconds for a device, or as long as fstab says
+    /// (x-systemd.device-timeout). With this it counts from when the array's unit has started, or has not:
+    /// members that come late, and a log to replay, don't cost the mount.
+    pub fn more_of_device(&self) -> String {
+        format!("# Of /etc/fstab\n[Unit]\nAfter={}\n", self.array)
     }
 }
 
@@ -50,8 +58,10 @@ pub fn mounts(fstab: &str, configuration: &Configuration) -> Vec<Mount> {
         let (device, place, kind) = (fields.next()?, fields.next()?, fields.next()?);
         // A swap has no place, and the root is there before any generator.
         let place = Some(decoded(place)).filter(|place| place.starts_with('/') && kind != "swap")?;
-        let array = array(&decoded(device), configuration)?;
-        Some(Mount { unit: unit_of(resolved(Path::new(&place)).to_str()?)?, array })
+        let device = decoded(device);
+        let array = array(&device, configuration)?;
+        let unit = unit_of(resolved(Path::new(&place)).to_str()?, "mount")?;
+        Some(Mount { unit, device: unit_of(&device, "device")?, array })
     };
     fstab.lines().filter_map(mount).collect()
 }
@@ -99,13 +109,13 @@ fn resolved(place: &Path) -> PathBuf {
         .unwrap_or_else(|| place.to_owned())
 }
 
-/// systemd's name of the unit that mounts at a place. Nothing for the root.
-fn unit_of(place: &str) -> Option<String> {
+/// systemd's name of the unit of this kind of a place. Nothing for the root.
+pub fn unit_of(place: &str, kind: &str) -> Option<String> {
     let parts: Vec<String> =
         place.split('/').filter(|part| !part.is_empty() && *part != ".").map(escaped).collect();
     let path = parts.join("-");
     let path = path.strip_prefix('.').map_or(path.clone(), |rest| format!("\\x2e{rest}"));
-    (!path.is_empty()).then(|| format!("{path}.mount"))
+    (!path.is_empty()).then(|| format!("{path}.{kind}"))
 }
 
 fn escaped(part: &str) -> String {
@@ -183,7 +193,7 @@ mod tests {
             ("/.hidden/.x", "\\x2ehidden-.x.mount"),
             ("/a:b_c.d", "a:b_c.d.mount"),
         ] {
-            assert_eq!(unit_of(place).as_deref(), Some(unit), "{place}");
+            assert_eq!(unit_of(place, "mount").as_deref(), Some(unit), "{place}");
         }
         assert_eq!(decoded("a\\040b\\011c\\\\04\\"), "a b\tc\\\\04\\");
     }
@@ -195,14 +205,17 @@ mod tests {
         std::fs::create_dir(&real).unwrap();
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(&real, &link).unwrap();
-        let unit = unit_of(real.join("new/x").to_str().unwrap()).unwrap();
+        let unit = unit_of(real.join("new/x").to_str().unwrap(), "mount").unwrap();
         is(&format!("/dev/pinstripe/data {} ext4", link.join("new/x").display()), &unit, "data");
     }
 
     #[test]
     fn a_mount_is_not_stopped_when_its_server_dies() {
-        let mount =
-            Mount { unit: "srv-my\\x2ddata.mount".to_owned(), array: "pinstripe@data.service".to_owned() };
+        let mount = Mount {
+            unit: "srv-my\\x2ddata.mount".to_owned(),
+            device: String::new(),
+            array: "pinstripe@data.service".to_owned(),
+        };
         let more = mount.more();
         assert_eq!(
             more,

@@ -4,10 +4,11 @@ use std::fmt::Write;
 
 use clap::CommandFactory;
 use pinstripe_config::keys::{
-    ALERTS, ARRAY, AUTO, DAEMON, DUTIES, METRICS, OPTIONS, OptionKey, SCAN, WEB, Where,
+    ALERTS, ARRAY, AUTO, DAEMON, DUTIES, METRICS, OPTIONS, OptionKey, SCAN, TARGET, TARGET_OPTIONS, WEB,
+    Where,
 };
 
-use super::check;
+use super::{OF_ARRAY, check};
 use crate::command_line::Cli;
 
 /// If this is set, the test writes the page instead of comparing it.
@@ -38,6 +39,15 @@ uuid = "6d41c174:a77e88e8:3d543c04:9a78354b"
 members = ["/dev/disk/by-id/nvme-*", "nvme-tcp://192.0.2.11:4420/nqn.2026-01.com.example:alpha?nsid=1"]
 nbd = ["unix:/run/pinstripe/log.nbd", "tcp:127.0.0.1:10809"]
 auto = false
+
+[[target]]
+name = "store"
+listen = "192.0.2.7:4420"
+nqn = "nqn.2026-01.com.example:store7"
+devices = ["/dev/disk/by-id/nvme-SAMSUNG_A", "/dev/disk/by-id/nvme-SAMSUNG_B"]
+dhchap-hosts = "/etc/pinstripe/hosts"
+state = "/var/lib/pinstripe"
+allow-missing = true
 ```
 
 `pinstripe examine --scan` prints an `[[array]]` for every array that is found.
@@ -57,6 +67,15 @@ fn page() -> String {
     for key in DUTIES {
         row(&mut text, key.name, key.kind.in_words(), key.doc);
     }
+    text += "\n## [[target]]\n\nOne for each `pinstripe target` of this machine, which hosts reach over NVMe/TCP: the unit \
+        `pinstripe-target@NAME.service`\nruns it ([units](install.md#servers-of-members)).\n\n\
+        | key | value | what it says |\n|---|---|---|\n";
+    for key in TARGET {
+        row(&mut text, key.name, key.kind.in_words(), key.doc);
+    }
+    text += "\nThe options of `pinstripe target` of the same names; `listen` and `nqn` are needed:\n\n| key | value | what it \
+        says |\n|---|---|---|\n";
+    options(&mut text, "target", &TARGET_OPTIONS);
     text += "\n## [defaults]\n\nWhat holds for every array that doesn't say otherwise. It has the keys of \
         `[[array]]` that two arrays can have\nalike:\n\n";
     let shared = OPTIONS.iter().filter(|key| key.place == Where::Anywhere).map(|key| key.name);
@@ -136,7 +155,7 @@ fn the_example_of_the_page_is_a_configuration() {
     let example = HEAD.split("```").nth(1).unwrap().strip_prefix("toml").unwrap();
     std::fs::write(&path, example).unwrap();
     let configuration = super::load(Some(&path)).unwrap();
-    assert_eq!(configuration.arrays.len(), 2);
+    assert_eq!((configuration.arrays.len(), configuration.targets.len()), (2, 1));
 }
 
 #[test]
@@ -158,7 +177,7 @@ fn every_key_is_an_option_of_serve_and_takes_values_of_its_kind() {
         };
         let settings = [(key.name, Setting { value, place: place.clone() })].into();
         let mut problems = Vec::new();
-        check("serve", &settings, &place, &mut problems);
+        check(OF_ARRAY, &settings, &place, &mut problems);
         // One that goes with another option only is known, at least.
         assert!(
             problems.iter().all(|problem| problem.what.contains("required")),
@@ -172,7 +191,7 @@ fn every_key_is_an_option_of_serve_and_takes_values_of_its_kind() {
     };
     let settings = [("policy", text("fast")), ("cpus", text("x")), ("cache", text("64M"))].into();
     let mut problems = Vec::new();
-    check("serve", &settings, &place, &mut problems);
+    check(OF_ARRAY, &settings, &place, &mut problems);
     let words: Vec<String> = problems.iter().map(ToString::to_string).collect();
     assert_eq!(words.len(), 2, "{words:?}");
     assert!(

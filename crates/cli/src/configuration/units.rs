@@ -3,6 +3,9 @@
 //! The unit `pinstripe@.service` of the package serves any array. What depends on the array is a file beside
 //! it: which devices and files its members are, what the server needs of the kernel, and its secrets. What
 //! depends on the file systems on it is a file beside the units of their mounts (`mounts.rs`).
+//!
+//! A target has `pinstripe-target@.service`. Its whole command line is in the file beside it, because nothing
+//! has to be looked for first.
 
 use std::{
     collections::BTreeSet,
@@ -11,21 +14,25 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use pinstripe_config::{Array, Configuration, Setting, Value, is_server};
+use pinstripe_config::{
+    Array, Configuration, Place, Setting, Settings, Target, Usable, Value, is_instance, is_server,
+};
 use pinstripe_md::identity::short_name;
 
 use super::{
-    load,
-    mounts::{self, Mount},
+    load, load_usable,
+    mounts::{self, Mount, unit_of},
 };
-use crate::{command_line::ConfigUnitsArguments, failure::Failure};
+use crate::{
+    command_line::ConfigUnitsArguments,
+    failure::Failure,
+    systemd::{PROGRAM, TARGET_TEMPLATE, TEMPLATE, UNITS},
+};
 
-/// Where the package has its units.
-const UNITS: &str = "/usr/lib/systemd/system";
-/// What starts the arrays at boot.
-const TARGET: &str = "pinstripe.target";
+/// What starts arrays and targets at boot.
+const AT_BOOT: &str = "pinstripe.target";
 /// Options of `serve` that name a file of secrets. A credential of this name takes the file's place.
-pub const SECRETS: &[&str] = &["dhchap-hosts", "dhchap-secrets"];
+pub const SECRETS: &[&str] = &["dhchap-hosts", "dhchap-secrets", "nvme-tls-hosts", "nvme-tls-secrets"];
 
 /// What isn't needed if the array is no block device.
 const WITHOUT_UBLK: &str = "\
@@ -57,8 +64,11 @@ enum Generated {
 
 /// `pinstripe config units`.
 pub fn run(arguments: &ConfigUnitsArguments) -> Result<(), Failure> {
-    let configuration = load(arguments.configuration.config.as_deref())?;
-    let (files, remarks) = generated(&configuration, &mounts::table());
+    let main = arguments.configuration.config.as_deref();
+    let outcome = load(main).map(drop).map_err(Failure::from);
+    // What is wrong keeps others from nothing: this is how a machine boots.
+    let Ok(Usable { configuration, wrong, .. }) = load_usable(main) else { return outcome };
+    let (files, remarks) = generated(&configuration, &wrong, &mounts::table());
     for remark in remarks {
         eprintln!("pinstripe: {remark}");
     }
@@ -70,7 +80,7 @@ pub fn run(arguments: &ConfigUnitsArguments) -> Result<(), Failure> {
         let path = arguments.folder.join(path);
         written.map_err(|error| Failure::new(format!("can't write {}: {error}", path.display())))?;
     }
-    Ok(())
+    outcome
 }
 
 fn symlinked(path: &Path, target: &Path) -> std::io::Result<()> {
@@ -88,26 +98,20 @@ fn written(path: &Path, text: &str) -> std::io::Result<()> {
 /// unit's name. The name is the one without the host: the server's sockets and its device are called by it,
 /// and a stop finds the server by what stands in the unit's name.
 pub fn unit(configuration: &Configuration, entry: &Array) -> Option<String> {
-    let is_usable = |text: &str| {
-        !text.is_empty()
-            // Commands would take it for an option.
-            && !text.starts_with('-')
-            && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, ':' | '-' | '_' | '.'))
-    };
     let short = |entry: &Array| entry.name.as_ref().map(|name| short_name(name).to_owned());
     let is_single = |name: &String| {
         configuration.arrays.iter().filter(|other| short(other).as_ref() == Some(name)).count() == 1
     };
-    let name = short(entry).filter(|name| is_usable(name) && is_single(name));
+    let name = short(entry).filter(|name| is_instance(name) && is_single(name));
     let instance = name.or_else(|| entry.uuid.map(|uuid| uuid.to_string()))?;
     Some(format!("pinstripe@{instance}.service"))
 }
 
-/// All files, and what a person should know.
-fn generated(configuration: &Configuration, fstab: &str) -> (Vec<Generated>, Vec<String>) {
+/// All files but those of entries that are `wrong`, and what a person should know.
+fn generated(configuration: &Configuration, wrong: &[Place], fstab: &str) -> (Vec<Generated>, Vec<String>) {
     let (mut files, mut remarks) = (Vec::new(), Vec::new());
     let mounts = mounts::mounts(fstab, configuration);
-    for entry in &configuration.arrays {
+    for entry in configuration.arrays.iter().filter(|entry| !wrong.contains(&entry.place)) {
         let Some(unit) = unit(configuration, entry) else {
             remarks.push(format!(
                 "{}: no unit can serve an array of this name: give its uuid beside it, or serve it by `pinstripe daemon`",
@@ -116,15 +120,28 @@ fn generated(configuration: &Configuration, fstab: &str) -> (Vec<Generated>, Vec
             continue;
         };
         if entry.auto {
-            let path = Path::new(&format!("{TARGET}.wants")).join(&unit);
-            files.push(Generated::Link { path, target: Path::new(UNITS).join("pinstripe@.service") });
+            files.push(at_boot(&unit, TEMPLATE));
         }
         let own: Vec<&Mount> = mounts.iter().filter(|mount| mount.array == unit).collect();
         let stop = if own.is_empty() { String::new() } else { mounts::stop(&own) + "\n" };
         files.push(beside(&unit, more(entry) + &stop));
     }
+    for target in configuration.targets.iter().filter(|target| !wrong.contains(&target.place)) {
+        let unit = TARGET_TEMPLATE.replace('@', &format!("@{}", target.name));
+        if target.auto {
+            files.push(at_boot(&unit, TARGET_TEMPLATE));
+        }
+        files.push(beside(&unit, more_of_target(target)));
+    }
     files.extend(mounts.iter().map(|mount| beside(&mount.unit, mount.more())));
+    files.extend(mounts.iter().map(|mount| beside(&mount.device, mount.more_of_device())));
     (files, remarks)
+}
+
+/// Has a unit started at boot.
+fn at_boot(unit: &str, template: &str) -> Generated {
+    let path = Path::new(&format!("{AT_BOOT}.wants")).join(unit);
+    Generated::Link { path, target: Path::new(UNITS).join(template) }
 }
 
 /// A file that says more of a unit.
@@ -138,19 +155,79 @@ fn more(entry: &Array) -> String {
     if entry.members.iter().any(|member| is_server(member)) || wants(entry, "spare-pool") {
         lines.extend(["Wants", "After"].map(|key| format!("{key}=network-online.target")));
     }
-    lines.extend(folders(entry).into_iter().map(|folder| format!("RequiresMountsFor={}", folder.display())));
+    lines.extend(mounted(&entry.members));
     lines.push("\n[Service]".to_owned());
     if wants(entry, "fuse") {
         lines.push(WITH_FUSE.to_owned());
     } else if !wants(entry, "ublk") {
         lines.push(WITHOUT_UBLK.to_owned());
     }
-    for name in SECRETS {
-        if let Some(Setting { value: Value::Text(path), .. }) = entry.settings.get(name) {
-            lines.push(format!("LoadCredential={name}:{}", path.replace('%', "%%")));
+    lines.extend(
+        entry.weight.iter().flat_map(|weight| ["CPU", "IO"].map(|of| format!("{of}Weight={weight}"))),
+    );
+    lines.extend(secrets(&entry.settings));
+    lines.join("\n") + "\n"
+}
+
+/// What a target's unit says beside what all say.
+fn more_of_target(target: &Target) -> String {
+    let mut lines = vec![format!("# Of {}", target.place), "[Unit]".to_owned()];
+    // A mount that is missing would fail the unit.
+    if target.settings.get("allow-missing").is_none_or(|setting| setting.value == Value::Flag(false)) {
+        lines.extend(mounted(&target.devices));
+    }
+    if let Some(Setting { value: Value::Text(state), .. }) = target.settings.get("state")
+        && is_plain(Path::new(state))
+    {
+        lines.push(format!("RequiresMountsFor={state}"));
+    }
+    let device = |path: &String| unit_of(path.strip_prefix("/dev/").map(|_| path)?, "device");
+    for unit in target.devices.iter().filter_map(device) {
+        // systemd waits for it a while, and starts the target in any case, which says what is missing.
+        lines.extend(["Wants", "After"].map(|key| format!("{key}={unit}")));
+    }
+    lines.push("\n[Service]".to_owned());
+    lines.extend(secrets(&target.settings));
+    let mut command = vec![PROGRAM.to_owned(), "target".to_owned()];
+    for (name, setting) in &target.settings {
+        if SECRETS.contains(name) {
+            command.push(format!("--{name}=%d/{name}"));
+        } else {
+            command.extend(setting.words(name).iter().map(|word| quoted(word)));
         }
     }
+    command.extend(target.devices.iter().map(|device| quoted(device)));
+    lines.push(format!("ExecStart={}", command.join(" ")));
     lines.join("\n") + "\n"
+}
+
+/// A word of a command line as systemd reads it.
+fn quoted(word: &str) -> String {
+    let mut text = String::from("\"");
+    for c in word.chars() {
+        match c {
+            '"' | '\\' => text.extend(['\\', c]),
+            '%' | '$' => text.extend([c, c]),
+            c if c.is_control() => text.extend(c.to_string().bytes().map(|byte| format!("\\x{byte:02x}"))),
+            c => text.push(c),
+        }
+    }
+    text + "\""
+}
+
+/// Files of secrets, which systemd reads for the process.
+fn secrets(settings: &Settings) -> impl Iterator<Item = String> {
+    SECRETS.iter().filter_map(|name| match settings.get(name) {
+        Some(Setting { value: Value::Text(path), .. }) => {
+            Some(format!("LoadCredential={name}:{}", path.replace('%', "%%")))
+        }
+        _ => None,
+    })
+}
+
+/// Has the file systems of members that are files mounted.
+fn mounted(members: &[String]) -> impl Iterator<Item = String> {
+    folders(members).into_iter().map(|folder| format!("RequiresMountsFor={}", folder.display()))
 }
 
 /// Whether it has an option.
@@ -159,8 +236,8 @@ fn wants(entry: &Array, name: &str) -> bool {
 }
 
 /// Folders with members that are files.
-fn folders(entry: &Array) -> BTreeSet<&Path> {
-    let files = entry.members.iter().map(|member| member.strip_prefix("pmem:").unwrap_or(member));
+fn folders(members: &[String]) -> BTreeSet<&Path> {
+    let files = members.iter().map(|member| member.strip_prefix("pmem:").unwrap_or(member));
     let files = files.filter(|member| member.starts_with('/') && !member.starts_with("/dev/")).map(Path::new);
     files.filter_map(Path::parent).filter(|folder| is_plain(folder)).collect()
 }
@@ -183,7 +260,7 @@ mod tests {
     }
 
     fn texts(text: &str) -> Vec<String> {
-        let (files, _) = generated(&configuration(text), "");
+        let (files, _) = generated(&configuration(text), &[], "");
         let text = |file| match file {
             Generated::Text { text, .. } => Some(text),
             Generated::Link { .. } => None,
@@ -195,7 +272,7 @@ mod tests {
     fn each_array_has_a_unit_of_its_name_and_those_that_start_by_themselves_are_wanted() {
         let text = "[[array]]\nname = 'data'\n[[array]]\nname = 'host:my-home'\nauto = false\n\
             [[array]]\nname = 'a b'\n[[array]]\nname = 'a c'\nuuid = '6d41c174:a77e88e8:3d543c04:9a78354b'\n";
-        let (files, remarks) = generated(&configuration(text), "");
+        let (files, remarks) = generated(&configuration(text), &[], "");
         let paths: Vec<String> = files
             .iter()
             .map(|file| match file {
@@ -223,7 +300,7 @@ mod tests {
     fn an_array_with_a_file_system_is_unmounted_before_it_is_stopped() {
         let fstab = "/dev/pinstripe/data /a ext4\n/dev/pinstripe/data-part1 /b ext4\n";
         let text = "[[array]]\nname = 'data'\n[[array]]\nname = 'other'\n";
-        let (files, _) = generated(&configuration(text), fstab);
+        let (files, _) = generated(&configuration(text), &[], fstab);
         let of = |name: &str| {
             let is_it =
                 |file: &&Generated| matches!(file, Generated::Text { path, .. } if path.starts_with(name));
@@ -236,6 +313,9 @@ mod tests {
         assert!(data.contains("[Service]\n") && data.contains(" sh a.mount b.mount\n"), "{data}");
         assert!(!of("pinstripe@other.service.d").contains("ExecStop"));
         assert_eq!(of("a.mount.d"), of("b.mount.d"));
+        for device in ["dev-pinstripe-data.device.d", "dev-pinstripe-data\\x2dpart1.device.d"] {
+            assert!(of(device).ends_with("[Unit]\nAfter=pinstripe@data.service\n"), "{device}");
+        }
     }
 
     #[test]
@@ -259,10 +339,44 @@ mod tests {
     }
 
     #[test]
+    fn a_target_has_its_command_line_and_waits_for_its_devices() {
+        let text = "[[target]]\nname = 'store'\nlisten = '192.0.2.7:4420'\nnqn = 'nqn.2026-01.com.example:a'\n\
+            devices = ['/dev/disk/by-id/x-1', '/srv/m/a $b\"%n']\ndhchap-hosts = '/etc/100%'\nstate = '/var/lib/x'\n";
+        let (files, _) = generated(&configuration(text), &[], "");
+        let [link, Generated::Text { path, text: more }] = &files[..] else { panic!("{files:?}") };
+        assert_eq!(link, &at_boot("pinstripe-target@store.service", "pinstripe-target@.service"));
+        assert_eq!(path, Path::new("pinstripe-target@store.service.d/50-pinstripe.conf"));
+        let expected = [
+            "Wants=dev-disk-by\\x2did-x\\x2d1.device\nAfter=dev-disk-by\\x2did-x\\x2d1.device\n",
+            "RequiresMountsFor=/srv/m\nRequiresMountsFor=/var/lib/x\n",
+            "LoadCredential=dhchap-hosts:/etc/100%%\n",
+            "ExecStart=/usr/bin/pinstripe target --dhchap-hosts=%d/dhchap-hosts \"--listen=192.0.2.7:4420\" \
+                \"--nqn=nqn.2026-01.com.example:a\" \"--state=/var/lib/x\" \"/dev/disk/by-id/x-1\" \
+                \"/srv/m/a $$b\\\"%%n\"\n",
+        ];
+        for words in expected {
+            assert!(more.contains(words), "{more}");
+        }
+        assert!(!more.contains("After=srv"), "a file is no device");
+        let (files, _) =
+            generated(&configuration(&(text.to_owned() + "auto = false\nallow-missing = true\n")), &[], "");
+        let [Generated::Text { text: more, .. }] = &files[..] else { panic!("{files:?}") };
+        assert!(!more.contains("/srv/m\n") && more.contains("RequiresMountsFor=/var/lib/x\n"), "{more}");
+        assert!(more.contains("\"--allow-missing\""), "{more}");
+    }
+
+    #[test]
+    fn a_word_stays_one_word_whatever_is_in_it() {
+        assert_eq!(quoted("a b\\$x\"%i\n"), "\"a b\\\\$$x\\\"%%i\\x0a\"");
+    }
+
+    #[test]
     fn what_the_server_needs_depends_on_how_and_over_what_the_array_is_served() {
         let plain = texts("[[array]]\nname = 'a'\nmembers = ['/dev/disk/by-id/nvme-*']\n").remove(0);
         assert!(plain.contains("CapabilityBoundingSet=\n") && !plain.contains("network-online"), "{plain}");
-        assert!(!plain.contains("RequiresMountsFor"), "{plain}");
+        assert!(!plain.contains("RequiresMountsFor") && !plain.contains("Weight"), "{plain}");
+        let heavy = texts("[[array]]\nname = 'a'\nweight = 400\n").remove(0);
+        assert!(heavy.ends_with("\nCPUWeight=400\nIOWeight=400\n"), "{heavy}");
         let ublk = texts("[defaults]\nublk = true\n[[array]]\nname = 'a'\n").remove(0);
         assert!(!ublk.contains("CapabilityBoundingSet"), "{ublk}");
         let not = texts("[defaults]\nublk = true\n[[array]]\nname = 'a'\nublk = false\n").remove(0);
@@ -278,5 +392,21 @@ mod tests {
         );
         assert!(remote[0].contains("After=network-online.target"), "{remote:?}");
         assert!(remote[0].contains("LoadCredential=dhchap-secrets:/etc/100%%\n"), "{remote:?}");
+    }
+
+    #[test]
+    fn every_file_of_secrets_is_a_key_of_arrays_and_of_targets_and_reaches_both_as_a_credential() {
+        let files: Vec<String> = SECRETS.iter().map(|name| format!("{name} = '/etc/{name}'\n")).collect();
+        let files = files.concat();
+        let array = format!("[[array]]\nname = 'a'\nnvme-tcp = '127.0.0.1:4420'\n{files}");
+        let target = format!(
+            "[[target]]\nname = 'b'\nlisten = '127.0.0.1:4421'\nnqn = 'nqn.2026-01.com.example:b'\ndevices = ['/dev/x']\n{files}"
+        );
+        for text in [array, target] {
+            let text = texts(&text).remove(0);
+            for name in SECRETS {
+                assert!(text.contains(&format!("LoadCredential={name}:/etc/{name}\n")), "{name}: {text}");
+            }
+        }
     }
 }

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use pinstripe_control::{
     Detail,
-    daemon::{AlertStatus, ArrayStatus},
+    daemon::{AlertStatus, ArrayStatus, DiskHealth},
     detail::Member,
+    text::one_line,
 };
 use serde::{Deserialize, Serialize};
 
@@ -36,7 +37,7 @@ pub struct Open {
 }
 
 /// What is told.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tell {
     pub subject: Subject,
     pub open: Open,
@@ -52,7 +53,8 @@ pub fn of(status: &ArrayStatus, detail: Option<&Detail>) -> Vec<(Subject, String
             Subject { array: status.array.clone(), kind: kind.to_owned(), device: device.to_owned() };
         all.push((subject, message));
     };
-    let why = status.why.clone().unwrap_or_default();
+    // With the end of a server's log, perhaps.
+    let why = one_line(status.why.as_deref().unwrap_or_default());
     match status.state.as_str() {
         "waiting" | "failed" if status.seconds >= UNSERVED_SECONDS || status.failures > 1 => {
             add("NotServed", "", format!("the array is not served: {why}"));
@@ -69,11 +71,8 @@ pub fn of(status: &ArrayStatus, detail: Option<&Detail>) -> Vec<(Subject, String
         _ => {}
     }
     // One that was replaced since it was asked is none of the array's any more.
-    let is_part = |device: &String| {
-        let is_it = |member: &Member| member.device.as_ref() == Some(device);
-        detail.is_none_or(|detail| detail.members.iter().any(is_it) || detail.spares.contains(device))
-    };
-    for disk in status.disks.iter().filter(|disk| !disk.failing.is_empty() && is_part(&disk.device)) {
+    let is_part = |disk: &&DiskHealth| detail.is_none_or(|detail| is_part(detail, &disk.device));
+    for disk in status.disks.iter().filter(|disk| !disk.failing.is_empty()).filter(is_part) {
         add("DiskFailing", &disk.device, format!("{} is failing: {}", disk.device, disk.failing.join("; ")));
     }
     if let Some(sectors) = status.checked_mismatched_sectors.filter(|sectors| *sectors > 0) {
@@ -103,15 +102,23 @@ pub fn of(status: &ArrayStatus, detail: Option<&Detail>) -> Vec<(Subject, String
     all
 }
 
+/// Whether a device is a member or a spare.
+fn is_part(detail: &Detail, device: &str) -> bool {
+    let is_it = |member: &Member| member.device.as_deref() == Some(device);
+    detail.members.iter().any(is_it) || detail.spares.iter().any(|spare| spare == device)
+}
+
 /// What was asked about an array.
 ///
 /// An alert is over if what tells of it was asked, and doesn't tell it any more: a daemon that has just begun
 /// knows nothing yet.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked {
+pub struct Asked<'a> {
     pub server: Server,
-    /// Its disks have said how they are.
-    pub disks: bool,
+    /// What its disks have said; those that said nothing are none of these.
+    pub disks: &'a [DiskHealth],
+    /// What its server has said.
+    pub detail: Option<&'a Detail>,
     /// What its last check has found is known.
     pub check: bool,
 }
@@ -125,11 +132,14 @@ pub enum Server {
     Unknown,
 }
 
-impl Asked {
-    fn settles(self, kind: &str) -> bool {
-        match kind {
+impl Asked<'_> {
+    fn settles(self, subject: &Subject) -> bool {
+        match subject.kind.as_str() {
             "NotServed" => self.server != Server::Unknown,
-            "DiskFailing" => self.disks,
+            "DiskFailing" => {
+                self.disks.iter().any(|disk| disk.device == subject.device)
+                    || self.detail.is_some_and(|detail| !is_part(detail, &subject.device))
+            }
             "Mismatch" => self.check,
             _ => self.server == Server::Answers,
         }
@@ -137,7 +147,8 @@ impl Asked {
 }
 
 /// The alerts that aren't over.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Vec<(Subject, Open)>", into = "Vec<(Subject, Open)>")]
 pub struct Book(BTreeMap<Subject, Open>);
 
 impl Book {
@@ -146,13 +157,13 @@ impl Book {
         &mut self,
         array: &str,
         current: Vec<(Subject, String)>,
-        asked: Asked,
+        asked: Asked<'_>,
         now: u64,
     ) -> Vec<Tell> {
         let mut told = Vec::new();
         let is_over = |subject: &Subject| {
             subject.array == array
-                && asked.settles(&subject.kind)
+                && asked.settles(subject)
                 && !current.iter().any(|(current, _)| current == subject)
         };
         let over: Vec<Subject> = self.0.keys().filter(|subject| is_over(subject)).cloned().collect();
@@ -172,9 +183,14 @@ impl Book {
         told
     }
 
-    /// Of arrays that are no concern any more.
-    pub fn forget(&mut self, is_known: impl Fn(&str) -> bool) {
-        self.0.retain(|subject, _| is_known(&subject.array));
+    /// What is over because its array is not kept served any more.
+    pub fn forget(&mut self, is_known: impl Fn(&str) -> bool) -> Vec<Tell> {
+        let forgotten = self.0.extract_if(.., |subject, _| !is_known(&subject.array));
+        let told = |(subject, Open { since, message })| {
+            let message = format!("the daemon does not see to the array any more; the last was: {message}");
+            Tell { subject, open: Open { since, message }, cleared: true }
+        };
+        forgotten.map(told).collect()
     }
 
     /// For people and programs.
@@ -188,25 +204,28 @@ impl Book {
         };
         self.0.iter().map(status).collect()
     }
+}
 
-    /// For the file.
-    pub fn to_json(&self) -> Vec<u8> {
-        serde_json::to_vec(&self.0.iter().collect::<Vec<_>>()).unwrap_or_default()
-    }
-
-    /// Of the file. A damaged one is none: the worst is that something is told twice.
-    pub fn of_json(text: &[u8]) -> Self {
-        let all: Vec<(Subject, Open)> = serde_json::from_slice(text).unwrap_or_default();
+impl From<Vec<(Subject, Open)>> for Book {
+    fn from(all: Vec<(Subject, Open)>) -> Self {
         Self(all.into_iter().collect())
+    }
+}
+
+impl From<Book> for Vec<(Subject, Open)> {
+    fn from(book: Book) -> Self {
+        book.0.into_iter().collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
 
-    const NONE: Asked = Asked { server: Server::Unknown, disks: false, check: false };
-    const ALL: Asked = Asked { server: Server::Answers, disks: true, check: true };
+    use super::*;
+    use crate::daemon::health::tests::{array, disk};
+
+    const NONE: Asked<'_> = Asked { server: Server::Unknown, disks: &[], detail: None, check: false };
+    const ALL: Asked<'_> = Asked { server: Server::Answers, disks: &[], detail: None, check: true };
 
     fn status(state: &str, seconds: u64) -> ArrayStatus {
         ArrayStatus {
@@ -221,6 +240,7 @@ mod tests {
             checked: None,
             checked_mismatched_sectors: None,
             disks: Vec::new(),
+            events: [].into(),
         }
     }
 
@@ -236,7 +256,7 @@ mod tests {
         assert_eq!(kinds(&book.update("data", waits.clone(), NONE, 7)), [("NotServed", false)]);
         assert!(book.update("data", waits, NONE, 8).is_empty());
         assert_eq!(book.status()[0].since, 7);
-        let again = Book::of_json(&book.to_json());
+        let again: Book = serde_json::from_slice(&serde_json::to_vec(&book).unwrap()).unwrap();
         assert_eq!(again, book, "it outlives the daemon");
         let cleared = book.update("data", of(&status("serving", 0), None), ALL, 9);
         assert_eq!(kinds(&cleared), [("NotServed", true)]);
@@ -262,20 +282,39 @@ mod tests {
             ("NotServed", Asked { server: Server::Stopped, ..NONE }),
             ("Silent", Asked { server: Server::Answers, ..NONE }),
             ("BadSectors", Asked { server: Server::Answers, ..NONE }),
-            ("DiskFailing", Asked { disks: true, ..NONE }),
             ("Mismatch", Asked { check: true, ..NONE }),
         ];
         for (kind, settled) in kinds_of_all {
             let mut book = Book::default();
             let subject = Subject { array: "data".into(), kind: kind.into(), device: String::new() };
             book.update("data", vec![(subject, String::new())], ALL, 1);
-            let server =
-                if matches!(kind, "DiskFailing" | "Mismatch") { Server::Answers } else { Server::Unknown };
-            let others = Asked { server, disks: !settled.disks, check: !settled.check };
+            let server = if kind == "Mismatch" { Server::Answers } else { Server::Unknown };
+            let others = Asked { server, check: !settled.check, ..NONE };
             for asked in [NONE, others] {
                 assert!(book.update("data", Vec::new(), asked, 2).is_empty(), "{kind}: {asked:?}");
             }
             assert_eq!(kinds(&book.update("data", Vec::new(), settled, 3)), [(kind, true)]);
+        }
+    }
+
+    /// A disk that sleeps says nothing, and one without smartctl neither.
+    #[test]
+    fn a_disk_fails_until_it_says_that_it_does_not_or_is_none_of_the_array() {
+        let disk = |device| disk(device, false);
+        let (m0, m1, array) = ([disk("/dev/m0")], [disk("/dev/m1")], array());
+        for (device, asked, is_over) in [
+            ("/dev/m1", Asked { detail: Some(&array), ..ALL }, false),
+            ("/dev/s", Asked { detail: Some(&array), ..ALL }, false),
+            ("/dev/m1", Asked { detail: Some(&array), disks: &m0, ..ALL }, false),
+            ("/dev/m1", Asked { disks: &m1, ..NONE }, true),
+            ("/dev/gone", Asked { detail: Some(&array), ..ALL }, true),
+            ("/dev/gone", ALL, false),
+        ] {
+            let mut book = Book::default();
+            let subject = Subject { array: "data".into(), kind: "DiskFailing".into(), device: device.into() };
+            book.update("data", vec![(subject, String::new())], NONE, 1);
+            let told = book.update("data", Vec::new(), asked, 2);
+            assert_eq!(!told.is_empty(), is_over, "{device}: {:?}", asked.disks);
         }
     }
 
@@ -292,8 +331,9 @@ mod tests {
             |array: &str| Subject { array: array.into(), kind: "Degraded".into(), device: String::new() };
         book.update("data", vec![(subject("data"), String::new())], ALL, 1);
         assert!(book.update("other", Vec::new(), ALL, 1).is_empty());
-        book.forget(|array| array == "other");
-        assert!(book.status().is_empty());
-        assert_eq!(Book::of_json(b"{"), Book::default());
+        book.update("other", vec![(subject("other"), String::new())], ALL, 1);
+        let told = book.forget(|array| array == "other");
+        assert_eq!((told.len(), told[0].subject.array.as_str(), told[0].cleared), (1, "data", true));
+        assert_eq!(book.status().len(), 1);
     }
 }

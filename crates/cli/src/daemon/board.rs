@@ -14,8 +14,8 @@ use tokio::sync::watch;
 
 use super::{
     Daemon, Message, listen, scheme,
-    secretary::host,
     tls::Tls,
+    ways::host,
     web::{
         self, Token,
         throughput::Throughput,
@@ -209,6 +209,7 @@ impl Daemon {
             host: host(),
             pinstripe: status.pinstripe,
             configuration_error: status.configuration_error,
+            unserved: status.unserved,
             remarks: status.remarks,
             alerts: status.alerts,
             arrays: arrays.collect(),

@@ -1,7 +1,6 @@
 //! What the daemon does for arrays beside serving them: when each is due, and what is said of it.
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -11,11 +10,11 @@ use pinstripe_control::Detail;
 
 use super::{
     Daemon, Message,
-    alerts::{self, Book},
+    alerts::{self, Book, Tell},
     checks::{self, Checked, Moment, Records},
     groups::{self, Grouped, Move, Moved},
     health,
-    secretary::{self, Errand},
+    secretary::{Errand, Kept},
     threads,
 };
 
@@ -52,7 +51,7 @@ impl Chores {
             visit: Visit::default(),
             lacking: groups::Memory::default(),
             moves: false,
-            book: Book::of_json(&fs::read(folder.join(secretary::ALERTS)).unwrap_or_default()),
+            book: Kept::of(folder).open,
         }
     }
 
@@ -148,7 +147,7 @@ impl Daemon {
 
     fn tell(&mut self, notes: Vec<groups::Note>) {
         for note in notes {
-            self.record(&note.label, note.event, note.sentence, note.alarming);
+            self.record(&note.label, note.event, &note.sentence, note.alarming);
         }
     }
 
@@ -187,8 +186,7 @@ impl Daemon {
         self.chores.visit.under_way = false;
         for said in all {
             if let Some(kept) = self.arrays.get_mut(&said.key) {
-                let before = kept.disks.take().unwrap_or_default();
-                kept.disks = Some(said.over(before));
+                kept.disks = said.over(std::mem::take(&mut kept.disks));
             }
         }
         self.tell(notes);
@@ -261,20 +259,23 @@ impl Daemon {
             let current = alerts::of(&kept.status(now), kept.detail.as_ref());
             told.extend(self.chores.book.update(&kept.label, current, kept.asked(), moment));
         }
+        self.send_alerts(told);
+    }
+
+    /// Tells what the book says since now.
+    pub fn send_alerts(&mut self, told: Vec<Tell>) {
         if told.is_empty() {
             return;
         }
-        for tell in told {
+        for tell in &told {
             let (message, kind) = (&tell.open.message, &tell.subject.kind);
             let (sentence, event) = if tell.cleared {
                 (format!("is over: {message}"), format!("{kind}Cleared"))
             } else {
                 (message.clone(), kind.clone())
             };
-            self.record(&tell.subject.array, &event, sentence, !tell.cleared);
-            self.secretary.ask(Errand::Send(tell, self.configuration.alerts.clone()));
+            self.record(&tell.subject.array, &event, &sentence, !tell.cleared);
         }
-        // After they were sent once: an alert that is told twice is better than one that isn't told.
-        self.secretary.ask(Errand::Book(self.chores.book.to_json()));
+        self.secretary.ask(Errand::Tell(told, self.chores.book.clone()));
     }
 }

@@ -220,7 +220,7 @@ fn replace(client: &mut Client, slot: usize, disk: &DiskHealth, label: &str) -> 
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use serde_json::json;
 
     use super::*;
@@ -297,7 +297,8 @@ mod tests {
         assert_eq!(whole(&class, Path::new("sda")), None);
     }
 
-    fn disk(device: &str, fails: bool) -> DiskHealth {
+    /// A disk with nothing to say but whether it fails.
+    pub fn disk(device: &str, fails: bool) -> DiskHealth {
         let failing = if fails { vec!["x".to_owned()] } else { Vec::new() };
         DiskHealth {
             device: device.into(),
@@ -309,7 +310,7 @@ mod tests {
     }
 
     /// A whole array of two members with a spare.
-    fn array() -> Detail {
+    pub fn array() -> Detail {
         let member = |slot: usize| {
             json!({ "slot": slot, "state": "in-sync", "device": format!("/dev/m{slot}"), "read_latency_ns": 0, "write_latency_ns": 0,
                 "slow": false, "late_requests": 0, "bad_sectors": 0, "statistics": {} })

@@ -27,7 +27,7 @@ use super::{
 };
 
 /// Connections at a time; further ones wait.
-const CONNECTIONS_MAX: usize = 32;
+const CONNECTIONS_MAX: usize = 128;
 /// At least so long between two questions to the daemon.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long the daemon may take to say how things are.

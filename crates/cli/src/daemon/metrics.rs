@@ -55,10 +55,10 @@ pub fn render(snapshot: &Snapshot) -> String {
         "When the daemon began, since the epoch.",
         [(vec![], status.since)],
     );
-    let wrong = u8::from(status.configuration_error.is_some());
+    let wrong = u8::from(status.configuration_error.is_some() || status.unserved.is_some());
     text.gauge(
         "pinstripe_configuration_error",
-        "1: the configuration has changed and can't be taken.",
+        "1: the configuration has changed and can't be taken, or the page can't be served as it says.",
         [(vec![], wrong)],
     );
     of_statuses(&mut text, &status.arrays);
@@ -101,6 +101,11 @@ fn of_statuses(text: &mut Text, arrays: &[ArrayStatus]) {
         "Servers of the array that failed, one after the other.",
         failures,
     );
+    let events = arrays.iter().flat_map(|array| {
+        array.events.iter().map(|(event, count)| (and(&array.array, "event", event.as_str()), count))
+    });
+    let help = "Events of the array since the daemon began, by name, and starts and ends of its servers.";
+    text.counter("pinstripe_array_events_total", help, events);
     let times = arrays.iter().filter_map(|array| Some((of(&array.array), array.checked?)));
     let help = "When the latest check that the configuration demands was over, since the epoch.";
     text.gauge("pinstripe_array_last_check_timestamp_seconds", help, times);
@@ -359,7 +364,7 @@ mod tests {
         });
         let array = json!({ "array": name, "uuid": null, "state": state, "why": null, "seconds": 1, "control": null, "failures": 0,
             "next_try_seconds": null, "checked": 9, "checked_mismatched_sectors": 0, "disks": [{ "device": "/dev/d0", "failing": [],
-            "temperature_celsius": 30, "percentage_used": null, "media_errors": null }] });
+            "temperature_celsius": 30, "percentage_used": null, "media_errors": null }], "events": { "Fail": 2 } });
         let status = json!({ "pid": 1, "pinstripe": "0.1.0", "since": 2, "files": [], "configuration_error": null, "looking_seconds": null,
             "remarks": [], "arrays": [array] });
         let detail = Some(serde_json::from_value(detail).unwrap());
@@ -372,6 +377,7 @@ mod tests {
         for line in [
             "pinstripe_array_state{array=\"data\",state=\"serving\"} 1",
             "pinstripe_array_state{array=\"data\",state=\"failed\"} 0",
+            "pinstripe_array_events_total{array=\"data\",event=\"Fail\"} 2",
             "pinstripe_array_degraded{array=\"data\"} 1",
             "pinstripe_array_write_bytes_total{array=\"data\"} 77",
             "pinstripe_array_client_connections{array=\"data\",protocol=\"nbd\"} 3",
@@ -431,6 +437,26 @@ mod tests {
         assert!(asked.len() > 10, "{asked:?}");
         let unknown: Vec<&&str> = asked.iter().filter(|name| !names.contains(**name)).collect();
         assert!(unknown.is_empty(), "{unknown:?}");
+    }
+
+    #[test]
+    fn every_rule_is_tried_and_says_what_to_do() {
+        let rules = include_str!("../../../../dist/prometheus/pinstripe.rules.yml");
+        let tried = include_str!("../../../../dist/prometheus/pinstripe.test.yml");
+        let rules: Vec<&str> = rules.split("- alert: ").skip(1).collect();
+        assert!(rules.len() > 10);
+        for rule in rules {
+            let name = rule.lines().next().unwrap();
+            // Once where it must not fire, and once where it must.
+            let [silent, fires] = ["exp_alerts: []\n", "exp_alerts:\n"].map(|words| {
+                let is_it = |test: &&str| test.starts_with(&format!("{name}\n"));
+                tried.split("alertname: ").filter(is_it).any(|test| test.contains(words))
+            });
+            assert!(silent && fires, "pinstripe.test.yml doesn't try {name}");
+            let has = |key: &str| rule.lines().any(|line| line.trim_start().starts_with(key));
+            let keys = ["expr: ", "labels: { severity: ", "summary: ", "description: "];
+            assert!(keys.into_iter().all(has), "{name} lacks one of {keys:?}");
+        }
     }
 
     const DASHBOARD: &str = include_str!("../../../../dist/grafana/pinstripe.json");

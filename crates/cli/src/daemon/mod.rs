@@ -15,7 +15,9 @@
 //!   board      what is put up for the page
 //!   listen     what `http` and `web` stand on
 //!   tls        how their connections are secured
-//!   secretary  keeps the history of events, and sends alerts
+//!   secretary  keeps the history of events and the book of alerts, and sends alerts
+//!   ways       programs, mail and webhooks, by which alerts are sent
+//!   sender     what starts programs for a daemon that must not
 //!   reload     what a new configuration changes
 //!   orphans    ended processes that nothing else waits for, where this is process 1
 //! ```
@@ -28,6 +30,8 @@ mod alerts;
 mod board;
 mod checks;
 mod chores;
+#[cfg(test)]
+mod grafana;
 mod groups;
 mod health;
 mod http;
@@ -37,9 +41,11 @@ mod orphans;
 mod phase;
 mod reload;
 mod secretary;
+mod sender;
 mod socket;
 mod threads;
 mod tls;
+mod ways;
 mod web;
 
 use std::{
@@ -56,6 +62,7 @@ use pinstripe_control::{
     CallError, Detail, Version, code,
     daemon::{ArrayStatus, Command, DiskHealth, Looks, Reloaded, Status},
     maintenance::Event,
+    text::one_line,
 };
 use rustix::fs::{FlockOperation, OFlags, flock};
 use serde_json::{Value, json};
@@ -77,7 +84,7 @@ use self::{
 use crate::{
     assemble::{Outcome, State, Wanted},
     command_line::DaemonArguments,
-    configuration,
+    configuration::{self, count},
     failure::Failure,
     history::Told,
     log::{self, Entry},
@@ -96,6 +103,8 @@ const LOOK: Duration = Duration::from_secs(10);
 /// The same where they only could have been started by another process.
 const LOOK_STOPPED: Duration = Duration::from_mins(1);
 
+/// Names of events that are counted of an array.
+const EVENTS_MAX: usize = 64;
 /// How long the end waits for what is still to be kept or sent.
 const FINISH: Duration = Duration::from_secs(2);
 /// Names another folder for what outlives a boot.
@@ -129,6 +138,9 @@ enum Message {
 }
 
 pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
+    if arguments.send_alert {
+        return sender::answer(arguments.configuration.config.as_deref());
+    }
     let configuration = configuration::load(arguments.configuration.config.as_deref())?;
     let folder = default_folder()?;
     let _alone = alone(&folder)?;
@@ -146,6 +158,7 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
     log::describe("daemon", &[]);
     let log = ServerLog::new(arguments.json, "daemon")?;
     let state = state_folder();
+    let secretary = Secretary::new(&state, &configuration.alerts, arguments.alerts_by.as_deref(), &log)?;
     let daemon = Daemon {
         given: arguments.configuration.config.clone(),
         starts: !arguments.no_start,
@@ -163,7 +176,7 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
         look: Look::default(),
         chores: Chores::new(&state),
         board: Board::new(arguments.web, arguments.web_tls.as_deref(), &folder, &state),
-        secretary: Secretary::new(&state, &log)?,
+        secretary,
         next_run: 0,
         stopping: false,
         sender,
@@ -211,10 +224,12 @@ struct Kept {
     check_not_before: Duration,
     /// Its disks were asked how they are, or were to be.
     visited: bool,
-    /// What they said the last time; none until they were asked.
-    disks: Option<Vec<DiskHealth>>,
+    /// What those that said anything said the last time.
+    disks: Vec<DiskHealth>,
     /// What its server said the last time, if it did.
     detail: Option<Detail>,
+    /// How often each event has happened.
+    events: BTreeMap<String, u64>,
 }
 
 /// Looks for members.
@@ -270,7 +285,11 @@ impl Daemon {
             self.serve_web()?;
         }
         self.keep_listening();
-        self.log.note(&format!("ready: {files} configuration files; socket {}", socket.path.display()));
+        self.log.note(&format!(
+            "ready: {}; socket {}",
+            count(files, "configuration file"),
+            socket.path.display()
+        ));
         supervisor::tell_ready();
         loop {
             supervisor::tell_alive();
@@ -406,7 +425,7 @@ impl Daemon {
             Message::Surveyed(details) => self.surveyed(details),
             Message::Moved(moved) => self.moved(moved),
             Message::Acted { array, sentence } => {
-                self.record(&array, "Asked", sentence, false);
+                self.record(&array, "Asked", &sentence, false);
                 self.chores.survey_soon(self.board.is_up());
             }
             Message::Snapshot(answer) => {
@@ -438,8 +457,9 @@ impl Daemon {
                 record: Record::default(),
                 check_not_before: now,
                 visited: false,
-                disks: None,
+                disks: Vec::new(),
                 detail: None,
+                events: BTreeMap::new(),
             });
             kept.label.clone_from(&wanted.label);
             kept.duties = wanted.duties();
@@ -460,7 +480,8 @@ impl Daemon {
             }
         }
         let labels: Vec<&String> = self.arrays.values().map(|kept| &kept.label).collect();
-        self.chores.book.forget(|array| labels.iter().any(|label| *label == array));
+        let told = self.chores.book.forget(|array| labels.iter().any(|label| *label == array));
+        self.send_alerts(told);
     }
 
     /// A reason for waiting is told when it is new.
@@ -468,7 +489,7 @@ impl Daemon {
         let Some(kept) = self.arrays.get(key) else { return };
         let Phase::Waiting { why, .. } = &kept.course.phase else { return };
         if !matches!(before, Phase::Waiting { why: old, .. } if old == why) {
-            self.log.of(&kept.label).note(&format!("waits: {why}"));
+            self.log.of(&kept.label).note(&format!("waits: {}", one_line(why)));
         }
     }
 
@@ -491,7 +512,9 @@ impl Daemon {
     }
 
     /// Tells of something that the daemon itself has found, and keeps it.
-    fn record(&mut self, array: &str, event: &str, message: String, alarming: bool) {
+    fn record(&mut self, array: &str, event: &str, message: &str, alarming: bool) {
+        // With the end of a server's log, perhaps.
+        let message = one_line(message);
         let level = severity(event, alarming);
         let entry = Entry { level, event: Some(event), message: &message, ..Entry::default() };
         self.log.of(array).event(&entry);
@@ -502,6 +525,9 @@ impl Daemon {
 
     /// Keeps an event.
     fn keep(&mut self, told: Told) {
+        if let Some(kept) = self.arrays.values_mut().find(|kept| kept.label == told.array) {
+            kept.count(&told.event);
+        }
         self.board.remember(told.clone());
         self.secretary.ask(Errand::Keep(told));
     }
@@ -515,29 +541,31 @@ impl Daemon {
         let now = self.now();
         let Some(kept) = self.of_run(key, run) else {
             // It isn't wanted any more; its server is left alone, but for its end.
-            if let Outcome::Started(started) = outcome {
-                threads::reap(started.into_child());
+            if let Outcome::Started(started) = outcome
+                && let Some(child) = started.into_child()
+            {
+                threads::reap(child);
             }
             return;
         };
         let label = kept.label.clone();
         match outcome {
             Outcome::Started(started) => {
-                self.record(&label, "Started", format!("was started: {}", started.in_words()), false);
+                self.record(&label, "Started", &format!("was started: {}", started.in_words()), false);
                 let control = started.control().to_owned();
-                self.follow(key, control, Some(started.into_child()));
+                self.follow(key, control, started.into_child());
             }
             Outcome::Served(control) => {
                 self.log.of(&label).note("was started by another process: its server is followed");
                 self.follow(key, control, None);
             }
-            Outcome::WouldStart(_) => {}
+            Outcome::WouldStart { .. } => {}
             Outcome::NotStarted(why) => {
                 kept.course.not_started(why.clone(), now);
                 let is_told = kept.course.failures.is_power_of_two();
                 // One that never starts must not fill the history.
                 if is_told {
-                    self.record(&label, "NotStarted", format!("was not started: {why}"), true);
+                    self.record(&label, "NotStarted", &format!("was not started: {why}"), true);
                 }
             }
         }
@@ -581,8 +609,8 @@ impl Daemon {
             News::Ended(ending) => {
                 kept.follower = None;
                 match &ending {
-                    Ending::Ordered => self.record(&label, "Stopped", "was stopped".to_owned(), false),
-                    Ending::Died(how) => self.record(&label, "ServerDied", how.clone(), true),
+                    Ending::Ordered => self.record(&label, "Stopped", "was stopped", false),
+                    Ending::Died(how) => self.record(&label, "ServerDied", how, true),
                 }
                 if let Some(kept) = self.of_run(key, run) {
                     kept.course.ended(ending, now);
@@ -650,16 +678,17 @@ impl Daemon {
         for change in &changes {
             self.log.of(&change.array).note(&format!("configuration: {}", change.what));
         }
-        let reloaded = Reloaded { files: new.files.clone(), changes };
-        self.log.note(&format!("the configuration was read again: {} files", new.files.len()));
+        let files = new.files.clone();
+        self.log.note(&format!("the configuration was read again: {}", count(files.len(), "file")));
         self.configuration = new;
+        self.secretary.ask(Errand::Ways(self.configuration.alerts.clone()));
         self.problem = None;
         // Whatever was told before is told again: a person waits for it.
         self.unserved = None;
         self.keep_listening();
         self.generation += 1;
         self.look.wanted = true;
-        Ok(reloaded)
+        Ok(Reloaded { files, changes, unserved: self.unserved.clone() })
     }
 
     fn status(&self) -> Status {
@@ -668,9 +697,10 @@ impl Daemon {
             pinstripe: env!("CARGO_PKG_VERSION").to_owned(),
             since: self.since,
             files: self.configuration.files.clone(),
-            configuration_error: self.problem.clone().or_else(|| self.unserved.clone()),
+            configuration_error: self.problem.clone(),
+            unserved: self.unserved.clone(),
             looking_seconds: self.look.since.map(|since| since.elapsed().as_secs()),
-            remarks: self.remarks.clone(),
+            remarks: self.remarks.iter().cloned().chain(self.secretary.unkept()).collect(),
             alerts: self.chores.book.status(),
             arrays: self.arrays.values().map(|kept| kept.status(self.now())).collect(),
         }
@@ -692,6 +722,15 @@ fn left_to_others(state: State) -> State {
 }
 
 impl Kept {
+    /// Progress is shown by what tells of a sync. Names are those of this program, whose number a server of
+    /// another version can't raise without end.
+    fn count(&mut self, event: &str) {
+        let is_progress = event.strip_prefix("Rebuild").is_some_and(|rest| rest.parse::<u64>().is_ok());
+        if !is_progress && (self.events.contains_key(event) || self.events.len() < EVENTS_MAX) {
+            *self.events.entry(event.to_owned()).or_default() += 1;
+        }
+    }
+
     /// Whether it has a server, or is about to.
     fn is_busy(&self) -> bool {
         matches!(self.course.phase, Phase::Serving { .. } | Phase::Starting { .. })
@@ -705,13 +744,13 @@ impl Kept {
         }
     }
 
-    fn asked(&self) -> Asked {
+    fn asked(&self) -> Asked<'_> {
         let server = match self.course.phase {
             Phase::Stopped { .. } => Server::Stopped,
             _ if self.detail.is_some() => Server::Answers,
             _ => Server::Unknown,
         };
-        Asked { server, disks: self.disks.is_some(), check: self.uuid.is_some() }
+        Asked { server, disks: &self.disks, detail: self.detail.as_ref(), check: self.uuid.is_some() }
     }
 
     fn status(&self, now: Duration) -> ArrayStatus {
@@ -740,7 +779,8 @@ impl Kept {
             control,
             failures: self.course.failures,
             next_try_seconds: next_try,
-            disks: self.disks.clone().unwrap_or_default(),
+            disks: self.disks.clone(),
+            events: self.events.clone(),
             checked: self.record.completed,
             checked_mismatched_sectors: self
                 .record

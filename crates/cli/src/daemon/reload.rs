@@ -3,7 +3,12 @@
 //! The daemon starts no server anew: that would take the array from its clients. So an option counts for a
 //! server that runs only if the server takes it over its control socket.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
 
 use pinstripe_config::{Array, Configuration, Setting, Settings, Value};
 use pinstripe_control::{
@@ -64,9 +69,11 @@ pub fn changes(old: &Configuration, new: &Configuration) -> Vec<Planned> {
                     let live = live(name, &array.settings);
                     all.push(plan(if live.is_some() { Effect::Live } else { Effect::Restart }, what, live));
                 }
-                for (name, differs) in
-                    [("members", before.members != array.members), ("log", before.log != array.log)]
-                {
+                for (name, differs) in [
+                    ("members", before.members != array.members),
+                    ("log", before.log != array.log),
+                    ("weight", before.weight != array.weight),
+                ] {
                     if differs {
                         all.push(plan(Effect::Restart, format!("`{name}` is another one now"), None));
                     }
@@ -131,15 +138,42 @@ fn in_words(setting: Option<&Setting>) -> String {
     }
 }
 
-/// Tells the servers what counts at once. `control` gives the socket of an array's server.
+/// Tells the servers what counts at once, all at a time: one that hangs keeps none of the others waiting.
+/// `control` gives the socket of an array's server.
 pub fn carry_out(planned: Vec<Planned>, control: impl Fn(&str) -> Option<PathBuf>) -> Vec<Change> {
+    let arrays: Vec<Vec<Planned>> = planned.into_iter().fold(Vec::new(), |mut arrays, one| {
+        match arrays.last_mut() {
+            Some(array) if array[0].key == one.key => array.push(one),
+            _ => arrays.push(vec![one]),
+        }
+        arrays
+    });
+    thread::scope(|scope| {
+        let told: Vec<_> = arrays
+            .into_iter()
+            .map(|array| {
+                let control = control(&array[0].key);
+                scope.spawn(move || carry_out_one(array, control.as_deref()))
+            })
+            .collect();
+        // A thread that panics ends the process.
+        told.into_iter().filter_map(|thread| thread.join().ok()).flatten().collect()
+    })
+}
+
+/// What is planned for one array.
+fn carry_out_one(planned: Vec<Planned>, control: Option<&Path>) -> Vec<Change> {
     let mut changes = Vec::new();
-    for Planned { key, mut change, live } in planned {
-        match (live, control(&key)) {
+    // One that hangs is waited for once.
+    let mut hangs = None;
+    for Planned { mut change, live, .. } in planned {
+        match (live, control) {
             (Some(live), Some(control)) => {
-                if let Err(error) = tell(&control, &live) {
+                let told = hangs.take().map_or_else(|| tell(control, &live), Err);
+                if let Err(error) = told {
                     change.effect = Effect::Failed;
                     change.what = format!("{}, but its server did not take it: {error}", change.what);
+                    hangs = Some(error).filter(|error| !matches!(error, ClientError::Call(_)));
                 }
             }
             (Some(_), None) => change.what += ", from its next start on",
@@ -154,7 +188,7 @@ pub fn carry_out(planned: Vec<Planned>, control: impl Fn(&str) -> Option<PathBuf
     changes
 }
 
-fn tell(control: &std::path::Path, live: &Live) -> Result<(), ClientError> {
+fn tell(control: &Path, live: &Live) -> Result<(), ClientError> {
     let mut client = Client::connect(&control.to_string_lossy())?;
     client.set_timeout(Some(LIMIT))?;
     let _: serde_json::Value = match live {
@@ -212,6 +246,28 @@ mod tests {
         let back = changes(&configuration(&format!("{DATA}sync-speed-min = 1\n")), &configuration(DATA));
         let SyncSpeed { min_kib, max_kib } = SyncSpeed::default();
         assert_eq!(back[0].live, Some(Live::Speed { min_kib, max_kib }));
+    }
+
+    #[test]
+    fn servers_that_hang_are_waited_for_once_and_together() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = |settings: &str| -> String {
+            let arrays = ["0", "1", "2", "3"].map(|name| format!("[[array]]\nname = '{name}'\n{settings}"));
+            arrays.concat()
+        };
+        let (old, new) = (text(""), text("sync-speed-max = 9000\nlimit-iops = 5\nlimit-burst = 2\n"));
+        let planned = changes(&configuration(&old), &configuration(&new));
+        let path = |key: &str| folder.path().join(key.replace('/', "_"));
+        // They take connections and say nothing.
+        let keys: std::collections::BTreeSet<&String> = planned.iter().map(|planned| &planned.key).collect();
+        let _silent: Vec<_> =
+            keys.iter().map(|key| std::os::unix::net::UnixListener::bind(path(key)).unwrap()).collect();
+        let begun = std::time::Instant::now();
+        let changes = carry_out(planned, |key| Some(path(key)));
+        assert!(begun.elapsed() < LIMIT * 3, "{:?}", begun.elapsed());
+        let arrays: Vec<&str> = changes.iter().map(|change| change.array.as_str()).collect();
+        assert_eq!(arrays, ["0", "0", "0", "1", "1", "1", "2", "2", "2", "3", "3", "3"]);
+        assert!(changes.iter().all(|change| change.effect == Effect::Failed), "{changes:?}");
     }
 
     #[test]

@@ -1,34 +1,49 @@
-//! Keeps the history of events, and sends alerts: each on a thread of its own, for disks and mail servers can
-//! hang, and a mail server that does is no reason to lose events.
+//! Keeps the history of events and the book of alerts, and sends alerts: each on a thread of its own, for
+//! disks and mail servers can hang, and a mail server that does is no reason to lose events, or alerts of
+//! other ways.
+//!
+//! ```text
+//!   the daemon -- events --> history
+//!              -- alerts --> book -- deliveries --> program, mail, webhook
+//!                             | <------ outcomes --
+//!                             +-- its text --> file
+//! ```
+//!
+//! The book of alerts counts an alert as told, and has what is still to be sent of it, in one file that is
+//! replaced as a whole: a daemon that dies at any moment leaves the next one all deliveries that are not
+//! known to be done. One of them can be done twice then, none is lost.
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::{self, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
-    sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
-    thread,
-    time::{Duration, Instant},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use pinstripe_config::Alerts;
-use pinstripe_control::text::printable;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
-use super::{alerts::Tell, threads};
+use super::{
+    alerts::{Book, Tell},
+    sender, threads,
+    ways::{Unsent, Way},
+};
 use crate::{
     history::{HISTORY, HISTORY_BEFORE, Told},
     serve::ServerLog,
 };
 
-/// The alerts that aren't over.
-pub const ALERTS: &str = "alerts.json";
+/// The alerts that aren't over, and those that are still to be sent.
+const ALERTS: &str = "alerts.json";
 /// Bytes of the history's file before the next one begins.
 const HISTORY_BYTES_MAX: u64 = 4 << 20;
-/// How long a program may take to send an alert.
-const SEND_LIMIT: Duration = Duration::from_mins(1);
-const SEND_LOOK: Duration = Duration::from_millis(20);
 /// Pauses after a failure; then the alert is given up.
 const PAUSES: [Duration; 6] = [
     Duration::from_secs(10),
@@ -38,131 +53,231 @@ const PAUSES: [Duration; 6] = [
     Duration::from_hours(2),
     Duration::from_hours(6),
 ];
-/// Alerts that wait to be sent again.
+/// Alerts that wait to be sent again, of each way.
 const WAITING_MAX: usize = 1000;
 const TICK: Duration = Duration::from_secs(1);
+/// How long the end waits for programs that it ends, and for what became of them.
+const ENDING: Duration = Duration::from_secs(1);
 
 /// What it is asked to do.
 pub enum Errand {
     /// Keep an event in the history.
     Keep(Told),
-    /// Send an alert.
-    Send(Tell, Alerts),
-    /// Keep the alerts that aren't over.
-    Book(Vec<u8>),
-    /// Say when all before this is done.
-    Done(Sender<()>),
+    /// Send these alerts by all ways, and keep the book, which has them.
+    Tell(Vec<Tell>, Book),
+    /// Send alerts so from now on.
+    Ways(Alerts),
 }
 
-/// The ends of the threads. They are never waited for.
-#[derive(Clone)]
-pub struct Secretary {
-    history: Sender<Errand>,
-    mail: Sender<Errand>,
+/// The file of alerts.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Kept {
+    /// The alerts that aren't over.
+    pub open: Book,
+    unsent: Vec<Delivery>,
 }
 
-impl Secretary {
-    /// With the folder for what outlives the daemon.
-    pub fn new(folder: &Path, log: &ServerLog) -> io::Result<Self> {
-        let begin = |name| -> io::Result<Sender<Errand>> {
-            let (sender, errands) = channel();
-            let office = Office::new(folder.to_owned(), log.clone());
-            threads::spawn(name, move || office.work(&errands))?;
-            Ok(sender)
-        };
-        Ok(Self { history: begin("history")?, mail: begin("mail")? })
-    }
-
-    pub fn ask(&self, errand: Errand) {
-        let to = if matches!(errand, Errand::Keep(_)) { &self.history } else { &self.mail };
-        let _ = to.send(errand);
-    }
-
-    /// Waits until what was asked for is done, but not for ever.
-    pub fn finish(&self, limit: Duration) {
-        let (done, wait) = channel();
-        for to in [&self.history, &self.mail] {
-            let _ = to.send(Errand::Done(done.clone()));
-        }
-        drop(done);
-        let end = Instant::now() + limit;
-        // Until both have said so.
-        while wait.recv_timeout(end.saturating_duration_since(Instant::now())).is_ok() {}
+impl Kept {
+    /// What the last daemon left. A damaged file is none: the worst is that something is told twice.
+    pub fn of(folder: &Path) -> Self {
+        serde_json::from_slice(&fs::read(folder.join(ALERTS)).unwrap_or_default()).unwrap_or_default()
     }
 }
 
-/// An alert that could not be sent.
+/// An alert that is to be sent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Delivery {
     way: Way,
     tell: Tell,
+    /// Failures.
     tries: usize,
-    not_before: Instant,
+    /// Seconds since the epoch: the next try.
+    not_before: u64,
 }
 
-/// How an alert is sent.
-#[derive(Clone, Debug)]
-enum Way {
-    Program(PathBuf),
-    Mail(String),
-    Webhook(String),
+impl Delivery {
+    /// The pause that is left. A clock that was set makes none longer than it was.
+    fn pause(&self) -> Duration {
+        let pause = Duration::from_secs(self.not_before.saturating_sub(seconds()));
+        let longest = self.tries.checked_sub(1).and_then(|index| PAUSES.get(index));
+        pause.min(longest.copied().unwrap_or_default())
+    }
 }
 
-/// What one of the threads has.
-struct Office {
+/// Since the epoch.
+fn seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// What the history's thread gets.
+enum Entry {
+    Event(Told),
+    Done(Sender<()>),
+}
+
+/// What the book's thread gets.
+enum Page {
+    Tell(Vec<Tell>, Book),
+    Ways(Alerts),
+    /// A delivery was done or given up, or is to be tried again.
+    Settled(u64),
+    Again(u64, Delivery),
+    Done(Sender<()>),
+}
+
+/// What the thread of the book's file gets.
+enum Paper {
+    Text(Vec<u8>),
+    Done(Sender<()>),
+}
+
+/// What the thread of a way gets.
+enum Post {
+    Send(u64, Delivery),
+    Done(Sender<()>),
+}
+
+/// The ends of the threads. They are never waited for, but at the daemon's end.
+pub struct Secretary {
+    history: Sender<Entry>,
+    book: Sender<Page>,
+    ways: Vec<Sender<Post>>,
+    over: Arc<AtomicBool>,
+    unkept: Vec<Arc<Mutex<Option<String>>>>,
+}
+
+impl Secretary {
+    /// With the folder for what outlives the daemon. `alerts_by`: the socket of what starts programs for it.
+    pub fn new(
+        folder: &Path,
+        alerts: &Alerts,
+        alerts_by: Option<&Path>,
+        log: &ServerLog,
+    ) -> io::Result<Self> {
+        let (history, entries) = channel();
+        let complaints = Complaints::new("events", folder, log);
+        let mut unkept = vec![Arc::clone(&complaints.now)];
+        let office = History { folder: folder.to_owned(), complaints };
+        threads::spawn("history", move || office.work(&entries))?;
+        let (book, pages) = channel();
+        let (over, alerts) = (Arc::default(), Arc::new(Mutex::new(alerts.clone())));
+        let mut ways = BTreeMap::new();
+        for way in Way::ALL {
+            let (sender, posts) = channel();
+            let messenger = Messenger {
+                way,
+                alerts: Arc::clone(&alerts),
+                book: book.clone(),
+                log: log.clone(),
+                over: Arc::clone(&over),
+                alerts_by: alerts_by.map(Path::to_owned),
+                waiting: Vec::new(),
+            };
+            threads::spawn(way.name(), move || messenger.work(&posts))?;
+            ways.insert(way, sender);
+        }
+        let all = ways.values().cloned().collect();
+        let (file, papers) = channel();
+        let complaints = Complaints::new("alerts", folder, log);
+        unkept.push(Arc::clone(&complaints.now));
+        let scribe = Scribe { folder: folder.to_owned(), text: None, complaints };
+        threads::spawn("book", move || scribe.work(&papers))?;
+        let keeper = Keeper::new(Kept::of(folder), alerts, ways, file);
+        threads::spawn("alerts", move || keeper.work(&pages))?;
+        Ok(Self { history, book, ways: all, over, unkept })
+    }
+
+    /// What can't be kept now, a sentence each: a next daemon would not know of it.
+    pub fn unkept(&self) -> impl Iterator<Item = String> {
+        self.unkept.iter().filter_map(|now| now.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+
+    pub fn ask(&self, errand: Errand) {
+        // A thread that panics ends the process.
+        match errand {
+            Errand::Keep(told) => drop(self.history.send(Entry::Event(told))),
+            Errand::Tell(tells, book) => drop(self.book.send(Page::Tell(tells, book))),
+            Errand::Ways(alerts) => drop(self.book.send(Page::Ways(alerts))),
+        }
+    }
+
+    /// Waits until what was asked for is done, but not for ever: programs that still run then are ended, and
+    /// what they were to send is for the next daemon.
+    pub fn finish(&self, limit: Duration) {
+        let end = Instant::now() + limit;
+        let history = &self.history;
+        wait(end, |done| vec![history.send(Entry::Done(done.clone())).is_ok()]);
+        // What it was told is with the ways then.
+        self.wait_for_book(end);
+        self.wait_for_ways(end);
+        self.over.store(true, Ordering::Relaxed);
+        let end = Instant::now() + ENDING;
+        self.wait_for_ways(end);
+        // It has their outcomes then.
+        self.wait_for_book(end);
+    }
+
+    fn wait_for_book(&self, end: Instant) {
+        wait(end, |done| vec![self.book.send(Page::Done(done.clone())).is_ok()]);
+    }
+
+    fn wait_for_ways(&self, end: Instant) {
+        wait(end, |done| self.ways.iter().map(|way| way.send(Post::Done(done.clone())).is_ok()).collect());
+    }
+}
+
+/// Waits until all that `ask` has asked say that they are done.
+fn wait(end: Instant, ask: impl FnOnce(&Sender<()>) -> Vec<bool>) {
+    let (done, wait) = channel();
+    ask(&done);
+    drop(done);
+    while wait.recv_timeout(end.saturating_duration_since(Instant::now())).is_ok() {}
+}
+
+/// Says once that something can't be kept, and has it shown as long as that is so.
+struct Complaints {
+    /// What can't be kept.
+    what: &'static str,
     folder: PathBuf,
     log: ServerLog,
-    /// It was said that nothing can be kept.
-    complained: bool,
-    waiting: Vec<Delivery>,
+    now: Arc<Mutex<Option<String>>>,
 }
 
-impl Office {
-    fn new(folder: PathBuf, log: ServerLog) -> Self {
-        Self { folder, log, complained: false, waiting: Vec::new() }
+impl Complaints {
+    fn new(what: &'static str, folder: &Path, log: &ServerLog) -> Self {
+        Self { what, folder: folder.to_owned(), log: log.clone(), now: Arc::default() }
     }
 
-    fn work(mut self, errands: &Receiver<Errand>) {
-        loop {
-            match errands.recv_timeout(TICK) {
-                Ok(errand) => self.carry_out(errand),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
-            self.send_again();
+    fn hear(&self, kept: io::Result<()>) {
+        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        let Err(error) = kept else {
+            *now = None;
+            return;
+        };
+        if now.is_none() {
+            let sentence = format!("{} can't be kept in {}: {error}", self.what, self.folder.display());
+            self.log.warn(&sentence);
+            *now = Some(sentence);
         }
     }
+}
 
-    fn carry_out(&mut self, errand: Errand) {
-        match errand {
-            Errand::Keep(told) => {
-                let kept = self.keep(&told);
-                self.complain(kept);
-            }
-            Errand::Book(text) => {
-                let kept = replace(&self.folder, ALERTS, &text);
-                self.complain(kept);
-            }
-            Errand::Send(tell, alerts) => {
-                for way in ways(&alerts) {
-                    self.send(Delivery { way, tell: tell.clone(), tries: 0, not_before: Instant::now() });
+/// Keeps events.
+struct History {
+    folder: PathBuf,
+    complaints: Complaints,
+}
+
+impl History {
+    fn work(self, entries: &Receiver<Entry>) {
+        for entry in entries {
+            match entry {
+                Entry::Event(told) => {
+                    let kept = self.keep(&told);
+                    self.complaints.hear(kept);
                 }
+                Entry::Done(done) => drop(done.send(())),
             }
-            Errand::Done(done) => {
-                let _ = done.send(());
-            }
-        }
-    }
-
-    /// Says once that something can't be kept.
-    fn complain(&mut self, kept: io::Result<()>) {
-        match kept {
-            Ok(()) => self.complained = false,
-            Err(error) if !self.complained => {
-                self.complained = true;
-                let folder = self.folder.display();
-                self.log.warn(&format!("events and alerts can't be kept in {folder}: {error}"));
-            }
-            Err(_) => {}
         }
     }
 
@@ -178,32 +293,140 @@ impl Office {
         // In one piece: what reads meanwhile sees whole lines.
         file.write_all(format!("{line}\n").as_bytes())
     }
+}
 
-    fn send_again(&mut self) {
-        let now = Instant::now();
-        while let Some(index) = self.waiting.iter().position(|delivery| now >= delivery.not_before) {
-            let delivery = self.waiting.remove(index);
-            self.send(delivery);
+/// Has the book of alerts, and gives the ways what they are to send. It waits for no disk: what a disk's
+/// failure is told by may not wait for it.
+struct Keeper {
+    alerts: Arc<Mutex<Alerts>>,
+    ways: BTreeMap<Way, Sender<Post>>,
+    file: Sender<Paper>,
+    open: Book,
+    /// By numbers that count them.
+    unsent: BTreeMap<u64, Delivery>,
+    next: u64,
+    /// What the file has isn't what is to be in it.
+    changed: bool,
+}
+
+impl Keeper {
+    fn new(
+        kept: Kept,
+        alerts: Arc<Mutex<Alerts>>,
+        ways: BTreeMap<Way, Sender<Post>>,
+        file: Sender<Paper>,
+    ) -> Self {
+        let Kept { open, unsent } = kept;
+        let mut keeper = Self { alerts, ways, file, open, unsent: BTreeMap::new(), next: 0, changed: false };
+        for delivery in unsent {
+            keeper.add(delivery);
+        }
+        keeper
+    }
+
+    fn add(&mut self, delivery: Delivery) -> u64 {
+        self.next += 1;
+        self.unsent.insert(self.next, delivery);
+        self.next
+    }
+
+    fn work(mut self, pages: &Receiver<Page>) {
+        self.send((1..=self.next).collect());
+        while let Ok(page) = pages.recv() {
+            let (mut new, mut done) = (Vec::new(), Vec::new());
+            // All that is there makes one text.
+            for page in [page].into_iter().chain(pages.try_iter()) {
+                match page {
+                    Page::Done(answer) => done.push(answer),
+                    page => new.extend(self.take(page)),
+                }
+            }
+            // Those of a daemon that dies now are raised anew: twice is better than not at all.
+            self.send(new);
+            if std::mem::take(&mut self.changed) {
+                let _ = self.file.send(Paper::Text(self.text()));
+            }
+            for done in done {
+                let _ = self.file.send(Paper::Done(done));
+            }
         }
     }
 
-    fn send(&mut self, mut delivery: Delivery) {
-        let Err(error) = delivery.way.send(&delivery.tell) else { return };
-        let way = delivery.way.in_words();
-        let pause = PAUSES.get(delivery.tries).filter(|_| self.waiting.len() < WAITING_MAX);
-        let Some(pause) = pause else {
-            return self.log.warn(&format!("an alert could not be sent by {way}, and is given up: {error}"));
-        };
-        if delivery.tries == 0 {
-            self.log.warn(&format!("an alert could not be sent by {way}, and is sent again later: {error}"));
+    /// The deliveries that are new.
+    fn take(&mut self, page: Page) -> Vec<u64> {
+        match page {
+            Page::Tell(tells, book) => {
+                (self.open, self.changed) = (book, true);
+                let alerts = now(&self.alerts);
+                let ways: Vec<Way> = Way::ALL.into_iter().filter(|way| way.is_configured(&alerts)).collect();
+                let deliveries = tells.into_iter().flat_map(|tell| {
+                    let delivery = move |way| Delivery { way, tell: tell.clone(), tries: 0, not_before: 0 };
+                    ways.clone().into_iter().map(delivery)
+                });
+                return deliveries.map(|delivery| self.add(delivery)).collect();
+            }
+            Page::Ways(alerts) => *self.alerts.lock().unwrap_or_else(PoisonError::into_inner) = alerts,
+            Page::Settled(number) => self.changed |= self.unsent.remove(&number).is_some(),
+            Page::Again(number, delivery) => {
+                self.unsent.insert(number, delivery);
+                self.changed = true;
+            }
+            Page::Done(_) => {}
         }
-        delivery.tries += 1;
-        delivery.not_before = Instant::now() + *pause;
-        self.waiting.push(delivery);
+        Vec::new()
+    }
+
+    fn send(&self, numbers: Vec<u64>) {
+        for number in numbers {
+            let Some(delivery) = self.unsent.get(&number) else { continue };
+            if let Some(way) = self.ways.get(&delivery.way) {
+                let _ = way.send(Post::Send(number, delivery.clone()));
+            }
+        }
+    }
+
+    fn text(&self) -> Vec<u8> {
+        let kept = Kept { open: self.open.clone(), unsent: self.unsent.values().cloned().collect() };
+        serde_json::to_vec(&kept).unwrap_or_default()
     }
 }
 
-/// A file of the folder, whole or not at all.
+/// Writes the file of alerts.
+struct Scribe {
+    folder: PathBuf,
+    /// What could not be written.
+    text: Option<Vec<u8>>,
+    complaints: Complaints,
+}
+
+impl Scribe {
+    fn work(mut self, papers: &Receiver<Paper>) {
+        loop {
+            let mut done = Vec::new();
+            match papers.recv_timeout(TICK) {
+                // The latest is enough.
+                Ok(paper) => [paper].into_iter().chain(papers.try_iter()).for_each(|paper| match paper {
+                    Paper::Text(text) => self.text = Some(text),
+                    Paper::Done(answer) => done.push(answer),
+                }),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            if let Some(text) = &self.text {
+                let kept = replace(&self.folder, ALERTS, text);
+                if kept.is_ok() {
+                    self.text = None;
+                }
+                self.complaints.hear(kept);
+            }
+            for done in done {
+                let _ = done.send(());
+            }
+        }
+    }
+}
+
+/// A file of the folder, whole or not at all, and for the daemon's user only.
 fn replace(folder: &Path, name: &str, text: &[u8]) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
@@ -213,139 +436,107 @@ fn replace(folder: &Path, name: &str, text: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-fn ways(alerts: &Alerts) -> Vec<Way> {
-    let program = alerts.program.iter().map(|path| Way::Program(path.clone()));
-    let mail = alerts.mail.iter().map(|address| Way::Mail(address.clone()));
-    let webhook = alerts.webhook.iter().map(|url| Way::Webhook(url.clone()));
-    program.chain(mail).chain(webhook).collect()
+/// The configuration of the moment.
+fn now(alerts: &Mutex<Alerts>) -> Alerts {
+    alerts.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-impl Way {
-    fn in_words(&self) -> String {
-        match self {
-            Self::Program(path) => path.display().to_string(),
-            Self::Mail(address) => format!("mail to {address}"),
-            // A URL may have a secret in its path.
-            Self::Webhook(url) => {
-                let host = url.split('/').nth(2).unwrap_or_default();
-                format!("the webhook of {}", host.rsplit('@').next().unwrap_or_default())
+/// Sends alerts by one way.
+struct Messenger {
+    way: Way,
+    alerts: Arc<Mutex<Alerts>>,
+    book: Sender<Page>,
+    log: ServerLog,
+    /// The daemon ends.
+    over: Arc<AtomicBool>,
+    /// The socket of what starts programs for the daemon.
+    alerts_by: Option<PathBuf>,
+    /// With the time of the next try.
+    waiting: Vec<(Instant, u64, Delivery)>,
+}
+
+impl Messenger {
+    fn work(mut self, posts: &Receiver<Post>) {
+        loop {
+            match posts.recv_timeout(TICK) {
+                Ok(Post::Send(number, delivery)) => {
+                    self.waiting.push((Instant::now() + delivery.pause(), number, delivery));
+                }
+                Ok(Post::Done(done)) => drop(done.send(())),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
             }
+            self.send_due();
         }
     }
 
-    fn send(&self, tell: &Tell) -> Result<(), String> {
-        let (mut command, input) = match self {
-            Self::Program(path) => {
-                let mut program = Command::new(path);
-                let state = if tell.cleared { "cleared" } else { "raised" };
-                program.args([state, &tell.subject.kind, &tell.subject.array, &tell.subject.device]);
-                (program, value(tell).to_string())
-            }
-            Self::Mail(address) => {
-                let mut sendmail = Command::new("/usr/sbin/sendmail");
-                // The address stands in the text, so that none is taken for an option.
-                sendmail.args(["-i", "-t"]);
-                (sendmail, mail(address, tell))
-            }
-            Self::Webhook(url) => {
-                let mut curl = Command::new("curl");
-                curl.args([
-                    "--silent",
-                    "--show-error",
-                    "--fail",
-                    "--max-time",
-                    "30",
-                    "--proto",
-                    "=http,https",
-                ]);
-                curl.args([
-                    "--header",
-                    "Content-Type: application/json",
-                    "--data-binary",
-                    "@-",
-                    "--output",
-                    "/dev/null",
-                ]);
-                curl.args(["--url", url]);
-                (curl, value(tell).to_string())
-            }
+    fn send_due(&mut self) {
+        let now = Instant::now();
+        while !self.over.load(Ordering::Relaxed)
+            && let Some(index) = self.due(now)
+        {
+            let (_, number, delivery) = self.waiting.remove(index);
+            self.send(number, delivery);
+        }
+    }
+
+    /// The first that is due. That an alert is over waits until it is told that there is one: whatever comes
+    /// last is taken for how it is.
+    fn due(&self, now: Instant) -> Option<usize> {
+        let is_first = |number: u64, delivery: &Delivery| {
+            let mut before = self.waiting.iter().filter(|(_, other, _)| *other < number);
+            before.all(|(_, _, other)| other.tell.subject != delivery.tell.subject)
         };
-        run(&mut command, &input)
+        let mut all = self.waiting.iter();
+        all.position(|(not_before, number, delivery)| now >= *not_before && is_first(*number, delivery))
     }
-}
 
-/// Runs a program with this input, and says why it failed.
-fn run(command: &mut Command, input: &str) -> Result<(), String> {
-    let words = |error: io::Error| format!("{}: {error}", command.get_program().display());
-    // A file: a program that reads nothing keeps none waiting, and what it says may be of any length.
-    let mut text = tempfile::tempfile().map_err(words)?;
-    let mut said = tempfile::tempfile().map_err(words)?;
-    text.write_all(input.as_bytes()).and_then(|()| io::Seek::rewind(&mut text)).map_err(words)?;
-    let errors = said.try_clone().map_err(words)?;
-    let name = command.get_program().display().to_string();
-    command.stdin(text).stdout(Stdio::null()).stderr(errors);
-    let mut child = command.spawn().map_err(|error| format!("{name}: {error}"))?;
-    let begun = Instant::now();
-    loop {
-        match child.try_wait() {
-            Ok(Some(status)) if status.success() => return Ok(()),
-            Ok(Some(status)) => {
-                let mut text = String::new();
-                let _ = io::Seek::rewind(&mut said)
-                    .and_then(|()| io::Read::read_to_string(&mut io::Read::take(&said, 1024), &mut text));
-                return Err(format!("{}: {}", crate::assemble::how(status), text.trim()));
+    fn send(&mut self, number: u64, mut delivery: Delivery) {
+        let alerts = now(&self.alerts);
+        let sent = match &self.alerts_by {
+            // A webhook needs no right of its own.
+            Some(socket) if self.way != Way::Webhook => {
+                sender::ask(socket, self.way, &delivery.tell, &self.over)
             }
-            Err(error) => return Err(format!("{name}: {error}")),
-            Ok(None) if begun.elapsed() >= SEND_LIMIT => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(format!("{name} has not ended after {} seconds", SEND_LIMIT.as_secs()));
-            }
-            Ok(None) => thread::sleep(SEND_LOOK),
+            _ => self.way.send(&alerts, &delivery.tell, &self.over),
+        };
+        let error = match sent {
+            Ok(()) => return drop(self.book.send(Page::Settled(number))),
+            // It stays in the book as it is.
+            Err(Unsent::Over) => return,
+            Err(Unsent::Failed(error)) => error,
+        };
+        let way = self.way.in_words(&alerts);
+        let has_room = self.way.is_configured(&alerts) && self.waiting.len() < WAITING_MAX;
+        let Some(pause) = PAUSES.get(delivery.tries).filter(|_| has_room) else {
+            self.log.warn(&format!("an alert could not be sent by {way}, and is given up: {error}"));
+            return drop(self.book.send(Page::Settled(number)));
+        };
+        if delivery.tries == 0 {
+            self.log.warn(&format!("an alert could not be sent by {way}, and is sent again later: {error}"));
         }
+        delivery.tries += 1;
+        delivery.not_before = seconds() + pause.as_secs();
+        self.waiting.push((Instant::now() + *pause, number, delivery.clone()));
+        let _ = self.book.send(Page::Again(number, delivery));
     }
-}
-
-/// This machine's name.
-pub fn host() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
-}
-
-/// For programs.
-fn value(tell: &Tell) -> Value {
-    let Tell { subject, open, cleared } = tell;
-    json!({
-        "host": host(), "array": subject.array, "alert": subject.kind, "device": subject.device,
-        "state": if *cleared { "cleared" } else { "raised" }, "since": open.since, "message": open.message,
-    })
-}
-
-fn mail(address: &str, tell: &Tell) -> String {
-    let Tell { subject, open, cleared } = tell;
-    let over = if *cleared { "over: " } else { "" };
-    let line = |text: &str| printable(text);
-    format!(
-        "To: {}\nSubject: pinstripe on {}: {over}{} of {}\nMIME-Version: 1.0\nContent-Type: text/plain; charset=utf-8\n\
-        Content-Transfer-Encoding: 8bit\nAuto-Submitted: auto-generated\n\n{over}{}\n\nThe array {} on {}. `pinstripe status` and \
-        `pinstripe detail` show more.\n",
-        line(address),
-        line(&host()),
-        subject.kind,
-        line(&subject.array),
-        line(&open.message),
-        line(&subject.array),
-        line(&host()),
-    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::alerts::{Open, Subject};
+    use crate::daemon::{
+        alerts::{Open, Subject},
+        ways::tests::write_program,
+    };
 
-    fn tell(message: &str, cleared: bool) -> Tell {
-        let subject = Subject { array: "da\nta".into(), kind: "Degraded".into(), device: String::new() };
-        Tell { subject, open: Open { since: 5, message: message.into() }, cleared }
+    const LIMIT: Duration = Duration::from_mins(1);
+
+    fn tell() -> (Vec<Tell>, Book) {
+        let subject = Subject { array: "data".into(), kind: "Degraded".into(), device: String::new() };
+        let open = Open { since: 5, message: "x".into() };
+        let book = Book::from(vec![(subject.clone(), open.clone())]);
+        (vec![Tell { subject, open, cleared: false }], book)
     }
 
     fn told(message: &str) -> Told {
@@ -353,90 +544,191 @@ mod tests {
         Told { time: 2, array, event, device: None, alarming: true, message }
     }
 
-    /// Makes a program of a script.
-    fn put(program: &Path, script: &str) {
-        fs::write(program, script).unwrap();
-        fs::set_permissions(program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    /// Alerts are sent by a program that is this script.
+    fn program(folder: &Path, script: &str) -> Alerts {
+        let program = folder.join("program");
+        write_program(&program, &format!("#!/bin/sh\n{script}\n"));
+        Alerts { program: Some(program), ..Alerts::default() }
+    }
+
+    fn secretary(folder: &Path, alerts: &Alerts) -> Secretary {
+        Secretary::new(folder, alerts, None, &ServerLog::new(true, "daemon").unwrap()).unwrap()
+    }
+
+    fn wait_for(what: &str, is_so: impl Fn() -> bool) {
+        let begun = Instant::now();
+        while !is_so() {
+            assert!(begun.elapsed() < LIMIT, "never {what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     #[test]
-    fn a_name_makes_no_header_of_a_mail() {
-        let text = mail("root\nBcc: x", &tell("slot 1\n.\n", true));
-        let (head, body) = text.split_once("\n\n").unwrap();
-        assert!(head.lines().all(|line| !line.starts_with("Bcc")), "{head}");
-        assert!(head.contains("over: Degraded of da\u{fffd}ta"), "{head}");
-        assert!(body.starts_with("over: slot 1\u{fffd}.\u{fffd}\n"), "{body}");
-    }
-
-    #[test]
-    fn a_program_gets_the_alert_and_its_failure_is_told() {
+    fn a_program_that_hangs_delays_neither_events_nor_the_book_nor_other_ways_and_ends_with_the_daemon() {
         let folder = tempfile::tempdir().unwrap();
-        let out = folder.path().join("out");
-        let program = folder.path().join("program");
-        put(&program, &format!("#!/bin/sh\necho \"$1 $2 $4.\" >>{0}; cat >>{0}\n", out.display()));
-        Way::Program(program.clone()).send(&tell("x", false)).unwrap();
-        let text = fs::read_to_string(&out).unwrap();
-        assert!(text.starts_with("raised Degraded .\n{") && text.contains("\"since\":5"), "{text}");
-        fs::write(&program, "#!/bin/sh\necho no >&2; exit 3\n").unwrap();
-        assert_eq!(Way::Program(program).send(&tell("x", false)), Err("ended with status 3: no".to_owned()));
-        let secret = Way::Webhook("https://user:key@hooks.example/T0/secret".into()).in_words();
-        assert_eq!(secret, "the webhook of hooks.example");
-    }
-
-    #[test]
-    fn events_are_kept_while_an_alert_is_being_sent() {
-        let folder = tempfile::tempdir().unwrap();
-        let secretary = Secretary::new(folder.path(), &ServerLog::new(true, "daemon").unwrap()).unwrap();
-        let (program, go_on) = (folder.path().join("program"), folder.path().join("go-on"));
-        let wait = format!("#!/bin/sh\nwhile [ ! -e {} ]; do sleep 0.1; done\n", go_on.display());
-        put(&program, &wait);
-        secretary.ask(Errand::Send(tell("x", false), Alerts { program: Some(program), ..Alerts::default() }));
-        secretary.ask(Errand::Book(b"[]".to_vec()));
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut alerts = program(
+            folder.path(),
+            "sleep 300 & echo $! >\"${0%/*}/new\"; mv \"${0%/*}/new\" \"${0%/*}/pid\"; wait",
+        );
+        alerts.webhook = Some(format!("http://{}/", listener.local_addr().unwrap()));
+        let secretary = secretary(folder.path(), &alerts);
+        let (tells, book) = tell();
+        secretary.ask(Errand::Tell(tells, book.clone()));
         secretary.ask(Errand::Keep(told("m")));
-        secretary.finish(Duration::from_secs(1));
-        let kept = fs::read_to_string(folder.path().join(HISTORY)).unwrap();
-        assert!(kept.contains("\"Fail\""), "{kept}");
-        assert!(!folder.path().join(ALERTS).exists(), "it is in the book before it was sent");
-        fs::write(go_on, "").unwrap();
-        secretary.finish(Duration::from_mins(1));
-        assert!(folder.path().join(ALERTS).exists());
+        let pid = || fs::read_to_string(folder.path().join("pid")).unwrap_or_default();
+        wait_for("run", || !pid().is_empty());
+        listener.set_nonblocking(true).unwrap();
+        wait_for("connected", || listener.accept().is_ok());
+        wait_for("in the book", || Kept::of(folder.path()).open == book);
+        wait_for("in the history", || {
+            fs::read_to_string(folder.path().join(HISTORY)).unwrap_or_default().contains("\"Fail\"")
+        });
+        secretary.finish(Duration::from_millis(100));
+        let stat = format!("/proc/{}/stat", pid().trim());
+        wait_for("ended", || fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z ")));
+        let left = Kept::of(folder.path()).unsent;
+        assert!(left.iter().any(|delivery| delivery.way == Way::Program && delivery.tries == 0), "{left:?}");
+    }
+
+    #[test]
+    fn what_cannot_be_sent_is_sent_by_the_next_daemon_where_the_configuration_says_then() {
+        let folder = tempfile::tempdir().unwrap();
+        let (tells, book) = tell();
+        let first = secretary(folder.path(), &program(folder.path(), "exit 1"));
+        first.ask(Errand::Tell(tells, book.clone()));
+        first.finish(LIMIT);
+        let mut kept = Kept::of(folder.path());
+        assert_eq!((&kept.open, kept.unsent.len(), kept.unsent[0].tries), (&book, 1, 1));
+        let pause = kept.unsent[0].pause();
+        assert!(pause > PAUSES[0] / 2 && pause <= PAUSES[0], "{pause:?}");
+        kept.unsent[0].not_before = 0;
+        replace(folder.path(), ALERTS, &serde_json::to_vec(&kept).unwrap()).unwrap();
+
+        let next = secretary(folder.path(), &program(folder.path(), "echo $* >>\"${0%/*}/told\""));
+        let told = || fs::read_to_string(folder.path().join("told")).unwrap_or_default();
+        wait_for("told", || !told().is_empty());
+        next.finish(LIMIT);
+        assert_eq!(Kept::of(folder.path()), Kept { open: book, unsent: Vec::new() });
+        secretary(folder.path(), &program(folder.path(), "echo $* >>\"${0%/*}/told\"")).finish(LIMIT);
+        assert_eq!(told(), "raised Degraded data\n", "once");
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_makes_no_pause_longer() {
+        let delivery = Delivery {
+            way: Way::Mail,
+            tell: tell().0.remove(0),
+            tries: 2,
+            not_before: seconds() + 1_000_000,
+        };
+        assert_eq!(delivery.pause(), PAUSES[1]);
     }
 
     #[test]
     fn what_cannot_be_sent_is_sent_again_and_given_up_at_last() {
         let folder = tempfile::tempdir().unwrap();
-        let log = ServerLog::new(true, "daemon").unwrap();
-        let mut office = Office::new(folder.path().into(), log);
-        let program = folder.path().join("program");
-        put(&program, "#!/bin/sh\nexit 1\n");
-        let alerts = Alerts { program: Some(program.clone()), ..Alerts::default() };
-        office.carry_out(Errand::Send(tell("x", false), alerts.clone()));
-        assert_eq!(office.waiting.len(), 1);
-        office.send_again();
-        assert_eq!(office.waiting[0].tries, 1, "not yet");
-        put(&program, &format!("#!/bin/sh\ntouch {}/told\n", folder.path().display()));
-        office.waiting[0].not_before = Instant::now();
-        office.send_again();
-        assert!(office.waiting.is_empty() && folder.path().join("told").exists());
-
-        put(&program, "#!/bin/sh\nexit 1\n");
-        office.carry_out(Errand::Send(tell("x", false), alerts));
+        let (book, pages) = channel();
+        let mut messenger = Messenger {
+            way: Way::Program,
+            alerts: Arc::new(Mutex::new(program(folder.path(), "exit 1"))),
+            book,
+            log: ServerLog::new(true, "daemon").unwrap(),
+            over: Arc::default(),
+            alerts_by: None,
+            waiting: Vec::new(),
+        };
+        let delivery = Delivery { way: Way::Program, tell: tell().0.remove(0), tries: 0, not_before: 0 };
+        messenger.send(7, delivery.clone());
         for tries in 1..=PAUSES.len() {
-            assert_eq!(office.waiting[0].tries, tries);
-            office.waiting[0].not_before = Instant::now();
-            office.send_again();
+            assert!(matches!(pages.recv().unwrap(), Page::Again(7, again) if again.tries == tries));
+            messenger.send_due();
+            assert_eq!((messenger.waiting.len(), messenger.waiting[0].2.tries), (1, tries), "not yet");
+            messenger.waiting[0].0 = Instant::now();
+            messenger.send_due();
         }
-        assert!(office.waiting.is_empty(), "it is given up");
+        assert!(messenger.waiting.is_empty(), "it is given up");
+        assert!(matches!(pages.recv().unwrap(), Page::Settled(7)));
+
+        // A way that is configured no more has nothing to wait for.
+        messenger.alerts = Arc::default();
+        messenger.send(8, delivery);
+        assert!(messenger.waiting.is_empty() && matches!(pages.recv().unwrap(), Page::Settled(8)));
+    }
+
+    #[test]
+    fn what_is_told_of_an_alert_later_waits_for_what_could_not_be_sent_and_other_alerts_do_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let fails = program(folder.path(), "echo $* >>\"${0%/*}/told\"; test ! -e \"${0%/*}/down\"");
+        let told = || fs::read_to_string(folder.path().join("told")).unwrap_or_default();
+        fs::write(folder.path().join("down"), "").unwrap();
+        let (book, pages) = channel();
+        let mut messenger = Messenger {
+            way: Way::Program,
+            alerts: Arc::new(Mutex::new(fails)),
+            book,
+            log: ServerLog::new(true, "daemon").unwrap(),
+            over: Arc::default(),
+            alerts_by: None,
+            waiting: Vec::new(),
+        };
+        let raised = tell().0.remove(0);
+        let cleared = Tell { cleared: true, ..raised.clone() };
+        let other =
+            Tell { subject: Subject { array: "other".into(), ..raised.subject.clone() }, ..raised.clone() };
+        let delivery =
+            |tell: &Tell| Delivery { way: Way::Program, tell: tell.clone(), tries: 0, not_before: 0 };
+        let take = |messenger: &mut Messenger, number, tell: &Tell| {
+            messenger.waiting.push((Instant::now(), number, delivery(tell)));
+            messenger.send_due();
+        };
+        take(&mut messenger, 1, &raised);
+        fs::remove_file(folder.path().join("down")).unwrap();
+        take(&mut messenger, 2, &cleared);
+        take(&mut messenger, 3, &raised);
+        take(&mut messenger, 4, &other);
+        assert_eq!(told(), "raised Degraded data\nraised Degraded other\n", "the first one has failed");
+        let first = messenger.waiting.iter_mut().find(|(_, number, _)| *number == 1).unwrap();
+        first.0 = Instant::now();
+        messenger.send_due();
+        let all = "raised Degraded data\nraised Degraded other\nraised Degraded data\ncleared Degraded data\n\
+            raised Degraded data\n";
+        assert_eq!(told(), all);
+        assert!(messenger.waiting.is_empty());
+        let settled = pages.try_iter().filter(|page| matches!(page, Page::Settled(_))).count();
+        assert_eq!(settled, 4);
+    }
+
+    #[test]
+    fn what_can_not_be_kept_is_shown_until_it_can() {
+        let folder = tempfile::tempdir().unwrap();
+        // A file is in the folder's place.
+        let state = folder.path().join("state");
+        fs::write(&state, "").unwrap();
+        let secretary = secretary(&state, &Alerts::default());
+        let (tells, book) = tell();
+        secretary.ask(Errand::Keep(told("m")));
+        secretary.ask(Errand::Tell(tells, book));
+        wait_for("shown", || secretary.unkept().count() == 2);
+        let unkept: Vec<String> = secretary.unkept().collect();
+        assert!(unkept[0].starts_with("events can't be kept in ") && unkept[1].starts_with("alerts can't"));
+        fs::remove_file(&state).unwrap();
+        secretary.ask(Errand::Keep(told("n")));
+        wait_for("kept", || secretary.unkept().next().is_none());
+        secretary.finish(LIMIT);
     }
 
     #[test]
     fn the_history_has_two_files_of_a_bounded_size() {
         let folder = tempfile::tempdir().unwrap();
         let log = ServerLog::new(true, "daemon").unwrap();
-        let office = Office::new(folder.path().into(), log);
+        let history = History {
+            folder: folder.path().into(),
+            complaints: Complaints::new("events", folder.path(), &log),
+        };
         let told = told(&"m".repeat(1 << 20));
         for _ in 0..10 {
-            office.keep(&told).unwrap();
+            history.keep(&told).unwrap();
         }
         let length = |name: &str| folder.path().join(name).metadata().unwrap().len();
         assert!(

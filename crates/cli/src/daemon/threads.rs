@@ -10,13 +10,14 @@ use std::{
         mpsc::Sender,
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use pinstripe_config::Configuration;
 use pinstripe_control::{
     Detail, StopParameters,
     client::{Client, ClientError},
+    code,
     maintenance::{Event, EventsParameters, EventsResult},
 };
 use serde_json::Value;
@@ -26,6 +27,7 @@ use crate::{
     assemble::{Outcome, State, Wanted, Way, how, settle, wanted},
     command_line::Which,
     list,
+    scan::LIMIT_AGAIN,
     serve::ServerLog,
 };
 
@@ -39,7 +41,7 @@ const RETRY: Duration = Duration::from_millis(500);
 pub enum News {
     /// It answers.
     Answers(PathBuf),
-    /// It doesn't, for this reason, and hasn't ended.
+    /// It has not for [`WAIT`] and [`GRACE`], for this reason, and hasn't ended.
     Silent(String),
     /// Something has happened to its array.
     Event(Event),
@@ -56,7 +58,8 @@ pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> 
 pub fn look(configuration: Configuration, generation: u64, sender: Sender<Message>) -> io::Result<()> {
     spawn("look", move || {
         let all = Which { scan: true, uuid: None, name: None };
-        let found = wanted(&configuration, &all).map_err(|failure| failure.sentence().to_owned());
+        let found =
+            wanted(&configuration, &all, LIMIT_AGAIN).map_err(|failure| failure.sentence().to_owned());
         let _ = sender.send(Message::Looked { generation, found });
     })
 }
@@ -65,7 +68,7 @@ pub fn look(configuration: Configuration, generation: u64, sender: Sender<Messag
 pub fn start(key: String, run: u64, wanted: Wanted, state: State, sender: Sender<Message>) -> io::Result<()> {
     spawn("start", move || {
         // A replay can take long. What is under way is shown, and not given up.
-        let way = Way { timeout: Duration::MAX, dry_run: false, quiet: true };
+        let way = Way { timeout: Duration::MAX, dry_run: false, quiet: true, by_units: false };
         let outcome: Box<Outcome> = Box::new(settle(&wanted, state, way));
         let _ = sender.send(Message::Started { key, run, outcome });
     })
@@ -133,16 +136,19 @@ pub fn follow(
     }
     let is_over = Arc::clone(&over);
     spawn("follow", move || {
+        let mut answered = Instant::now();
         let gone = loop {
             if is_over.load(Ordering::Relaxed) {
                 return;
             }
-            match listen(&control, &is_over, &tell) {
+            match listen(&control, &is_over, &tell, &mut answered) {
                 Ok(()) => return,
-                // One that ended its connection may have another for us.
-                Err(ClientError::Ended { .. }) => {}
                 Err(ClientError::NotServed { .. }) => break true,
-                Err(error) => tell(News::Silent(error.to_string())),
+                // It says that it is stopping: that is an answer.
+                Err(ClientError::Call(error)) if error.code == code::STOPPING => answered = Instant::now(),
+                Err(error) if answered.elapsed() >= WAIT + GRACE => tell(News::Silent(error.to_string())),
+                // One that ended its connection may have another for us.
+                Err(_) => {}
             }
             thread::sleep(RETRY);
         };
@@ -161,16 +167,74 @@ fn ending(control: &Path, how: &str) -> Ending {
     }
 }
 
-/// Tells of events until the connection breaks, or it is over.
-fn listen(control: &Path, over: &AtomicBool, tell: &impl Fn(News)) -> Result<(), ClientError> {
+/// Tells of events until the connection breaks, or it is over. `answered`: when the server last did.
+fn listen(
+    control: &Path,
+    over: &AtomicBool,
+    tell: &impl Fn(News),
+    answered: &mut Instant,
+) -> Result<(), ClientError> {
     let mut client = Client::connect(&control.to_string_lossy())?;
     client.set_timeout(Some(WAIT + GRACE))?;
     let mut known: EventsResult = client.call("events", EventsParameters { after: u64::MAX, wait_ms: 0 })?;
+    *answered = Instant::now();
     tell(News::Answers(control.to_owned()));
     let wait_ms = u64::try_from(WAIT.as_millis()).unwrap_or(u64::MAX);
     while !over.load(Ordering::Relaxed) {
         known = client.call("events", EventsParameters { after: known.last, wait_ms })?;
+        *answered = Instant::now();
         known.events.drain(..).map(News::Event).for_each(tell);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{BufRead, BufReader, Write},
+        os::unix::net::UnixListener,
+        sync::mpsc::channel,
+    };
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// A server that answers every call so, under the call's number.
+    fn server(path: &Path, answer: impl Fn() -> Value + Send + 'static) {
+        let listener = UnixListener::bind(path).unwrap();
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+                while let Some(Ok(line)) = lines.next() {
+                    let call: Value = serde_json::from_str(&line).unwrap();
+                    let mut answer = answer();
+                    (answer["jsonrpc"], answer["id"]) = ("2.0".into(), call["id"].clone());
+                    if writeln!(stream, "{answer}").is_err() {
+                        break;
+                    }
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn a_server_that_says_that_it_is_stopping_is_not_silent() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let (asked, asks) = channel();
+        server(&path, move || {
+            let _ = asked.send(());
+            json!({ "error": { "code": code::STOPPING, "message": "the server is stopping" } })
+        });
+        let (sender, messages) = channel();
+        let follower = follow("data", 1, path, None, &sender).unwrap();
+        for _ in 0..3 {
+            asks.recv_timeout(Duration::from_secs(30)).unwrap();
+        }
+        drop(follower);
+        let told = messages.try_iter().filter(|message| matches!(message, Message::News { .. })).count();
+        assert_eq!(told, 0);
+    }
 }

@@ -3,13 +3,18 @@
 use std::{
     fs, io,
     io::Write,
-    os::unix::fs::MetadataExt,
-    os::unix::fs::{PermissionsExt, chown},
+    iter,
+    os::unix::fs::{MetadataExt, PermissionsExt, chown},
     path::{Path, PathBuf},
+    slice,
 };
 
 use pinstripe_config::Configuration;
 use pinstripe_md::identity::Uuid;
+use rustix::{
+    fs::{XattrFlags, fsetxattr, getxattr, listxattr},
+    io::Errno,
+};
 
 use super::mdadm_conf;
 use crate::{assemble::lock, examine, failure::Failure, scan::FoundArray, serve::default_folder};
@@ -20,6 +25,8 @@ const MDADM: [&str; 2] = ["/etc/mdadm/mdadm.conf", "/etc/mdadm.conf"];
 const MDADM_FOLDER: &str = "mdadm.conf.d";
 /// A file that is read by all and written by root.
 const MODE: u32 = 0o644;
+/// The kernel's own limit of an attribute and of the list of their names.
+const ATTRIBUTES_BYTES_MAX: usize = 64 << 10;
 
 /// How the file of an entry begins.
 const HEAD: &str = "# Written by `pinstripe import`. `pinstripe release` takes it away.\n";
@@ -43,31 +50,63 @@ pub struct Edit {
     old: Option<String>,
     /// None: the file goes.
     new: Option<String>,
+    /// Folders that are to be made for it, the innermost first.
+    made: Vec<PathBuf>,
 }
 
 impl Edit {
-    pub fn carry_out(&self) -> Result<(), Failure> {
-        self.change(self.old.as_deref(), self.new.as_deref())
+    fn new(path: PathBuf, old: Option<String>, new: Option<String>) -> Self {
+        let folders = path.ancestors().skip(1).filter(|folder| !folder.as_os_str().is_empty());
+        let made = folders.take_while(|folder| !folder.exists()).map(Path::to_owned).collect();
+        Self { path, old, new, made }
     }
 
-    /// Writes `new`, unless there is something else than `old`, such as what a person has written meanwhile.
-    fn change(&self, old: Option<&str>, new: Option<&str>) -> Result<(), Failure> {
-        if read(&self.path)?.as_deref() != old {
-            return Err(Failure::new(format!(
-                "{} was changed by something else meanwhile, and is left as it is",
-                self.path.display()
-            )));
+    /// A failure leaves the file as it was.
+    pub fn carry_out(&self) -> Result<(), Failure> {
+        self.carry_out_by(sync_folder)
+    }
+
+    fn carry_out_by(&self, sync: Sync) -> Result<(), Failure> {
+        self.expect(self.old.as_deref())?;
+        put(&self.path, self.new.as_deref(), sync).map_err(|failure| {
+            // It may have come after the change.
+            if self.holds(self.old.as_deref()) { failure } else { undo(slice::from_ref(self), failure) }
+        })
+    }
+
+    pub fn undo(&self) -> Result<(), Failure> {
+        self.expect(self.new.as_deref())?;
+        let done = put(&self.path, self.old.as_deref(), sync_folder);
+        done.or_else(|failure| if self.holds(self.old.as_deref()) { Ok(()) } else { Err(failure) })?;
+        // Where something else has come meanwhile, they stay.
+        let _ = self.made.iter().try_for_each(fs::remove_dir);
+        Ok(())
+    }
+
+    /// Refuses if there is something else, such as what a person has written meanwhile. (What is written
+    /// between this look and the change is lost: editors take no lock.)
+    fn expect(&self, text: Option<&str>) -> Result<(), Failure> {
+        if read(&self.path)?.as_deref() == text {
+            return Ok(());
         }
-        put(&self.path, new)
+        Err(Failure::new(format!(
+            "{} was changed by something else meanwhile, and is left as it is",
+            self.path.display()
+        )))
+    }
+
+    fn holds(&self, text: Option<&str>) -> bool {
+        read(&self.path).is_ok_and(|now| now.as_deref() == text)
+    }
+
+    /// What the file will hold.
+    pub fn text(&self) -> &str {
+        self.new.as_deref().unwrap_or_default()
     }
 
     /// Whether it is mdadm's configuration that changes.
     pub fn is_of_mdadm(&self) -> bool {
         self.path.extension().is_some_and(|extension| extension == "conf")
-    }
-
-    pub fn undo(&self) -> Result<(), Failure> {
-        self.change(self.new.as_deref(), self.old.as_deref())
     }
 }
 
@@ -95,30 +134,58 @@ pub fn undo(edits: &[Edit], failure: Failure) -> Failure {
     ))
 }
 
-fn put(path: &Path, text: Option<&str>) -> Result<(), Failure> {
+/// Makes durable what has changed in a folder.
+type Sync = fn(&Path) -> io::Result<()>;
+
+/// Writes a file whole, or removes it. What leads to it stays a link.
+fn put(path: &Path, text: Option<&str>, sync: Sync) -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::new(format!("can't write {}: {error}", path.display()));
+    let real = if path.is_symlink() { path.canonicalize() } else { std::path::absolute(path) };
+    let path = &real.map_err(failed)?;
     let folder = path.parent().unwrap_or(Path::new("/"));
     let Some(text) = text else {
         fs::remove_file(path).map_err(failed)?;
-        return sync_folder(folder).map_err(failed);
+        return sync(folder).map_err(failed);
     };
-    // A link stays one.
-    let path = &path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let folder = path.parent().unwrap_or(folder);
     fs::create_dir_all(folder).map_err(failed)?;
     let mut file = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
     file.write_all(text.as_bytes()).map_err(failed)?;
-    let mode = match fs::metadata(path) {
-        Ok(metadata) => {
-            chown(file.path(), Some(metadata.uid()), Some(metadata.gid())).map_err(failed)?;
-            metadata.mode()
-        }
-        Err(_) => MODE,
-    };
-    file.as_file().set_permissions(fs::Permissions::from_mode(mode)).map_err(failed)?;
+    match fs::metadata(path) {
+        Ok(metadata) => dress(&file, path, &metadata),
+        Err(_) => file.as_file().set_permissions(fs::Permissions::from_mode(MODE)),
+    }
+    .map_err(failed)?;
     file.as_file().sync_all().map_err(failed)?;
     file.persist(path).map_err(|error| failed(error.error))?;
-    sync_folder(folder).map_err(failed)
+    sync(folder).map_err(failed)
+}
+
+/// Gives a new file the owner, the mode and the attributes of the one that it replaces. Access lists and
+/// labels are attributes.
+fn dress(file: &tempfile::NamedTempFile, old: &Path, metadata: &fs::Metadata) -> io::Result<()> {
+    chown(file.path(), Some(metadata.uid()), Some(metadata.gid()))?;
+    file.as_file().set_permissions(fs::Permissions::from_mode(metadata.mode()))?;
+    let names = match sized(|room| listxattr(old, room)) {
+        Err(Errno::NOTSUP) => return Ok(()),
+        names => names?,
+    };
+    for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+        // These are signatures of what the old file holds.
+        if [&b"security.ima"[..], b"security.evm"].contains(&name) {
+            continue;
+        }
+        let value = sized(|room| getxattr(old, name, room))?;
+        fsetxattr(file.as_file(), name, &value, XattrFlags::empty())?;
+    }
+    Ok(())
+}
+
+/// What a call gives that has no more than [`ATTRIBUTES_BYTES_MAX`] bytes to say.
+fn sized(call: impl FnOnce(&mut [u8]) -> Result<usize, Errno>) -> Result<Vec<u8>, Errno> {
+    let mut room = vec![0; ATTRIBUTES_BYTES_MAX];
+    let length = call(&mut room)?;
+    room.truncate(length);
+    Ok(room)
 }
 
 fn sync_folder(folder: &Path) -> io::Result<()> {
@@ -127,9 +194,19 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
 
 /// mdadm's files: the main one, if this machine has one or a place for it, and the further ones.
 fn mdadm_files(given: Option<&Path>) -> Result<(Option<PathBuf>, Vec<PathBuf>), Failure> {
-    let has_place =
-        |path: &Path| path.exists() || path == Path::new(MDADM[0]) && Path::new("/etc/mdadm").is_dir();
+    let has_place = |path: &Path| {
+        path.exists() || path.is_symlink() || path == Path::new(MDADM[0]) && Path::new("/etc/mdadm").is_dir()
+    };
     let usual = MDADM.iter().map(PathBuf::from).find(|path| has_place(path));
+    if let Some(folder) = given.and_then(Path::parent)
+        && !folder.as_os_str().is_empty()
+        && !folder.is_dir()
+    {
+        return Err(Failure::new(format!(
+            "{} is no folder: mdadm would not read what --mdadm-conf names there",
+            folder.display()
+        )));
+    }
     let main = given.map(Path::to_owned).or(usual);
     let folder = main.as_deref().and_then(Path::parent).unwrap_or(Path::new("/etc")).join(MDADM_FOLDER);
     let entries = match fs::read_dir(&folder) {
@@ -147,6 +224,10 @@ fn mdadm_files(given: Option<&Path>) -> Result<(Option<PathBuf>, Vec<PathBuf>), 
 fn read(path: &Path) -> Result<Option<String>, Failure> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
+        // A file in its place would hide the one that is meant, which may be on what isn't mounted now.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && path.is_symlink() => Err(Failure::new(
+            format!("{} is a link that leads to no file: see to that first", path.display()),
+        )),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(Failure::new(format!("can't read {}: {error}", path.display()))),
     }
@@ -163,7 +244,7 @@ pub fn hands_off(given: Option<&Path>, array: &FoundArray) -> Result<Vec<Edit>, 
         let old = read(&path)?;
         let new = mdadm_conf::ignore(old.as_deref().unwrap_or_default(), array.uuid, &names, adds)
             .map_err(|why| Failure::new(format!("{}: {why}", path.display())))?;
-        edits.extend(new.map(|new| Edit { path, old, new: Some(new) }));
+        edits.extend(new.map(|new| Edit::new(path, old, Some(new))));
     }
     Ok(edits)
 }
@@ -175,7 +256,7 @@ pub fn hands_on(given: Option<&Path>, array: Uuid) -> Result<Vec<Edit>, Failure>
     for path in main.into_iter().chain(others) {
         let Some(old) = read(&path)? else { continue };
         if let Some(new) = mdadm_conf::release(&old, array) {
-            edits.push(Edit { path, old: Some(old), new: Some(new) });
+            edits.push(Edit::new(path, Some(old), Some(new)));
         }
     }
     Ok(edits)
@@ -195,24 +276,119 @@ pub fn entry(path: PathBuf, array: &FoundArray) -> Result<Edit, Failure> {
             path.display()
         )));
     }
-    Ok(Edit { path, old, new: Some(format!("{HEAD}{}", examine::scan::configured(array))) })
+    Ok(Edit::new(path, old, Some(format!("{HEAD}{}", examine::scan::configured(array)))))
 }
 
 /// What takes the entry away, if it is there. What a person has added is kept beside it, under a name that is
 /// no configuration's.
 pub fn without_entry(path: PathBuf) -> Result<Vec<Edit>, Failure> {
     let Some(text) = read(&path)? else { return Ok(Vec::new()) };
+    if path.is_symlink() {
+        return Err(Failure::new(format!(
+            "{} is a link by now: take the entry away yourself",
+            path.display()
+        )));
+    }
     let mut edits = Vec::new();
     if !is_as_written(&text) {
-        let kept = path.with_extension("toml.released");
-        edits.push(Edit { old: read(&kept)?, path: kept, new: Some(text.clone()) });
+        edits.push(Edit::new(free_beside(&path), None, Some(text.clone())));
     }
-    edits.push(Edit { path, old: Some(text), new: None });
+    edits.push(Edit::new(path, Some(text), None));
     Ok(edits)
+}
+
+/// A name for what is kept of an entry. What an earlier release has kept stays.
+fn free_beside(path: &Path) -> PathBuf {
+    let first = path.with_extension("toml.released");
+    let further = (2..).map(|number: u32| path.with_extension(format!("toml.released.{number}")));
+    let is_free = |path: &PathBuf| path.symlink_metadata().is_err();
+    iter::once(first.clone()).chain(further).find(is_free).unwrap_or(first)
 }
 
 /// Whether an entry's file holds nothing but what `import` writes.
 fn is_as_written(text: &str) -> bool {
     let known = ["#", "[[array]]", "uuid = ", "name = "];
     text.lines().all(|line| line.is_empty() || known.iter().any(|known| line.starts_with(known)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn edit(path: &Path, old: Option<&str>, new: Option<&str>) -> Edit {
+        Edit::new(path.to_owned(), old.map(str::to_owned), new.map(str::to_owned))
+    }
+
+    #[test]
+    fn a_failure_that_comes_after_the_change_takes_it_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("mdadm.conf");
+        fs::write(&path, "old").unwrap();
+        let full: Sync = |_| Err(io::Error::other("no space"));
+        for new in [Some("new"), None] {
+            let failure = edit(&path, Some("old"), new).carry_out_by(full).unwrap_err();
+            assert!(failure.sentence().ends_with("mdadm.conf: no space"), "{}", failure.sentence());
+            assert_eq!(fs::read_to_string(&path).unwrap(), "old", "{new:?}");
+        }
+        let other = folder.path().join("other.conf");
+        edit(&other, None, Some("new")).carry_out_by(full).unwrap_err();
+        assert!(!other.exists());
+        // What something else has written is not taken back.
+        fs::write(&path, "new").unwrap();
+        let failure = edit(&path, Some("old"), Some("new")).carry_out().unwrap_err();
+        assert!(failure.sentence().contains("was changed by something else"));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+    }
+
+    #[test]
+    fn what_is_taken_back_leaves_no_folder_that_was_made_for_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("conf.d/inner/entry.toml");
+        let made = edit(&path, None, Some("new"));
+        made.carry_out().unwrap();
+        assert!(path.exists());
+        made.undo().unwrap();
+        assert!(!folder.path().join("conf.d").exists() && folder.path().exists());
+        // What something else has put there keeps it.
+        let made = edit(&path, None, Some("new"));
+        made.carry_out().unwrap();
+        fs::write(folder.path().join("conf.d/other.toml"), "").unwrap();
+        made.undo().unwrap();
+        assert!(folder.path().join("conf.d/other.toml").exists() && !path.parent().unwrap().exists());
+    }
+
+    #[test]
+    fn a_link_stays_one_and_must_lead_somewhere() {
+        let folder = tempfile::tempdir().unwrap();
+        let (link, target) = (folder.path().join("link.conf"), folder.path().join("target"));
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        let refused = read(&link).unwrap_err();
+        assert!(refused.sentence().contains("leads to no file"), "{}", refused.sentence());
+        edit(&link, None, Some("new")).carry_out().unwrap_err();
+        put(&link, Some("new"), sync_folder).unwrap_err();
+        assert!(link.is_symlink() && !target.exists());
+        fs::write(&target, "old").unwrap();
+        edit(&link, Some("old"), Some("new")).carry_out().unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(fs::read_to_string(target).unwrap(), "new");
+        let refused = without_entry(link).err().unwrap();
+        assert!(refused.sentence().contains("is a link by now"), "{}", refused.sentence());
+    }
+
+    #[test]
+    fn mode_and_attributes_of_a_file_outlast_its_edit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("mdadm.conf");
+        fs::write(&path, "old").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        // Not every file system has them.
+        let has =
+            fsetxattr(fs::File::open(&path).unwrap(), "user.note", b"kept", XattrFlags::empty()).is_ok();
+        edit(&path, Some("old"), Some("new")).carry_out().unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o640);
+        if has {
+            assert_eq!(sized(|room| getxattr(&path, "user.note", room)).unwrap(), b"kept");
+        }
+    }
 }

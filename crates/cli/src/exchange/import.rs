@@ -7,23 +7,24 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pinstripe_config::Configuration;
+use pinstripe_config::{Array, Configuration};
 use pinstripe_control::text::printable;
 use pinstripe_md::{identity::Uuid, superblock::Support};
 use serde_json::{Value, json};
 
 use super::{
     files::{self, Edit, Turn},
-    find, md_device,
+    find, md_device, of_ramdisk,
 };
 use crate::{
     ask_daemon,
-    assemble::{Outcome, Report, Way, of_entry, searched, settle},
+    assemble::{Outcome, Report, State, Way, of_entry, searched, settle, would_start},
     command_line::ImportArguments,
     configuration,
     failure::Failure,
     output,
     scan::{FoundArray, Served, scan, shown},
+    systemd,
 };
 
 /// How long the kernel may take to let an array's members go.
@@ -102,18 +103,17 @@ impl Plan {
             return refused(why);
         }
         let mut edits = files::hands_off(arguments.mdadm_conf.as_deref(), &array)?;
-        let own = configuration.arrays.iter().find(|entry| entry.is(array.uuid, &array.name));
-        if let Some(entry) = own.filter(|entry| !entry.auto) {
-            return refused(format!(
-                "{} has auto = false, so neither mdadm nor Pinstripe would start it at boot: take that away first",
-                entry.place
-            ));
-        }
-        if own.is_none() {
-            let path = files::entry_path(arguments.start.configuration.config.as_deref(), array.uuid);
-            edits.push(files::entry(path, &array)?);
-        }
-        Ok(Self { array, kernel, edits })
+        let given = arguments.start.configuration.config.as_deref();
+        let is_own = |entry: &Array| entry.is(array.uuid, &array.name);
+        let to_come = if configuration.arrays.iter().any(is_own) {
+            hindrance(configuration, &array, arguments.no_start)
+        } else {
+            let entry = files::entry(files::entry_path(given, array.uuid), &array)?;
+            let then = configuration::load_with(given, &entry.path, entry.text())?;
+            edits.push(entry);
+            hindrance(&then, &array, arguments.no_start)
+        };
+        to_come.map_or_else(|| Ok(Self { array, kernel, edits }), refused)
     }
 
     fn carry_out(&self, arguments: &ImportArguments, turn: Turn) -> Result<Report, Failure> {
@@ -121,20 +121,24 @@ impl Plan {
         let given = arguments.start.configuration.config.as_deref();
         let taken = self.take_over(given).map_err(|failure| files::undo(&self.edits, failure));
         let (configuration, entry) = taken?;
+        systemd::reload(given);
         // The start of a server may take long.
         drop(turn);
-        let wanted = of_entry(&entry, &scan(searched(&configuration, &entry)), &Served::all().0);
-        let report = if arguments.no_start {
-            Report::new(&wanted, Outcome::WouldStart(wanted.serve_words(false)))
+        let wanted =
+            of_entry(&configuration, &entry, &scan(searched(&configuration, &entry)), &Served::all().0);
+        let way = Way::of(&arguments.start);
+        let outcome = if arguments.no_start {
+            would_start(&wanted, false, way)
         } else {
-            Report::new(&wanted, settle(&wanted, wanted.state(), Way::of(&arguments.start)))
+            settle(&wanted, wanted.state(), way)
         };
+        let report = Report::new(&wanted, outcome);
         ask_daemon::have_it_reload();
         Ok(report)
     }
 
     /// The array is ours, and the kernel's no more. Its entry, as it is read.
-    fn take_over(&self, given: Option<&Path>) -> Result<(Configuration, pinstripe_config::Array), Failure> {
+    fn take_over(&self, given: Option<&Path>) -> Result<(Configuration, Array), Failure> {
         let configuration = configuration::load(given)?;
         let entries = configuration.arrays.iter();
         let entry = entries.clone().find(|entry| entry.is(self.array.uuid, &self.array.name)).cloned();
@@ -166,16 +170,46 @@ impl Plan {
             lines.push(format!("{would}changed: {}", printable(&shown(&edit.path))));
         }
         lines.extend(self.kernel.iter().map(|name| format!("{would}stopped: /dev/{name}")));
-        let initramfs = Path::new("/usr/sbin/update-initramfs").exists();
-        if initramfs && self.edits.iter().any(Edit::is_of_mdadm) {
-            lines.push(
-                "mdadm's configuration is in the initial ramdisk, too: `update-initramfs -u` writes it there"
-                    .to_owned(),
-            );
-        }
+        lines.extend(of_ramdisk(&self.edits).map(str::to_owned));
         lines.extend(outcome.map(|report| report.in_words().trim_end().to_owned()));
         lines.retain(|line| !line.is_empty());
         lines.join("\n") + "\n"
+    }
+}
+
+/// Why the array would not be served by this configuration once the kernel has let it go; none if that isn't
+/// seen before.
+fn hindrance(configuration: &Configuration, array: &FoundArray, no_start: bool) -> Option<String> {
+    let own = configuration.arrays.iter().filter(|entry| entry.is(array.uuid, &array.name));
+    let own: Vec<&Array> = own.collect();
+    let entry = match own.as_slice() {
+        [] => return Some("its entry would not be read: see to the configuration's files".to_owned()),
+        [one, other, ..] => {
+            let (one, other) = (&one.place, &other.place);
+            return Some(format!("the entries {one} and {other} are of one array: keep one of them"));
+        }
+        [entry] => entry,
+    };
+    if !entry.auto {
+        return Some(format!(
+            "{} has auto = false, by itself or by [defaults], so neither mdadm nor Pinstripe would start it at boot: take that away first",
+            entry.place
+        ));
+    }
+    let mut seen = scan(searched(configuration, entry));
+    for member in seen.arrays.iter_mut().flat_map(|found| &mut found.members) {
+        member.holders.clear();
+    }
+    let wanted = of_entry(configuration, entry, &seen, &[]);
+    match wanted.state() {
+        State::Hopeless(why) | State::Late { why, enough: false } => Some(why),
+        State::Late { why, .. } if !no_start && wanted.patience().is_none() => {
+            Some(format!("{why}, after an `import --no-start`"))
+        }
+        State::Served(_) | State::Ready | State::Late { .. } if no_start => None,
+        State::Served(_) | State::Ready | State::Late { .. } => {
+            configuration::obstacle(entry).map(|why| format!("its server could not begin: {why}"))
+        }
     }
 }
 

@@ -98,9 +98,13 @@ fn is_array(word: &str) -> bool {
 fn entries(lines: &[&str]) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();
     let mut is_within = false;
+    let mut is_first = true;
     for (index, line) in lines.iter().enumerate() {
         let found = words(line);
-        if line.starts_with([' ', '\t']) {
+        // mdadm takes the first word of a file for a keyword, also where its line is indented.
+        let continues = line.starts_with([' ', '\t']) && !is_first;
+        is_first &= found.is_empty();
+        if continues {
             if let Some(entry) = entries.last_mut().filter(|_| is_within && !found.is_empty()) {
                 entry.lines.end = index + 1;
                 entry.words.extend(found);
@@ -149,14 +153,17 @@ pub fn ignore(text: &str, array: Uuid, names: &[String], adds: bool) -> Result<O
     Ok(Some(lines.join("\n") + "\n"))
 }
 
-/// Whether an entry without a UUID can fit an array of these names.
+/// Whether an entry without a UUID can fit an array of these names. A `super-minor=` fits none of version 1.
 fn may_be(entry: &Entry, names: &[String]) -> bool {
     let base = |place: &str| place.rsplit('/').next().unwrap_or_default().to_owned();
-    match (entry.value("name="), entry.place()) {
-        (Some(name), _) => names.iter().any(|own| own == name),
+    match (entry.value("name="), entry.value("devices="), entry.place()) {
+        // `mdadm --incremental` finds a name in any case, `mdadm --assemble` only as it is written.
+        (Some(name), ..) => names.iter().any(|own| own.eq_ignore_ascii_case(name)),
+        // Its paths and patterns may be those of members, now or at the next boot.
+        (None, Some(_), _) => true,
         // Where it is to appear is no identity, but mdadm writes it from the name.
-        (None, Some(place)) => entry.words.len() == 2 && names.contains(&base(place)),
-        (None, None) => false,
+        (None, None, Some(place)) => entry.words.len() == 2 && names.contains(&base(place)),
+        (None, None, None) => false,
     }
 }
 
@@ -236,19 +243,40 @@ mod tests {
 
     #[test]
     fn a_line_that_may_mean_the_array_is_for_a_person_to_say() {
-        for line in ["ARRAY /dev/md0 name='host:data'", "array /dev/md/data", "ARRAY metadata=1.2 name=data"]
-        {
+        for line in [
+            "ARRAY /dev/md0 name='host:data'",
+            "array /dev/md/data",
+            "ARRAY metadata=1.2 name=data",
+            "ARRAY /dev/md0 name=Data",
+            "ARRAY /dev/md0 devices=/dev/sd[bc]1",
+            "ARRAY Devices=/dev/sda level=raid5",
+        ] {
             let refused = ignore(&format!("#\n{line}\n"), ours(), &["host:data".into(), "data".into()], true);
             assert_eq!(refused.unwrap_err().to_string().split(' ').nth(1), Some("2"), "{line}");
         }
         for line in [
             "# ARRAY /dev/md/data",
-            "ARRAY /dev/md/data devices=/dev/sda",
+            "ARRAY /dev/md/data name=other devices=/dev/sda",
+            "ARRAY /dev/md0 super-minor=0",
             "ARRAYS /dev/md/data",
             "DEVICE data",
         ] {
             assert!(ignored(line).is_some(), "{line}");
         }
+    }
+
+    #[test]
+    fn the_first_line_counts_although_it_is_indented() {
+        let first = format!("  ARRAY /dev/md0\n    UUID={OURS}\n");
+        for head in ["", "\n  \n\t# mine\n"] {
+            let text = format!("{head}{first}");
+            let silenced = format!("{SILENCED}  ARRAY /dev/md0\n{SILENCED}    UUID={OURS}\n");
+            let now = ignored(&text).unwrap();
+            assert!(now.starts_with(&format!("{head}{silenced}{NOTE}")), "{now}");
+            assert_eq!(release(&now, ours()).unwrap(), text);
+        }
+        let continued = format!("DEVICE /dev/sda\n{first}");
+        assert!(ignored(&continued).unwrap().starts_with(&continued), "a continuation of another line");
     }
 
     #[test]
@@ -264,8 +292,11 @@ mod tests {
     proptest! {
         /// Whatever stands there, it comes back, and mdadm finds the array ignored first.
         #[test]
-        fn what_was_done_is_undone(lines in proptest::collection::vec(line(), 0..12)) {
-            let text: String = lines.iter().flat_map(|line| [line, "\n"]).collect();
+        fn what_was_done_is_undone(
+            first in prop::option::of(Just("  ARRAY /dev/md4 UUID=6d41c174:a77e88e8:3d543c04:9a78354b")),
+            lines in proptest::collection::vec(line(), 0..12),
+        ) {
+            let text: String = first.iter().chain(&lines).flat_map(|line| [line, "\n"]).collect();
             if let Some(now) = ignored(&text) {
                 prop_assert_eq!(release(&now, ours()).unwrap(), text);
                 let lines = lines_of(&now);

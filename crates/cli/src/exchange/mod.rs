@@ -25,10 +25,20 @@ use pinstripe_md::identity::Uuid;
 pub use import::run as import;
 pub use release::run as release;
 
+use files::Edit;
+
 use crate::{
     failure::Failure,
     scan::{FoundArray, look_at, scan},
 };
+
+/// What a person should do about the initial ramdisk, if it has a copy of mdadm's configuration that changes.
+fn of_ramdisk(edits: &[Edit]) -> Option<&'static str> {
+    let is_in_it = Path::new("/usr/sbin/update-initramfs").exists() && edits.iter().any(Edit::is_of_mdadm);
+    is_in_it.then_some(
+        "mdadm's configuration is in the initial ramdisk, too: `update-initramfs -u` writes it there",
+    )
+}
 
 /// The array that a person means: by its UUID or name, or by the path of the kernel's device or a member. A
 /// path has a `/`: what lies in the current folder must not be taken for the array of this name.

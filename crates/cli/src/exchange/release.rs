@@ -1,15 +1,20 @@
 //! `pinstripe release`: an array from Pinstripe back to mdadm.
 
-use std::{path::PathBuf, process::Command};
+use std::{iter, path::PathBuf, process::Command};
 
 use pinstripe_config::Configuration;
-use pinstripe_control::{StopParameters, client::Client, place::stem, text::printable};
+use pinstripe_control::{
+    StopParameters,
+    client::Client,
+    place::stem,
+    text::{printable, shell_word},
+};
 use pinstripe_md::superblock::{ResyncOffset, Support};
 use serde_json::{Value, json};
 
 use super::{
     files::{self, Edit, Turn},
-    find,
+    find, of_ramdisk,
 };
 use crate::{
     ask_daemon,
@@ -17,8 +22,9 @@ use crate::{
     command_line::ReleaseArguments,
     configuration,
     failure::Failure,
-    list, output,
+    list, output, patience,
     scan::{FoundArray, Served, shown},
+    systemd,
 };
 
 pub fn run(arguments: &ReleaseArguments) -> Result<(), Failure> {
@@ -92,16 +98,23 @@ impl Plan {
     fn carry_out(&self, configuration: &Configuration, arguments: &ReleaseArguments) -> Result<(), Failure> {
         if let Some(control) = &self.served {
             let mut client = Client::connect(&control.to_string_lossy())?;
-            client.call::<Value>("stop", StopParameters { force: arguments.force })?;
+            let parameters = StopParameters { force: arguments.force };
+            patience::last_work::<Value>(&mut client, "stop", parameters, patience::STOPS, None)?;
         }
         let give_back = || {
             if self.served.is_some() {
+                // udev looks at members that were closed. While they are configured, its rule keeps mdadm off
+                // them; later it would have mdadm take them beside the one that assembles them.
+                if self.array.members.iter().any(|member| member.path.starts_with("/dev")) {
+                    systemd::settle();
+                }
                 let now = find(configuration, &self.array.uuid.to_string())?;
                 is_for_the_kernel(&now, arguments.force)?;
             }
             files::carry_out(&self.edits)
         };
         give_back().map_err(|failure: Failure| self.say_stopped(&failure))?;
+        systemd::reload(arguments.configuration.config.as_deref());
         forget(&self.array.short_name(), self.array.uuid);
         ask_daemon::have_it_reload();
         if arguments.assemble {
@@ -155,12 +168,11 @@ impl Plan {
         lines.extend(
             self.edits.iter().map(|edit| format!("{would}changed: {}", printable(&shown(&edit.path)))),
         );
-        let devices: Vec<String> = self.array.members.iter().map(|member| shown(&member.path)).collect();
-        lines.push(format!(
-            "mdadm can have it: `mdadm --assemble /dev/md/{} {}`",
-            printable(&self.array.short_name()),
-            printable(&devices.join(" "))
-        ));
+        lines.extend(of_ramdisk(&self.edits).map(str::to_owned));
+        let devices = self.array.members.iter().map(|member| shown(&member.path));
+        let words = iter::once(format!("/dev/md/{}", self.array.short_name())).chain(devices);
+        let words: Vec<String> = words.map(|word| shell_word(&word)).collect();
+        lines.push(format!("mdadm can have it: `mdadm --assemble {}`", words.join(" ")));
         lines.join("\n") + "\n"
     }
 }

@@ -192,7 +192,7 @@ mod tests {
 
     use super::*;
 
-    const LIMIT: Duration = Duration::from_secs(10);
+    const LIMIT: Duration = Duration::from_mins(1);
 
     fn said(level: LogLevel, message: &str) -> Record {
         Record::new(level, message)

@@ -21,7 +21,7 @@ const NBD: (&str, &str) = (
 );
 const SECRETS: (&str, &str) = (
     "/etc/pinstripe/secrets",
-    "Secrets with which hosts and NVMe/TCP servers authenticate, if --dhchap-secrets or --dhchap-hosts names this file. It must be readable by its owner only.",
+    "Secrets with which hosts and NVMe/TCP servers authenticate, if --dhchap-secrets or --dhchap-hosts names this file, or keys of TLS, if --nvme-tls-secrets or --nvme-tls-hosts does. It must be readable by its owner only.",
 );
 const HOST: (&str, &str) = (
     "/etc/nvme/hostnqn",
@@ -57,7 +57,7 @@ pub fn page(command: &str) -> Page {
     let (examples, files, related) = match command {
         "create" | "examine" | "zero-superblock" | "serve" | "target" | "discover" => of_devices(command),
         "list" | "top" | "detail" => of_states(command),
-        "monitor" | "stop" | "sync" | "check" | "repair" => of_service(command),
+        "monitor" | "stop" | "sync" | "check" | "repair" | "record" => of_service(command),
         "add" | "fail" | "remove" | "replace" | "grow" => of_members(command),
         "assemble" | "incremental" | "config" => of_configuration(command),
         _ => of_the_rest(command),
@@ -219,6 +219,17 @@ fn of_service(command: &str) -> Parts {
             ON_SERVED,
             &["", "check", "repair", "detail", "md(4)"],
         ),
+        "record" => (
+            &[
+                ("A minute of what clients ask for:", "pinstripe record data data.iolog --seconds 60"),
+                (
+                    "The same again on memory, at its times:",
+                    "pinstripe bench --trace data.iolog --trace-time",
+                ),
+            ],
+            ON_SERVED,
+            &["", "bench", "top", "fio(1)", "blktrace(8)"],
+        ),
         "check" => (
             &[("For example, once a month:", "pinstripe check data")],
             ON_SERVED,
@@ -333,19 +344,7 @@ fn of_the_rest(command: &str) -> Parts {
             &[DEMO],
             &["", "create", "serve"],
         ),
-        "bench" => (
-            &[
-                ("The engine on memory:", "pinstripe bench --level 5 --seconds 4"),
-                (
-                    "On devices, which are overwritten:",
-                    "pinstripe bench --force --device /dev/sda --device /dev/sdb --device /dev/sdc",
-                ),
-                ("Over NBD, as a client has it:", "pinstripe bench --through nbd --size 64K"),
-                ("The same as a virtual machine has it:", "pinstripe bench --through vhost-user --size 64K"),
-            ],
-            ON_DEVICES,
-            &["", "create", "fio(1)"],
-        ),
+        "bench" | "plan" => of_measuring(command),
         "completions" => (
             &[("For bash:", "pinstripe completions bash > /etc/bash_completion.d/pinstripe")],
             &[("/etc/bash_completion.d/pinstripe", "Where bash looks for completions.")],
@@ -360,6 +359,52 @@ fn of_the_rest(command: &str) -> Parts {
             &["", "completions", "man(1)"],
         ),
         _ => of_the_command(),
+    }
+}
+
+fn of_measuring(command: &str) -> Parts {
+    match command {
+        "bench" => (
+            &[
+                ("The engine on memory:", "pinstripe bench --level 5 --seconds 4"),
+                (
+                    "On devices, which are overwritten:",
+                    "pinstripe bench --force --device /dev/sda --device /dev/sdb --device /dev/sdc",
+                ),
+                ("Over NBD, as a client has it:", "pinstripe bench --through nbd --size 64K"),
+                ("The same as a virtual machine has it:", "pinstripe bench --through vhost-user --size 64K"),
+                ("What a served array was asked:", "pinstripe bench --trace data.iolog"),
+                (
+                    "A synthetic trace, after what is published of one:",
+                    "pinstripe bench --synthetic prxy_0 --chunk 8K",
+                ),
+                (
+                    "What one device is able to do, for pinstripe plan; its data is lost:",
+                    "pinstripe bench --probe /dev/sda --probe-writes --json > sda.json",
+                ),
+            ],
+            ON_DEVICES,
+            &["", "create", "plan", "record", "fio(1)"],
+        ),
+        _ => (
+            &[
+                (
+                    "Eight disks of 640 GB with two parities, and how safe they are:",
+                    "pinstripe plan --device model:7200rpm:596G --members 8 --level 6",
+                ),
+                (
+                    "Flash that is written all the time, scrubbed every week:",
+                    "pinstripe plan --device model:980-pro:931G --members 5 --used-up --scrub-every 7",
+                ),
+                ("Drives that were measured:", "pinstripe plan --device sda.json --members 5 --size 64K"),
+                (
+                    "What a served array was asked:",
+                    "pinstripe plan --device model:860-pro:476G --trace data.iolog --trace-time",
+                ),
+            ],
+            &[("FILE.json", "What `pinstripe bench --probe DEVICE --json` printed.")],
+            &["", "bench", "record", "check"],
+        ),
     }
 }
 
@@ -394,11 +439,13 @@ fn of_the_command() -> Parts {
             "check",
             "repair",
             "sync",
+            "record",
             "monitor",
             "stop",
             "target",
             "discover",
             "bench",
+            "plan",
             "demo",
             "man",
             "completions",

@@ -21,7 +21,11 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use self::sinks::Sinks;
-use crate::{command_line::MonitorArguments, failure::Failure};
+use crate::{
+    command_line::{LogOptions, MonitorArguments},
+    failure::Failure,
+    log,
+};
 
 /// How long a call waits for an event. A server that is silent for longer by [`GRACE`] is gone.
 const WAIT: Duration = Duration::from_secs(30);
@@ -30,6 +34,10 @@ const GRACE: Duration = Duration::from_secs(15);
 const RETRY: Duration = Duration::from_secs(1);
 
 pub fn run(arguments: &MonitorArguments) -> Result<(), Failure> {
+    if arguments.log != LogOptions::default() {
+        log::begin(arguments.log, "monitor")?;
+        log::describe("monitor", &[]);
+    }
     let sinks = Arc::new(Sinks::open(arguments)?);
     let watches = arguments.arrays.iter().map(|array| Watch {
         array: array.clone(),
@@ -163,8 +171,13 @@ impl Watch {
             self.tell_what_is_wrong(&mut client)?;
             self.look_at_spares(&mut client)
         });
-        if let Err(error) = looked {
-            self.tell("DeviceDisappeared", None, error.to_string(), true);
+        match looked {
+            // Its server is there, and may serve its clients.
+            Err(error @ ClientError::Silent { .. }) => {
+                self.tell("ServerSilent", None, error.to_string(), true);
+            }
+            Err(error) => self.tell("DeviceDisappeared", None, error.to_string(), true),
+            Ok(()) => {}
         }
     }
 

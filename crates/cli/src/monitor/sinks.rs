@@ -12,7 +12,13 @@ use std::{
 use pinstripe_control::{maintenance::Event, text::printable};
 use serde_json::json;
 
-use crate::{command_line::MonitorArguments, failure::Failure, log, output};
+use crate::{
+    command_line::{LogOptions, MonitorArguments},
+    failure::Failure,
+    log::{self, Entry},
+    output,
+    serve::severity,
+};
 
 /// Where syslogd and journald listen.
 const LOG_SOCKET: &str = "/dev/log";
@@ -29,6 +35,8 @@ pub struct Sinks {
     json: bool,
     program: Option<PathBuf>,
     log: Option<SystemLog>,
+    /// Whether events are entries of the log, too.
+    logs: bool,
     /// One event at a time, from whichever array. What went wrong for good.
     failed: Mutex<Option<Failure>>,
 }
@@ -40,7 +48,9 @@ impl Sinks {
         let log = log.transpose().map_err(|error| {
             Failure::new(format!("can't write to the system's log on {LOG_SOCKET}: {error}"))
         })?;
-        Ok(Self { json: arguments.json, program: arguments.program.clone(), log, failed: Mutex::new(None) })
+        let logs = arguments.log != LogOptions::default();
+        let (json, program) = (arguments.json, arguments.program.clone());
+        Ok(Self { json, program, log, logs, failed: Mutex::new(None) })
     }
 
     /// Tells of an event of `array`, everywhere.
@@ -51,6 +61,9 @@ impl Sinks {
         }
         if let Some(log) = &self.log {
             log.write(array, event);
+        }
+        if self.logs {
+            log::say(&entry(array, event));
         }
         if let Some(program) = &self.program
             && let Err(error) = run(program, array, event)
@@ -75,6 +88,21 @@ impl Sinks {
         }
         let message = printable(&event.message);
         output::print(&format!("{time} {} {}: {message}\n", event.event, printable(array)))
+    }
+}
+
+/// An event with its fields.
+fn entry<'a>(array: &'a str, event: &'a Event) -> Entry<'a> {
+    Entry {
+        level: severity(&event.event, event.alarming),
+        time: Some(event.time),
+        array: Some(array),
+        event: Some(&event.event),
+        // 0: the monitor itself has found it.
+        number: Some(event.number).filter(|number| *number > 0),
+        member: event.device.as_deref(),
+        message: &event.message,
+        ..Entry::default()
     }
 }
 
@@ -160,7 +188,7 @@ mod tests {
         let path = folder.path().join("log");
         let listen = || {
             let socket = UnixDatagram::bind(&path).unwrap();
-            socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            socket.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
             socket
         };
         let received = |socket: &UnixDatagram| {
@@ -171,7 +199,7 @@ mod tests {
         let pid = std::process::id();
         let syslogd = listen();
         let log = Some(SystemLog::connect(&path).unwrap());
-        let sinks = Sinks { json: false, program: None, log, failed: Mutex::new(None) };
+        let sinks = Sinks { json: false, program: None, log, logs: false, failed: Mutex::new(None) };
         sinks.tell("data", &fail("it is gone"));
         assert_eq!(received(&syslogd), format!("<28>pinstripe[{pid}]: Fail on data: it is gone"));
         drop(syslogd);

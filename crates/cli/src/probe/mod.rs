@@ -19,7 +19,7 @@ use std::{
 pub use md::{BadBlockSummary, BitmapSummary, MdFinding, Metadata, find as superblocks};
 use pinstripe_runtime::{
     DeviceInfo, DeviceSource, Outcome, ShardHandle,
-    uring::{path_of, readable_path},
+    uring::{OpenFile, path_of, readable_path},
 };
 use serde::Serialize;
 use thiserror::Error;
@@ -85,10 +85,20 @@ enum Reader {
 impl Probed {
     /// Opens `path` for reading.
     pub fn open(name: &Path) -> Result<Self, ProbeError> {
-        use std::os::unix::fs::FileTypeExt;
         let (path, _) = path_of(name);
+        Self::open_at(path, path)
+    }
+
+    /// Opens what is open already as `name`, which may be the name of something else by now.
+    pub fn again(file: &OpenFile, name: &Path) -> Result<Self, ProbeError> {
+        Self::open_at(path_of(name).0, &file.own_path())
+    }
+
+    /// Opens what `place` leads to, and calls it `path`.
+    fn open_at(path: &Path, place: &Path) -> Result<Self, ProbeError> {
+        use std::os::unix::fs::FileTypeExt;
         let failed = |source| ProbeError::Open { path: path.to_owned(), source };
-        let readable = readable_path(path);
+        let readable = readable_path(place);
         // Opening a fifo would wait for its other end.
         let kind = fs::metadata(&readable).map_err(failed)?.file_type();
         if !kind.is_file() && !kind.is_block_device() {

@@ -43,6 +43,14 @@ pub fn block_device_generations() -> Vec<String> {
     all
 }
 
+/// Whether a path is of something that can be a member: a block device or a file. One that can't be seen may
+/// be.
+pub fn may_be_member(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    let (path, _) = pinstripe_runtime::uring::path_of(path);
+    fs::metadata(path).map_or(true, |found| found.is_file() || found.file_type().is_block_device())
+}
+
 /// Whether a device's name is `kind` and a number.
 fn is_of(name: &str, kind: &str) -> bool {
     name.strip_prefix(kind).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
@@ -74,6 +82,14 @@ pub fn holders(path: &Path) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn devices_and_files_can_be_members_and_what_is_neither_can_not() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("file"), "").unwrap();
+        let may = |name: &str| may_be_member(&folder.path().join(name));
+        assert!(may("file") && may("not-there") && !may("") && !may_be_member(Path::new("/dev/null")));
+    }
 
     #[test]
     fn what_serves_arrays_is_not_searched() {

@@ -15,7 +15,10 @@ use super::holders;
 use crate::probe::{ProbeError, Probed, superblocks};
 
 /// Time that devices get to answer: as long as the kernel gives a disk before it tries again.
-const LIMIT: Duration = Duration::from_secs(30);
+pub const LIMIT: Duration = Duration::from_secs(30);
+/// The same where it is looked again soon: a disk that hangs must not hold up arrays that it is none of. One
+/// that is slow has answered by a later look.
+pub const LIMIT_AGAIN: Duration = Duration::from_secs(5);
 
 /// Devices that are looked at at a time: a glob may match any number.
 const THREADS_MAX: usize = 64;
@@ -28,6 +31,17 @@ pub struct Candidate {
     pub superblock: Result<Superblock, SuperblockError>,
     /// The kernel's devices on top of it.
     pub holders: Vec<String>,
+}
+
+/// What came of a look at several.
+#[derive(Default)]
+pub struct Looked {
+    /// In the order of the paths.
+    pub candidates: Vec<Candidate>,
+    /// What could not be read, and why, in words.
+    pub unread: Vec<(PathBuf, String)>,
+    /// Some of these have not answered.
+    pub is_silent: bool,
 }
 
 /// Looks at one device. The superblock that counts is the first one that is whole.
@@ -51,9 +65,14 @@ fn under_way() -> MutexGuard<'static, BTreeSet<PathBuf>> {
     UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Whether a thread still waits for a device.
+pub fn is_looking() -> bool {
+    !under_way().is_empty()
+}
+
 /// Looks at all of them at a time, for one that doesn't answer must not keep others from being found.
-/// Candidates come in the order of the paths. Which could not be read comes with why, in words.
-pub fn look(paths: &[PathBuf]) -> (Vec<Candidate>, Vec<(PathBuf, String)>) {
+/// A look doesn't take longer than `limit`.
+pub fn look(paths: &[PathBuf], limit: Duration) -> Looked {
     let (answers, answer) = mpsc::channel();
     // Owned: a thread that is stuck outlives this. What it is stuck at isn't given to another one.
     let mut owned: Vec<_> = paths.iter().cloned().enumerate().collect();
@@ -77,20 +96,21 @@ pub fn look(paths: &[PathBuf]) -> (Vec<Candidate>, Vec<(PathBuf, String)>) {
     drop(answers);
     let begun = Instant::now();
     let mut found: Vec<Option<Result<Option<Candidate>, ProbeError>>> = paths.iter().map(|_| None).collect();
-    while let Ok((index, looked)) = answer.recv_timeout(LIMIT.saturating_sub(begun.elapsed())) {
+    while let Ok((index, looked)) = answer.recv_timeout(limit.saturating_sub(begun.elapsed())) {
         found[index] = Some(looked);
     }
-    let (mut candidates, mut unread) = (Vec::new(), Vec::new());
+    let mut all = Looked::default();
     for (path, looked) in paths.iter().zip(found) {
         match looked {
-            Some(Ok(candidate)) => candidates.extend(candidate),
+            Some(Ok(candidate)) => all.candidates.extend(candidate),
             // A device that went meanwhile is one that isn't there.
-            Some(Err(error)) => unread.push((path.clone(), error.to_string())),
+            Some(Err(error)) => all.unread.push((path.clone(), error.to_string())),
             None => {
                 let why = format!("{} does not answer: it was left out", path.display());
-                unread.push((path.clone(), why));
+                all.unread.push((path.clone(), why));
+                all.is_silent = true;
             }
         }
     }
-    (candidates, unread)
+    all
 }

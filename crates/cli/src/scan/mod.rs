@@ -14,7 +14,10 @@ mod devices;
 mod group;
 mod look;
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use pinstripe_control::{Detail, text::printable};
 use pinstripe_md::{
@@ -25,7 +28,7 @@ use serde_json::{Value, json};
 
 pub use devices::{block_device_generations, block_devices, holders};
 pub use group::group;
-pub use look::{Candidate, look, look_at};
+pub use look::{Candidate, LIMIT, LIMIT_AGAIN, Looked, is_looking, look, look_at};
 
 /// What a scan has found.
 #[derive(Default)]
@@ -35,6 +38,8 @@ pub struct Seen {
     pub remarks: Vec<String>,
     /// How many those are. Each may be a member.
     pub unread: usize,
+    /// Some of these have not answered, and may at a later look.
+    pub is_silent: bool,
 }
 
 /// An array of which a device at least was found.
@@ -243,6 +248,11 @@ impl Served {
 
 /// Searches where `names` says (paths and globs), or all block devices.
 pub fn scan(names: Option<&[String]>) -> Seen {
+    scan_within(names, LIMIT)
+}
+
+/// The same, without what hasn't answered within `limit`.
+pub fn scan_within(names: Option<&[String]>, limit: Duration) -> Seen {
     let (paths, mut remarks) = match names {
         None => devices::block_devices(),
         Some(names) => {
@@ -253,9 +263,13 @@ pub fn scan(names: Option<&[String]>) -> Seen {
     };
     let paths: Vec<PathBuf> =
         paths.into_iter().filter(|path| !pinstripe_config::is_server(&path.to_string_lossy())).collect();
-    let (candidates, unread) = look(&paths);
+    // What only a glob means, such as /dev/loop-control by /dev/loop*, was not asked for.
+    let is_named = |path: &Path| names.is_none_or(|names| names.iter().any(|name| Path::new(name) == path));
+    let paths: Vec<PathBuf> =
+        paths.into_iter().filter(|path| is_named(path) || devices::may_be_member(path)).collect();
+    let Looked { candidates, unread, is_silent } = look(&paths, limit);
     let (arrays, damaged) = group(candidates);
     let count = unread.len() + damaged.len();
     remarks.extend(unread.into_iter().map(|(_, why)| why).chain(damaged));
-    Seen { arrays, remarks, unread: count }
+    Seen { arrays, remarks, unread: count, is_silent }
 }

@@ -16,7 +16,10 @@ use pinstripe_control::{
     limit::{Limit, LimitParameters},
     parse, response,
 };
-use pinstripe_engine::array::{Added, Array, CommandError};
+use pinstripe_engine::{
+    array::{Added, Array, CommandError},
+    io::recorder::Recorder,
+};
 use pinstripe_runtime::{
     Signal, Stream, shard,
     uring::{Connection, SocketStream, blocking, inheritance},
@@ -28,8 +31,11 @@ use super::{
     front::{FrontEnds, Leavers},
     grow,
     journal::ServerLog,
-    limit, maintenance, names,
+    limit,
+    looks::Looks,
+    maintenance, names,
     reconnect::Reconnector,
+    record,
     refusal::{self, refused},
     report,
     stopping::Stopping,
@@ -37,15 +43,20 @@ use super::{
 };
 use crate::{create::random_uuid, member};
 
-/// Connections at a time. Where there is no room for another one, the oldest without a call under way goes.
+/// Connections at a time. Where there is no room for another one, the oldest without a call under way goes,
+/// or one that its client has left.
 const CONNECTIONS_MAX: usize = 64;
+/// Calls under way, with those that have no connection any more.
+const CALLS_MAX: usize = 4 * CONNECTIONS_MAX;
+/// Time for the request of a client for which there is no room.
+const REQUEST_NANOSECONDS: u64 = 1_000_000_000;
 /// Time for the last answers when the server ends.
 const LINGER_NANOSECONDS: u64 = 2_000_000_000;
 /// Time that clients get to end connections that they have just let go of, before a stop is refused for them.
 const CLIENTS_LEAVE_NANOSECONDS: u64 = 2_000_000_000;
 /// Time that a client has to read an answer.
 const ANSWER_NANOSECONDS: u64 = 30_000_000_000;
-const STOPPING: &str = "the array is stopping";
+pub(super) const STOPPING: &str = "the array is stopping";
 const RECEIVE_BYTES: usize = 4 << 10;
 
 /// Does what control connections ask for. Cheap to clone.
@@ -58,6 +69,7 @@ struct Inner {
     journal: ServerLog,
     front_ends: Rc<FrontEnds>,
     limit: Arc<RateLimit>,
+    recorder: Arc<Recorder>,
     kinds: devices::Kinds,
     reconnector: Rc<Reconnector>,
     stopping: Rc<Stopping>,
@@ -72,6 +84,7 @@ struct Inner {
     /// Newcomers come in one after the other, for each takes the first free slot.
     adding: Cell<bool>,
     added: Signal,
+    looks: Rc<Looks>,
 }
 
 impl ControlServer {
@@ -81,6 +94,7 @@ impl ControlServer {
             journal: served.journal.clone(),
             front_ends: Rc::clone(&served.front_ends),
             limit: Arc::clone(&served.limit),
+            recorder: Arc::clone(&served.recorder),
             kinds: served.kinds,
             reconnector,
             stopping: Rc::clone(&served.stopping),
@@ -91,6 +105,7 @@ impl ControlServer {
             answered: Signal::default(),
             adding: Cell::new(false),
             added: Signal::default(),
+            looks: Looks::new(),
         }))
     }
 
@@ -130,6 +145,7 @@ impl ControlServer {
         let Ok(stream) = connection.attach() else { return };
         let inner = Rc::clone(&self.0);
         if inner.connections.borrow().len() >= CONNECTIONS_MAX && !inner.make_room() {
+            shard::spawn(turn_away(stream));
             return;
         }
         let conversation =
@@ -158,13 +174,15 @@ struct Conversation {
 }
 
 impl Inner {
-    /// Ends the oldest connection without a call under way. False if there is none.
+    /// Ends the oldest connection without a call under way; if there is none, the oldest that its client has
+    /// left. Its call goes on, and counts as one under way. False if there is neither.
     fn make_room(&self) -> bool {
         let mut connections = self.connections.borrow_mut();
-        let Some(idle) = connections.iter().position(|connection| !connection.calling.get()) else {
-            return false;
-        };
-        connections.remove(idle).stream.shutdown();
+        let idle = connections.iter().position(|connection| !connection.calling.get());
+        let is_gone = |connection: &Rc<Conversation>| connection.stream.is_abandoned();
+        let gone = || connections.iter().position(is_gone).filter(|_| self.busy.get() < CALLS_MAX);
+        let Some(goes) = idle.or_else(gone) else { return false };
+        connections.remove(goes).stream.shutdown();
         true
     }
 
@@ -184,12 +202,8 @@ impl Inner {
                 send(stream, &line).await;
                 return;
             }
-            let outcome = stream.receive(shard::buffer(RECEIVE_BYTES)).await;
-            match (outcome.result, outcome.buffer) {
-                (Ok(count), Some(buffer)) if (1..=buffer.len()).contains(&count) => {
-                    received.borrow_mut().extend_from_slice(&buffer[..count]);
-                }
-                _ => return,
+            if !receive(stream, received).await {
+                return;
             }
         }
     }
@@ -227,6 +241,7 @@ impl Inner {
         self.reconnector.annotate(&mut detail);
         detail.clients = clients::list(&self.front_ends);
         detail.limit = limit::now(&self.limit);
+        detail.recorded = self.recorder.is_on(shard::now());
         detail
     }
 
@@ -251,6 +266,7 @@ impl Inner {
         parameters: UpgradeParameters,
     ) -> Result<Value, CallError> {
         let stopping = || CallError::new(code::STOPPING, STOPPING);
+        self.refuse_for_successor()?;
         let array = self.array.borrow().clone().ok_or_else(stopping)?;
         self.front_ends.refuse_succession().map_err(refused)?;
         if self.kinds.memory {
@@ -271,6 +287,8 @@ impl Inner {
             Candidate::ask(&program)
         });
         let candidate = asked.await.map_err(|why| refused(&why))?;
+        // Another call may have asked for the same meanwhile.
+        self.refuse_for_successor()?;
         if self.stopping.is_wanted() {
             return Err(stopping());
         }
@@ -279,26 +297,23 @@ impl Inner {
         fitness::refuse(&array.detail()).map_err(unfit)?;
         drop(array);
         let cannot = |error: io::Error| refused(&format!("descriptors can't be handed on: {error}"));
-        let wish = Wish {
-            candidate,
-            means: Means::new().map_err(cannot)?,
-            locks: inheritance::held().map_err(cannot)?,
-            caller: conversation.stream.leave().map_err(cannot)?.into(),
-            received: conversation.received.take(),
-            call: call.cloned(),
-            listeners: self.leavers.leave().map_err(cannot)?,
-        };
+        let (means, locks) = (Means::new().map_err(cannot)?, inheritance::held().map_err(cannot)?);
+        let caller = conversation.stream.leave().map_err(cannot)?.into();
+        let listeners = self.leavers.leave();
+        let listeners = listeners.inspect_err(|_| conversation.stream.stay()).map_err(cannot)?;
+        // Now that nothing fails any more: what was refused goes on with the calls behind it.
+        let (call, received) = (call.cloned(), conversation.received.take());
+        let wish = Wish { candidate, means, caller, received, call, listeners, locks };
         self.stopping.want_successor(wish);
         std::future::pending().await
     }
 
     async fn execute(&self, command: Command) -> Result<Value, CallError> {
         if let Command::Stop(StopParameters { force }) = command {
-            if self.stopping.is_for_successor() {
-                let message = "another program takes this one's place just now: ask that one";
-                return Err(CallError::new(code::STOPPING, message));
-            }
+            self.refuse_for_successor()?;
             self.refuse_while_used(force).await?;
+            // Clients may have gone because they are left to another program.
+            self.refuse_for_successor()?;
             self.stopping.want();
             return self
                 .stopping
@@ -318,19 +333,13 @@ impl Inner {
             }),
             Command::Detail => serde_json::to_value(self.detail(&array)),
             Command::Fail(which) => {
-                let done = names::fail(&array, which).await?;
+                let done = names::fail(&array, &self.looks, which).await?;
                 self.journal.note(&format!("{} was taken out, as asked for", done.device));
                 serde_json::to_value(done)
             }
-            Command::Add(parameters) => {
-                self.added.wait_until(|| !self.adding.replace(true)).await;
-                let added = self.add(&array, parameters).await;
-                self.adding.set(false);
-                self.added.notify();
-                serde_json::to_value(added?)
-            }
+            Command::Add(parameters) => serde_json::to_value(self.add_in_turn(&array, parameters).await?),
             Command::Remove(which) => {
-                let done = names::remove(&array, which).await?;
+                let done = names::remove(&array, &self.looks, which).await?;
                 self.journal.note(&format!("{} was removed", done.device));
                 serde_json::to_value(done)
             }
@@ -355,12 +364,23 @@ impl Inner {
                 maintenance::sync(&array, parameters).map_err(|error| refusal::sync(&error))?,
             ),
             Command::Limit(parameters) => serde_json::to_value(self.change_limit(parameters)?),
+            Command::Record(parameters) => serde_json::to_value(
+                record::record(&self.recorder, parameters, &self.journal, &self.stopping).await?,
+            ),
             Command::Events(parameters) => serde_json::to_value(
                 maintenance::events(&array, parameters, &self.instance, &self.stopping).await,
             ),
             Command::Stop(_) | Command::Upgrade(_) => Ok(Value::Null),
         };
         result.map_err(|error| refusal::failed(&error))
+    }
+
+    fn refuse_for_successor(&self) -> Result<(), CallError> {
+        if !self.stopping.is_for_successor() {
+            return Ok(());
+        }
+        let message = "another program takes this one's place just now: ask that one";
+        Err(CallError::new(code::STOPPING, message))
     }
 
     /// An array that is used isn't stopped, unless that is forced; but what stops already is stopped.
@@ -381,37 +401,44 @@ impl Inner {
         Err(CallError::new(code::IN_USE, &sentence))
     }
 
-    /// Refuses what is in the array, which would otherwise be waited for, and the array itself as its clients
-    /// have it, whose requests would wait for themselves.
     /// The block devices and files as which the array is served.
     fn own_devices(&self) -> Vec<PathBuf> {
         let addresses = self.front_ends.addresses().into_iter().map(|address| PathBuf::from(address.uri));
         addresses.filter(|path| path.is_absolute()).collect()
     }
 
-    async fn refuse_part(&self, array: &Array, device: &str) -> Result<(), CallError> {
-        if let Some(part) = names::part_of(array, device).await {
-            return Err(refused(&format!("{device} is {part} already; nothing was done")));
-        }
-        let own = self.own_devices();
-        let path = PathBuf::from(device);
-        // Nothing answers the kernel if what is asked about is this array, and this shard waits.
-        if blocking(move || member::is_over(&path, &own)).await {
-            return Err(refused(&format!("{device} is this array itself, or lies on it; nothing was done")));
-        }
-        Ok(())
+    /// A device that is to join, which changes nothing on it.
+    async fn newcomer(
+        &self,
+        array: &Array,
+        device: String,
+        holds: devices::Holds,
+    ) -> Result<devices::Newcomer, CallError> {
+        let (own, kinds, array, name) = (self.own_devices(), self.kinds, array.clone(), device.clone());
+        let look = async move {
+            refuse_part(&array, &name, own).await?;
+            let newcomer = devices::newcomer(PathBuf::from(name), &array, holds, kinds).await;
+            newcomer.map_err(|failure| refused(failure.sentence()))
+        };
+        self.looks.at(&device, look).await
+    }
+
+    async fn add_in_turn(&self, array: &Array, parameters: AddParameters) -> Result<AddResult, CallError> {
+        self.added.wait_until(|| !self.adding.replace(true)).await;
+        let added = self.add(array, parameters).await;
+        self.adding.set(false);
+        self.added.notify();
+        added
     }
 
     async fn add(&self, array: &Array, parameters: AddParameters) -> Result<AddResult, CallError> {
         let AddParameters { device, force, spare_of } = parameters;
-        self.refuse_part(array, &device).await?;
-        let uuid = array.detail().uuid;
-        let holds = devices::Holds::new(force, spare_of);
-        let newcomer = devices::newcomer(PathBuf::from(device), uuid, holds, self.kinds).await;
-        let source = newcomer.map_err(|failure| refused(failure.sentence()))?;
+        let newcomer = self.newcomer(array, device, devices::Holds::new(force, spare_of)).await?;
         let identity = random_uuid().map_err(|failure| refused(failure.sentence()))?;
+        let source = newcomer.source();
         let name = source.name();
-        let added = array.add(source, identity).await.map_err(|error| refusal::command(&error))?;
+        let added = newcomer.join(array.add(source, identity)).await;
+        let added = added.map_err(|error| refusal::command(&error))?;
         let recovery = match added {
             Added::Spare => "none",
             Added::Full { .. } => "full",
@@ -428,18 +455,12 @@ impl Inner {
         let ReplaceParameters { slot, device, with, force } = parameters;
         let slot = match (slot, device) {
             (Some(slot), None) => usize::from(slot),
-            (None, Some(device)) => names::slot_of(array, &device).await?,
+            (None, Some(device)) => names::slot_of(array, &self.looks, &device).await?,
             _ => return Err(CallError::new(code::PARAMETERS, "either a slot or a device is needed")),
         };
-        let uuid = array.detail().uuid;
         let with = match with {
             None => None,
-            Some(device) => {
-                self.refuse_part(array, &device).await?;
-                let holds = devices::Holds::new(force, None);
-                let newcomer = devices::newcomer(PathBuf::from(device), uuid, holds, self.kinds).await;
-                Some(newcomer.map_err(|failure| refused(failure.sentence()))?)
-            }
+            Some(device) => Some(self.newcomer(array, device, devices::Holds::new(force, None)).await?),
         };
         let identity = random_uuid().map_err(|failure| refused(failure.sentence()))?;
         let named = with.is_some();
@@ -448,9 +469,64 @@ impl Inner {
             CommandError::NotReplaceable { .. } if named => refusal::failed(error),
             _ => refusal::command(error),
         };
-        let device = array.replace(slot, with, identity).await.map_err(|error| said(&error))?;
+        let replacing = array.replace(slot, with.as_ref().map(devices::Newcomer::source), identity);
+        let replaced = match &with {
+            Some(newcomer) => newcomer.join(replacing).await,
+            None => replacing.await,
+        };
+        let device = replaced.map_err(|error| said(&error))?;
         self.journal.note(&format!("slot {slot} is being copied to {device}"));
         Ok(DeviceResult { slot: Some(slot), device })
+    }
+}
+
+/// Refuses what is in the array, which would otherwise be waited for, and the array itself as its clients
+/// have it (`own`), whose requests would wait for themselves.
+async fn refuse_part(array: &Array, device: &str, own: Vec<PathBuf>) -> Result<(), CallError> {
+    if let Some(part) = names::part_of(array, device).await {
+        return Err(refused(&format!("{device} is {part} already; nothing was done")));
+    }
+    let path = PathBuf::from(device);
+    // Nothing answers the kernel if what is asked about is this array, and this shard waits.
+    if blocking(move || member::is_over(&path, &own)).await {
+        return Err(refused(&format!("{device} is this array itself, or lies on it; nothing was done")));
+    }
+    Ok(())
+}
+
+/// Says that there is no room. What is asked for has an answer then: an end of the connection without one
+/// would say that the server is about to end.
+async fn turn_away(stream: Rc<SocketStream>) {
+    let received = RefCell::default();
+    let request = async {
+        loop {
+            if let Some(line) = next_line(&mut received.borrow_mut()) {
+                return Some(line);
+            }
+            if received.borrow().len() >= REQUEST_BYTES_MAX || !receive(&stream, &received).await {
+                return None;
+            }
+        }
+    };
+    let request = shard::timeout(REQUEST_NANOSECONDS, request).await.flatten();
+    let id = match request.map(|line| parse(&line)) {
+        Some(Ok((id, _))) => id,
+        Some(Err((id, _))) => Some(id),
+        None => None,
+    };
+    let message = format!("{CONNECTIONS_MAX} calls are under way, and there is no room for more: try again");
+    send(&stream, &response(id.unwrap_or_default(), Err(refused(&message)))).await;
+}
+
+/// Receives more. False if nothing comes any more.
+async fn receive(stream: &SocketStream, received: &RefCell<Vec<u8>>) -> bool {
+    let outcome = stream.receive(shard::buffer(RECEIVE_BYTES)).await;
+    match (outcome.result, outcome.buffer) {
+        (Ok(count), Some(buffer)) if (1..=buffer.len()).contains(&count) => {
+            received.borrow_mut().extend_from_slice(&buffer[..count]);
+            true
+        }
+        _ => false,
     }
 }
 

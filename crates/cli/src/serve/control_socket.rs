@@ -26,7 +26,8 @@ pub struct ControlSocket {
     path: PathBuf,
     /// How the files of this array begin.
     pub stem: String,
-    /// By which `pinstripe list` finds a control socket that isn't in the usual folder.
+    /// By which `pinstripe list` finds a control socket elsewhere, and udev's rules learn that the array is
+    /// served.
     _link: Option<place::Link>,
 }
 
@@ -44,9 +45,8 @@ impl ControlSocket {
             None => default_folder()?.join(format!("{stem}.sock")),
         };
         let listener = listen_unix(inherited, PROTOCOL, &path, Access::default())?;
-        let elsewhere = arguments.control.is_some().then(default_folder).and_then(Result::ok);
         let absolute = PathBuf::from(absolute(&path));
-        let link = elsewhere.and_then(|folder| place::Link::new(&folder, uuid, &absolute));
+        let link = default_folder().ok().and_then(|folder| place::Link::new(&folder, uuid, &absolute));
         Ok(Self { listener, path, stem, _link: link })
     }
 

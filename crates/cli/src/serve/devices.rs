@@ -6,14 +6,17 @@ use std::{
 };
 
 use pinstripe_control::size::ByteSize;
-use pinstripe_engine::assembly::{create::create_with, read_superblock};
+use pinstripe_engine::{
+    array::Array,
+    assembly::{create::create_with, read_superblock},
+};
 use pinstripe_md::superblock::{MetadataVersion, Role};
 use pinstripe_runtime::{
     DeviceInfo, DeviceSource, Memory, MemorySource, shard,
     uring::{OpenFile, OpenOptions, blocking, path_of},
 };
 
-use super::succession::Inheritance;
+use super::{names, nvme::namespace_uuid, succession::Inheritance};
 use crate::{
     command_line::ServeArguments,
     create::Shape,
@@ -92,9 +95,14 @@ impl OpenedDevices {
                     members.leave_out(&missing);
                     continue;
                 }
+                Err(absent) if member::address(path).is_none() && is_absent(path) => {
+                    let words = "if the device is lost, leave it out, and the others are served degraded";
+                    return Err(Failure::new(format!("{}: {words}", absent.sentence())));
+                }
                 opened => opened?,
             };
-            if let Member::Local(file) = &member {
+            member.remember();
+            if let Member::Local(file, _) = &member {
                 members.files.push(Arc::downgrade(file));
             }
             members.sources.push(member.source());
@@ -218,10 +226,7 @@ async fn open_member(path: PathBuf, options: OpenOptions) -> Result<Member, Fail
     // What is on a file system that hangs, or on this very array, keeps whatever looks at it waiting.
     let own = path_of(&path).0.to_owned();
     if member::address(&path).is_none() && !blocking(move || own.exists()).await {
-        return Err(Failure::new(format!(
-            "{} does not exist: if the device is lost, leave it out, and the others are served degraded",
-            path.display()
-        )));
+        return Err(Failure::new(format!("{} does not exist", path.display())));
     }
     member::open(path, options).await
 }
@@ -282,21 +287,50 @@ impl Holds {
     }
 }
 
-/// A device that shall join the array `uuid`. One that holds something else than it may is refused.
-pub async fn newcomer(
-    path: PathBuf,
-    uuid: String,
-    holds: Holds,
-    kinds: Kinds,
-) -> Result<Arc<dyn DeviceSource>, Failure> {
+/// A device that may join an array.
+pub enum Newcomer {
+    Memory(Arc<dyn DeviceSource>),
+    Member(Member),
+}
+
+impl Newcomer {
+    pub fn source(&self) -> Arc<dyn DeviceSource> {
+        match self {
+            Self::Memory(source) => Arc::clone(source),
+            Self::Member(member) => member.source(),
+        }
+    }
+
+    /// See [`Member::join`].
+    pub async fn join<T, E>(&self, joining: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        match self {
+            Self::Memory(_) => joining.await,
+            Self::Member(member) => member.join(joining).await,
+        }
+    }
+}
+
+/// A device that shall join the array. One that holds something else than it may is refused, and so is a
+/// namespace that is the array, or a part of it, by whatever address (C30).
+pub async fn newcomer(path: PathBuf, array: &Array, holds: Holds, kinds: Kinds) -> Result<Newcomer, Failure> {
     if is_memory(&path) && kinds.memory {
-        return memory(&path, usize::from(shard::now().to_le_bytes()[0]));
+        return Ok(Newcomer::Memory(memory(&path, usize::from(shard::now().to_le_bytes()[0]))?));
     }
     if member::address(&path).is_none() && !path_of(&path).0.is_absolute() {
         return Err(Failure::new(format!("{}: an absolute path is needed", path.display())));
     }
     let options = OpenOptions { poll: kinds.poll, ..OpenOptions::default() };
     let member = open_member(path.clone(), options).await?;
+    let uuid = array.detail().uuid;
+    if let Member::Remote(source) = &member {
+        let name = source.name();
+        if source.nguid() == namespace_uuid(&uuid) {
+            return Err(Failure::new(format!("{name} is this array itself; nothing was done")));
+        }
+        if let Some(part) = names::part_of_namespace(array, source.nguid()) {
+            return Err(Failure::new(format!("{name} is {part} already; nothing was done")));
+        }
+    }
     if !matches!(holds, Holds::Anything) {
         let words = holds.in_the_way(&member.contents(path).await?, &uuid);
         if !words.is_empty() {
@@ -306,5 +340,5 @@ pub async fn newcomer(
             )));
         }
     }
-    Ok(member.source())
+    Ok(Newcomer::Member(member))
 }

@@ -18,7 +18,7 @@ use std::{
 
 use pinstripe_block::rate::RateLimit;
 use pinstripe_control::detail::Address;
-use pinstripe_engine::shared::Shared;
+use pinstripe_engine::{io::recorder::Recorder, shared::Shared};
 use pinstripe_nvme::controller::LeftSubsystem;
 use pinstripe_runtime::{
     ShardHandle,
@@ -260,9 +260,10 @@ impl FrontEnds {
         shards: &[ShardHandle],
         journal: &ServerLog,
         limit: &Arc<RateLimit>,
+        recorder: &Arc<Recorder>,
     ) -> Result<(), Failure> {
         let in_parts = self.0.iter().any(|front_end| front_end.writes_parts());
-        let array = &ServedArray::new(shared, journal, limit, in_parts);
+        let array = &ServedArray::new(shared, journal, limit, recorder, in_parts);
         for front_end in &mut self.0 {
             front_end.open(Service { array, shards, journal }).await?;
         }

@@ -54,16 +54,21 @@ fn result(report: CheckReport) -> CheckResult {
 /// Steers what is under way.
 pub fn sync(array: &Array, parameters: SyncParameters) -> Result<SyncResult, SyncError> {
     let SyncParameters { action, speed_min_kib, speed_max_kib } = parameters;
-    // First, for it can be refused.
+    let now = array.sync_speed();
+    let speed = SyncSpeed {
+        min_kib: speed_min_kib.unwrap_or(now.min_kib),
+        max_kib: speed_max_kib.unwrap_or(now.max_kib),
+    };
+    let speed = Some(speed).filter(|_| speed_min_kib.is_some() || speed_max_kib.is_some());
+    // What can be refused comes before anything is changed.
+    if let Some(speed) = speed {
+        array.check_sync_speed(speed)?;
+    }
     if action == Some(SyncChange::Stop) {
         array.stop_scrubs()?;
     }
-    let now = array.sync_speed();
-    if speed_min_kib.is_some() || speed_max_kib.is_some() {
-        array.set_sync_speed(SyncSpeed {
-            min_kib: speed_min_kib.unwrap_or(now.min_kib),
-            max_kib: speed_max_kib.unwrap_or(now.max_kib),
-        })?;
+    if let Some(speed) = speed {
+        array.set_sync_speed(speed)?;
     }
     match action {
         Some(SyncChange::Pause) => array.pause_sync(true),

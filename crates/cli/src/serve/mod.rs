@@ -22,6 +22,7 @@ mod fuse;
 mod grow;
 mod journal;
 mod limit;
+mod looks;
 mod maintenance;
 mod names;
 mod nbd;
@@ -29,6 +30,7 @@ pub mod null;
 mod nvme;
 mod pool;
 mod reconnect;
+mod record;
 mod refusal;
 mod report;
 mod service;
@@ -40,7 +42,7 @@ mod vhost_user;
 
 pub use control_socket::default_folder;
 pub use journal::{ServerLog, severity};
-pub use tls::Complaints;
+pub use tls::{Complaints, clients, try_certificates, unusable};
 
 use std::{path::PathBuf, rc::Rc, sync::Arc};
 
@@ -52,13 +54,14 @@ use pinstripe_control::{UpgradeResult, size::ByteSize, text::printable};
 use pinstripe_engine::{
     array::Array,
     assembly::AssembleError,
+    io::recorder::Recorder,
     offload::fence::FenceError,
     options::{ArrayOptions, SyncSpeed, WorkMemory},
 };
 use pinstripe_runtime::{
     ShardHandle,
     shard::{self, JoinHandle},
-    uring::{self, Access, Connection, Context, Listener, RuntimeConfig, blocking, inheritance},
+    uring::{self, Access, Connection, Context, Listener, RuntimeConfig, blocking, inheritance, last_resort},
 };
 use serde_json::json;
 
@@ -81,7 +84,8 @@ use crate::{
     failure::Failure,
     limits, log, member,
     memory::Division,
-    nvme_server, on_shards,
+    nvme_server::{self, Hosts},
+    on_shards,
     supervisor::Supervised,
 };
 
@@ -137,6 +141,7 @@ impl Plan {
     fn new(arguments: ServeArguments) -> Result<Self, Failure> {
         front::check(&arguments)?;
         member::check_distinct(&arguments.devices)?;
+        Pool::new(&arguments)?;
         let shape = match arguments.level.filter(|_| arguments.create) {
             Some(level) => Some(Shape::new(level, &arguments.shape, arguments.devices.len())?),
             None => None,
@@ -165,10 +170,11 @@ impl Plan {
     /// Tries what a start takes beside the array: the files that it reads, and a ring. Changes nothing.
     fn rehearse(self) -> Result<(), Failure> {
         uring::run(&RuntimeConfig::unpinned(1), move |_| async move {
-            let ServeArguments { remote, tls, dhchap_hosts, .. } = self.arguments;
+            let ServeArguments { remote, tls, dhchap_hosts, nvme_tls_hosts, .. } = self.arguments;
             blocking(move || member::know(&remote)).await?;
             Tls::load(&tls).await?;
-            nvme_server::hosts(dhchap_hosts).await?;
+            // What is wrong with a key or a host doesn't depend on the subsystem.
+            Hosts::read(dhchap_hosts, nvme_tls_hosts).await?.tls("")?;
             Ok(())
         })?
     }
@@ -246,7 +252,10 @@ async fn serve(context: Context, plan: Plan, inherited: Option<Arc<Inheritance>>
     });
     match Box::pin(started).await {
         Err(failure) => Err(inherited.go_back(&failure)),
-        Ok(started) => started.run(order, supervised, Some(inherited.take())).await,
+        Ok(started) => {
+            last_resort::cancel();
+            started.run(order, supervised, Some(inherited.take())).await
+        }
     }
 }
 
@@ -281,8 +290,9 @@ async fn start(context: Context, plan: Plan, inherited: Option<&Inheritance>) ->
     if let Some(inherited) = inherited {
         array.pause_sync(inherited.settings().sync_paused);
     }
-    let limit = Arc::new(RateLimit::new(plan.rates()));
-    if let Err(error) = front_ends.open(array.shared(), &shards, &journal, &limit).await {
+    let (limit, recorder) = (Arc::new(RateLimit::new(plan.rates())), Arc::default());
+    let opened_for = front_ends.open(array.shared(), &shards, &journal, &limit, &recorder).await;
+    if let Err(error) = opened_for {
         let _ = array.stop().await;
         return Err(error);
     }
@@ -298,6 +308,7 @@ async fn start(context: Context, plan: Plan, inherited: Option<&Inheritance>) ->
         front_ends: Rc::new(front_ends),
         leavers: Rc::default(),
         limit,
+        recorder,
     };
     Ok(Started { served, control, opened })
 }
@@ -313,7 +324,7 @@ fn access(options: &SocketOptions) -> Access {
 /// to every user of this one, and limits that are too low.
 fn warnings(plan: &Plan, front_ends: &FrontEnds) -> Vec<String> {
     let arguments = &plan.arguments;
-    let advice = "to prevent that, serve on a unix socket, or on NVMe/TCP with --dhchap-hosts; to accept it, use --allow-remote";
+    let advice = "to prevent that, serve on a unix socket, or on NVMe/TCP with --dhchap-hosts or --nvme-tls-hosts; to accept it, use --allow-remote";
     let open = front_ends.loopback_ports().into_iter();
     let open = open.filter(|_| !arguments.read_only && !arguments.allow_remote);
     open.map(|address| nvme_server::open_to_users(address, advice))
@@ -346,6 +357,7 @@ struct Served {
     leavers: Rc<Leavers>,
     /// Of all clients together.
     limit: Arc<RateLimit>,
+    recorder: Arc<Recorder>,
     /// Of how it was started.
     warnings: Vec<String>,
     control_path: PathBuf,

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
+    rc::Rc,
 };
 
 use pinstripe_control::{CallError, DeviceResult, MemberName};
@@ -13,19 +14,21 @@ use pinstripe_engine::{
 };
 use pinstripe_runtime::uring::{blocking, path_of};
 
-use super::refusal::{self, not_found, refused};
+use super::{
+    looks::Looks,
+    refusal::{self, not_found, refused},
+};
+use crate::member;
 
 /// Names that are of one device.
 struct Names(BTreeSet<String>);
 
 impl Names {
     /// Those of the array's devices that are of this one: the same, one as a path from the server's folder,
-    /// or links to one file. A file system may be slow to answer, so a shard must not ask it. What has the
-    /// name now is looked up afterwards.
+    /// links to one file, or addresses of one namespace. A file system may be slow to answer, so a shard must
+    /// not ask it. What has the name now is looked up afterwards.
     async fn of(array: &Array, device: &str) -> Self {
-        let journal = array.detail().journal.map(|journal| journal.device);
-        let names: Vec<String> =
-            array.members().into_iter().map(|(_, name, ..)| name).chain(journal).collect();
+        let names = Self::all(array);
         let device = device.to_owned();
         blocking(move || {
             let ways = |name: &str| {
@@ -36,11 +39,37 @@ impl Names {
             let (absolute, real) = ways(&device);
             let is_same = |name: &String| {
                 let other = ways(name);
-                *name == device || is_one(other.0, &absolute) || is_one(other.1, &real)
+                *name == device
+                    || is_one(other.0, &absolute)
+                    || is_one(other.1, &real)
+                    || member::are_one(Path::new(name), Path::new(&device))
             };
             Self(names.into_iter().filter(is_same).collect())
         })
         .await
+    }
+
+    /// The same for a call, which waits not for ever for a file system that doesn't answer. What the array
+    /// calls a device itself is that one, and nothing is looked at: one that hangs must be taken out.
+    async fn asked(array: &Array, looks: &Rc<Looks>, device: &str) -> Result<Self, CallError> {
+        if Self::all(array).iter().any(|name| name == device) {
+            return Ok(Self([device.to_owned()].into()));
+        }
+        let (array, name) = (array.clone(), device.to_owned());
+        looks.at(device, async move { Ok(Self::of(&array, &name).await) }).await
+    }
+
+    /// Those of the array's devices that share bytes with this one, by whatever path (C30).
+    async fn over(array: &Array, device: &str) -> Self {
+        let names = Self::all(array);
+        let device = PathBuf::from(device);
+        let is_it = move |name: &String| member::is_over(&device, &[name.into()]);
+        blocking(move || Self(names.into_iter().filter(is_it).collect())).await
+    }
+
+    fn all(array: &Array) -> Vec<String> {
+        let journal = array.detail().journal.map(|journal| journal.device);
+        array.members().into_iter().map(|(_, name, ..)| name).chain(journal).collect()
     }
 
     fn has(&self, name: &str) -> bool {
@@ -51,6 +80,13 @@ impl Names {
 /// What a device is in the array now, in words; nothing if it is no part of it.
 pub async fn part_of(array: &Array, device: &str) -> Option<String> {
     part_named(array, &Names::of(array, device).await)
+        .or(part_named(array, &Names::over(array, device).await))
+}
+
+/// The same of a namespace, by its identifier. That of a server that gives none is not known.
+pub fn part_of_namespace(array: &Array, nguid: [u8; 16]) -> Option<String> {
+    let known = member::known().into_iter().filter(|(_, known)| nguid != [0; 16] && known.nguid == nguid);
+    part_named(array, &Names(known.map(|(name, _)| name).collect()))
 }
 
 fn part_named(array: &Array, names: &Names) -> Option<String> {
@@ -72,8 +108,8 @@ fn part_named(array: &Array, names: &Names) -> Option<String> {
 }
 
 /// The slot of the member that a device is.
-pub async fn slot_of(array: &Array, device: &str) -> Result<usize, CallError> {
-    let names = Names::of(array, device).await;
+pub async fn slot_of(array: &Array, looks: &Rc<Looks>, device: &str) -> Result<usize, CallError> {
+    let names = Names::asked(array, looks, device).await?;
     let seated = array.members().into_iter().find(|(_, name, _, state)| {
         matches!(state, MemberState::InSync | MemberState::Recovering) && names.has(name)
     });
@@ -84,10 +120,10 @@ pub async fn slot_of(array: &Array, device: &str) -> Result<usize, CallError> {
 }
 
 /// Takes a member, or the journal, out as if it had failed.
-pub async fn fail(array: &Array, which: MemberName) -> Result<DeviceResult, CallError> {
+pub async fn fail(array: &Array, looks: &Rc<Looks>, which: MemberName) -> Result<DeviceResult, CallError> {
     let slot = match which {
         MemberName::Slot(slot) => usize::from(slot),
-        MemberName::Device(device) => slot_of(array, &device).await?,
+        MemberName::Device(device) => slot_of(array, looks, &device).await?,
         MemberName::Journal(_) => {
             let device = array.fail_journal().await.map_err(|error| refusal::command(&error))?;
             return Ok(DeviceResult { slot: None, device });
@@ -99,11 +135,11 @@ pub async fn fail(array: &Array, which: MemberName) -> Result<DeviceResult, Call
 }
 
 /// Takes a failed device or a spare out.
-pub async fn remove(array: &Array, which: MemberName) -> Result<DeviceResult, CallError> {
+pub async fn remove(array: &Array, looks: &Rc<Looks>, which: MemberName) -> Result<DeviceResult, CallError> {
     let (slot, which) = match which {
         MemberName::Slot(slot) => (Some(usize::from(slot)), Removed::Slot(slot.into())),
         MemberName::Device(device) => {
-            let names = Names::of(array, &device).await;
+            let names = Names::asked(array, looks, &device).await?;
             let named = array.members().into_iter().map(|(_, name, ..)| name).find(|name| names.has(name));
             (None, Removed::Device(named.unwrap_or(device)))
         }

@@ -1,11 +1,10 @@
 //! The array as a namespace of an NVMe/TCP subsystem.
 
-use std::{cell::RefCell, net::SocketAddr, sync::Arc};
+use std::{cell::RefCell, mem, net::SocketAddr, sync::Arc};
 
 use pinstripe_block::BlockService;
-use pinstripe_nvme::{
-    auth::Authentication,
-    controller::{LeftQueue, LeftSubsystem, NamespaceConfig, Subsystem, uuid_of, uuid_text},
+use pinstripe_nvme::controller::{
+    LeftQueue, LeftSubsystem, NamespaceConfig, Subsystem, TlsHosts, uuid_of, uuid_text,
 };
 use pinstripe_runtime::{
     ShardHandle,
@@ -17,7 +16,11 @@ use super::{
     front::{Accepting, Binding, Bound, FrontEnd, Identity, Kind, Service, Task},
     succession::{Agreed, Connected, Inheritance},
 };
-use crate::{command_line::ServeArguments, failure::Failure, nvme_server};
+use crate::{
+    command_line::ServeArguments,
+    failure::Failure,
+    nvme_server::{self, Hosts},
+};
 
 pub const KIND: Kind = Kind { check, bind };
 
@@ -29,9 +32,10 @@ struct NvmeTcp {
     address: SocketAddr,
     nqn: String,
     uuid: [u8; 16],
-    /// The hosts that may connect; all without. Until the subsystem has it.
-    hosts: Option<Authentication>,
-    authenticates: bool,
+    /// The hosts that may connect. Until the subsystem has them.
+    hosts: Hosts,
+    hosts_are_known: bool,
+    tls: Option<Arc<TlsHosts>>,
     /// What the program before has left.
     restored: Option<LeftSubsystem>,
     /// What the next one gets.
@@ -42,7 +46,8 @@ struct NvmeTcp {
 
 fn check(arguments: &ServeArguments) -> Result<(), Failure> {
     if let Some(address) = arguments.nvme_tcp {
-        nvme_server::check_address(address, arguments.dhchap_hosts.as_deref(), arguments.allow_remote)?;
+        let hosts_are_known = arguments.dhchap_hosts.is_some() || arguments.nvme_tls_hosts.is_some();
+        nvme_server::check_address(address, hosts_are_known, arguments.allow_remote)?;
     }
     arguments.nqn.as_deref().map_or(Ok(()), nvme_server::check_name)
 }
@@ -50,16 +55,18 @@ fn check(arguments: &ServeArguments) -> Result<(), Failure> {
 fn bind<'a>(arguments: &'a ServeArguments, identity: Identity<'a>) -> Binding<'a> {
     Box::pin(async move {
         let Some(address) = arguments.nvme_tcp else { return Ok(None) };
-        let hosts = nvme_server::hosts(arguments.dhchap_hosts.clone()).await?;
+        let hosts = Hosts::read(arguments.dhchap_hosts.clone(), arguments.nvme_tls_hosts.clone()).await?;
         let listener = identity.listen_tcp(PROTOCOL, address).await?;
         let uuid = namespace_uuid(identity.uuid);
         let own = || format!("nqn.2014-08.org.nvmexpress:uuid:{}", uuid_text(&uuid));
+        let nqn = arguments.nqn.clone().unwrap_or_else(own);
         let bound = NvmeTcp {
             address: listener.tcp_address().unwrap_or(address),
             listener: Some(listener).into(),
-            nqn: arguments.nqn.clone().unwrap_or_else(own),
             uuid,
-            authenticates: hosts.is_some(),
+            hosts_are_known: hosts.are_known(),
+            tls: hosts.tls(&nqn)?,
+            nqn,
             hosts,
             restored: identity.inherited.and_then(Inheritance::subsystem),
             left: RefCell::default(),
@@ -79,7 +86,7 @@ impl NvmeTcp {
             preferred_block: service.preferred_block(),
             read_only: service.read_only(),
         };
-        let hosts = self.hosts.take();
+        let hosts = mem::take(&mut self.hosts);
         let subsystem = nvme_server::subsystem(&self.nqn, self.address, vec![namespace], hosts, None)?;
         if let Some(left) = &self.restored {
             subsystem.restore(left);
@@ -99,9 +106,9 @@ impl FrontEnd for NvmeTcp {
             let subsystem = self.subsystem(&array.service())?;
             self.subsystem = Some(Arc::clone(&subsystem));
             for handle in shards {
-                let (subsystem, array) = (Arc::clone(&subsystem), array.clone());
+                let (subsystem, array, tls) = (Arc::clone(&subsystem), array.clone(), self.tls.clone());
                 let opened = handle.call(move || async move {
-                    nvme_server::open(subsystem, vec![array.service()]);
+                    nvme_server::open(subsystem, vec![Some(array.service())], tls);
                 });
                 opened.await?;
             }
@@ -115,7 +122,7 @@ impl FrontEnd for NvmeTcp {
     }
 
     fn loopback_ports(&self) -> Vec<SocketAddr> {
-        let is_open = self.address.ip().is_loopback() && !self.authenticates;
+        let is_open = self.address.ip().is_loopback() && !self.hosts_are_known;
         is_open.then_some(self.address).into_iter().collect()
     }
 

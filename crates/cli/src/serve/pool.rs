@@ -40,7 +40,12 @@ pub struct Pool {
 impl Pool {
     /// What the command line asks for, if it does.
     pub fn new(arguments: &ServeArguments) -> Result<Option<Self>, Failure> {
-        let address = |server: &String| Ok(format!("nvme-tcp://{server}/{DISCOVERY_NQN}?nsid=1").parse()?);
+        let address = |server: &String| {
+            let has_port = server.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+            let parsed = format!("nvme-tcp://{server}/{DISCOVERY_NQN}?nsid=1").parse::<Address>();
+            let why = || Failure::usage(format!("--spare-pool {server}: HOST:PORT is needed"));
+            parsed.ok().filter(|_| has_port).ok_or_else(why)
+        };
         let servers = arguments.spare_pool.iter().map(address).collect::<Result<Vec<_>, Failure>>()?;
         let delay = u64::from(arguments.spare_pool_delay) * 1_000_000_000;
         Ok((!servers.is_empty()).then_some(Self { servers, delay }))
@@ -187,12 +192,8 @@ async fn take(source: &Arc<NvmeSource>, array: &Array) -> Result<(), Failure> {
     source.claim(key).await?;
     let added = async {
         check_blank(source).await?;
-        let before = member::remember(source);
-        let added = array.add(Arc::clone(source) as Arc<dyn DeviceSource>, random_uuid()?).await;
-        if added.is_err() {
-            member::restore(&name, before);
-        }
-        Ok::<_, Failure>(added?)
+        let adding = array.add(Arc::clone(source) as Arc<dyn DeviceSource>, random_uuid()?);
+        Ok::<_, Failure>(Member::Remote(Arc::clone(source)).join(adding).await?)
     };
     let added = added.await;
     // If this isn't heard, the claim keeps others from writing a namespace that is ours, or is lost with the

@@ -23,8 +23,7 @@ pub fn command(error: &CommandError) -> CallError {
     use CommandError as E;
     match error {
         E::NoSuchSlot { .. } | E::NoSuchDevice(_) | E::NoSpare => not_found(error),
-        // The policy before it may be gone.
-        E::Policy(_) | E::NotTakenIn(_) | E::Device { .. } | E::Io(_) => failed(error),
+        E::NotTakenIn(_) | E::Device { .. } | E::Io(_) => failed(error),
         E::SlotEmpty(_)
         | E::SlotNeeded(_)
         | E::NotReplaceable { .. }
@@ -34,6 +33,7 @@ pub fn command(error: &CommandError) -> CallError {
         | E::Ahead { .. }
         | E::NoRedundancy
         | E::ReadOnly
+        | E::Policy(_)
         | E::Placement { .. }
         | E::AlreadyMember(_)
         | E::LogicalBlock { .. }

@@ -76,6 +76,7 @@ pub fn detail(array: &Array, addresses: Vec<Address>) -> Detail {
     });
     Detail {
         name: now.name,
+        full_name: now.full_name,
         uuid: now.uuid,
         level: Level::from_number(now.level)
             .map_or_else(|| now.level.to_string(), |level| level.name().to_owned()),
@@ -115,6 +116,7 @@ pub fn detail(array: &Array, addresses: Vec<Address>) -> Detail {
         addresses,
         clients: Vec::new(),
         limit: Limit::default(),
+        recorded: false,
         shards: array.shared().shards.len(),
         statistics: now.statistics.fields().map(|(name, value)| (name.to_owned(), value)).collect(),
         latency: latency(&now.latencies),

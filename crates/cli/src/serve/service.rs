@@ -5,7 +5,7 @@ use std::{cell::Cell, sync::Arc};
 use pinstripe_block::{locks::Locks, rate::RateLimit};
 use pinstripe_engine::{
     error::IoError,
-    io::{service::VolumeService, volume::Volume},
+    io::{recorder::Recorder, service::VolumeService, volume::Volume},
     shared::Shared,
 };
 use pinstripe_runtime::shard;
@@ -24,6 +24,7 @@ pub struct ServedArray {
     locks: Arc<Locks>,
     is_written_in_parts: bool,
     limit: Arc<RateLimit>,
+    recorder: Arc<Recorder>,
 }
 
 impl ServedArray {
@@ -32,10 +33,12 @@ impl ServedArray {
         shared: &Arc<Shared>,
         journal: &ServerLog,
         limit: &Arc<RateLimit>,
+        recorder: &Arc<Recorder>,
         is_written_in_parts: bool,
     ) -> Self {
-        let (shared, journal, limit) = (Arc::clone(shared), journal.clone(), Arc::clone(limit));
-        Self { shared, journal, locks: Arc::default(), is_written_in_parts, limit }
+        let (shared, journal) = (Arc::clone(shared), journal.clone());
+        let (limit, recorder) = (Arc::clone(limit), Arc::clone(recorder));
+        Self { shared, journal, locks: Arc::default(), is_written_in_parts, limit, recorder }
     }
 
     /// For whole blocks, on this shard.
@@ -60,6 +63,6 @@ impl ServedArray {
                 journal.warn(&format!("a client's request failed: {error}"));
             }
         });
-        service.with_limit(Arc::clone(&self.limit))
+        service.with_limit(Arc::clone(&self.limit)).with_recorder(Arc::clone(&self.recorder))
     }
 }

@@ -1,6 +1,8 @@
 //! TLS of the NBD server: from the command line to what a connection is secured with.
 
 use std::{
+    io,
+    path::Path,
     rc::Rc,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
@@ -9,7 +11,7 @@ use std::{
 use pinstripe_block::first_of::{First, first_of};
 use pinstripe_export::{
     nbd::Security,
-    tls::{Clients, Credentials},
+    tls::{Clients, Credentials, CredentialsError},
 };
 use pinstripe_runtime::{
     shard::{self, JoinHandle},
@@ -19,6 +21,7 @@ use pinstripe_runtime::{
 use super::{journal::ServerLog, stopping::Stopping};
 use crate::{
     command_line::{TlsChoice, TlsClients, TlsOptions},
+    credentials,
     failure::Failure,
 };
 
@@ -52,6 +55,36 @@ pub fn clients(options: &TlsOptions) -> Result<Clients, Failure> {
             "--tls-allow goes by the certificates of clients, and with --tls-clients any they need none",
         )),
     }
+}
+
+/// Whether certificates can be used, before anything depends on it.
+pub fn try_certificates(options: &TlsOptions) -> Result<(), Failure> {
+    let Some(folder) = &options.tls_certificates else { return Ok(()) };
+    // Without a key there, a service manager may hand over all of them.
+    if folder.is_dir() && !credentials::has_certificates(folder) {
+        return Ok(());
+    }
+    let loaded = Credentials::load(folder, clients(options)?);
+    loaded.map(drop).map_err(|error| Failure::new(format!("TLS: {error}")))
+}
+
+/// What is wrong with the files of a folder that is there. None if this user may not know.
+pub fn unusable(folder: &Path, clients: Clients) -> Option<String> {
+    if !folder.is_dir() {
+        return None;
+    }
+    let error = match Credentials::load(folder, clients) {
+        Err(CredentialsError::Read { error, .. }) if error.kind() == io::ErrorKind::PermissionDenied => {
+            return None;
+        }
+        loaded => loaded.err()?,
+    };
+    let handed_over = if credentials::has_certificates(folder) {
+        ""
+    } else {
+        "; only a service manager that hands the files over can make up for that"
+    };
+    Some(format!("{error}{handed_over}"))
 }
 
 impl Tls {

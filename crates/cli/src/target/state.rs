@@ -299,10 +299,16 @@ fn make(directory: &Path) -> io::Result<()> {
 fn bind(directory: &Path, uuid: &[u8; 16], name: &str) -> io::Result<()> {
     let path = device_file(directory, uuid);
     let new = path.with_extension("device-new");
-    let mut file = File::create(&new)?;
-    file.write_all(format!("{FIRST_LINE}\n{name}\n").as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&new, &path)?;
+    let write = || {
+        let mut file = File::create(&new)?;
+        file.write_all(format!("{FIRST_LINE}\n{name}\n").as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&new, &path)
+    };
+    write().inspect_err(|_| {
+        // On a disk that is full, each attempt would leave one.
+        let _ = fs::remove_file(&new);
+    })?;
     sync(directory)
 }
 
@@ -369,6 +375,17 @@ mod tests {
         fs::rename(folder.path().join("three"), &two).unwrap();
         let after = Identities::of(&state, false, "nqn.2026-01.com.example:y", &[served(&one), served(&two)]);
         assert_eq!(after.unwrap().uuids, [before[1], before[0]]);
+    }
+
+    #[test]
+    fn an_identity_that_can_not_be_written_leaves_nothing_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        let uuid = [7; 16];
+        // It can't take the place of a folder.
+        fs::create_dir(device_file(folder.path(), &uuid)).unwrap();
+        assert!(bind(folder.path(), &uuid, "name").is_err());
+        let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert_eq!(left, [device_file(folder.path(), &uuid)]);
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! `pinstripe bench --through`: a load by way of a server, and what is kept of its latencies.
 
-use std::{fs, path::Path, process::Stdio, thread, time::Duration};
+use std::{fs, path::Path, process::Stdio};
 
 use crate::{
     fuse::may_mount,
-    world::{MIB, World},
+    world::{MIB, World, wait_until},
 };
 
 const LOAD: &[&str] = &["--seconds", "0.2", "--warm-up", "0", "--depth", "8", "--json"];
@@ -111,11 +111,7 @@ fn a_server_that_dies_under_a_load_ends_it() {
     let server = world.serve(&["--vhost-user", "disk"], &members);
     let options = ["bench", "--through", &export, "--force", "--seconds", "30"];
     let load = world.command(&options).stderr(Stdio::piped()).spawn().unwrap();
-    // It is connected, and then it works.
-    while world.run(&["detail", "data", "--json"]).ok().json()["clients"].as_array().unwrap().is_empty() {
-        thread::sleep(Duration::from_millis(50));
-    }
-    thread::sleep(Duration::from_millis(500));
+    wait_until("at work", || world.run(&["detail", "data"]).ok().out.contains("write latency"));
     server.signal("KILL");
     let ended = load.wait_with_output().unwrap();
     let told = String::from_utf8_lossy(&ended.stderr);
@@ -170,5 +166,30 @@ fn what_can_not_be_gone_through_is_refused_with_the_reason() {
         world
             .run(&words(&bench(&["--through", "ublk", "--device", "mem:12M"])))
             .refused(1, &["modprobe ublk_drv"]);
+    }
+}
+
+#[test]
+fn a_probed_device_is_what_a_plan_is_made_for() {
+    let world = World::new();
+    let file = world.path("device");
+    fs::File::create(&file).unwrap().set_len(64 * MIB).unwrap();
+    let probe = ["bench", "--probe", "device", "--probe-writes", "--seconds", "0.05", "--json"];
+    let probed = world.run(&probe).ok();
+    assert!(probed.json()["writes"]["small"][0]["iops"].as_f64().unwrap() > 0.0);
+    fs::write(world.path("probe.json"), probed.json().to_string()).unwrap();
+    let plan =
+        ["plan", "--device", "probe.json", "--members", "4", "--seeds", "1", "--requests", "100", "--json"];
+    let planned = world.run(&plan).ok().json();
+    assert!(planned["load"]["iops"]["mean"].as_f64().unwrap() > 0.0, "{planned}");
+    // A device that may only be read is left as it is, and a plan says what it doesn't know.
+    fs::write(&file, vec![7; usize::try_from(64 * MIB).unwrap()]).unwrap();
+    let probed = world.run(&["bench", "--probe", "device", "--seconds", "0.05", "--json"]).ok().json();
+    assert!(probed["writes"].is_null() && fs::read(&file).unwrap().iter().all(|byte| *byte == 7));
+    fs::write(world.path("probe.json"), probed.to_string()).unwrap();
+    let words = world.run(&plan[..plan.len() - 1]).ok();
+    assert!(words.out.contains("not allowed to write"), "{}", words.out);
+    for bad in [&["--device", "none.json"][..], &["--device", "model:980-pro:1G", "--afr", "100"], &[]] {
+        world.run(&[&["plan"], bad].concat()).refused(64, &[]);
     }
 }

@@ -10,7 +10,8 @@ use serde_json::Value;
 
 use crate::{
     nbd::{Client, pattern},
-    world::{LoopDevice, MEMBER_BYTES, World},
+    tls::Authority,
+    world::{LoopDevice, MEMBER_BYTES, World, wait_until},
 };
 
 /// A world with a configuration whose scan finds the files `member*` and what else the globs say.
@@ -32,6 +33,12 @@ impl Configured {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, text.replace("@/", &folder)).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+    }
+
+    /// The same, of what can be run.
+    pub fn program(&self, name: &str, text: &str) {
+        let folder = self.world.path("").display().to_string();
+        self.world.program(name, &text.replace("@/", &folder));
     }
 
     pub fn run(&self, arguments: &[&str]) -> crate::world::Ran {
@@ -162,6 +169,96 @@ fn what_is_wrong_with_the_configuration_is_said_with_its_lines_and_nothing_is_st
         .run(&["config", "check", "/nowhere/x.toml"])
         .refused(1, &["/nowhere/x.toml: the configuration can't be read"]);
     configured.run(&["assemble"]).refused(64, &["--scan"]);
+}
+
+#[test]
+fn what_can_not_work_is_wrong_and_what_is_not_there_yet_is_a_warning() {
+    let check = |text: &str| {
+        let configured = Configured::new(text);
+        (configured.run(&["config", "check"]), configured.run(&["config", "check", "--json"]).json())
+    };
+    let two =
+        |one: &str, other: &str| format!("[[array]]\nname = 'a'\n{one}\n[[array]]\nname = 'b'\n{other}\n");
+    let nvme = |address: &str| format!("nvme-tcp = '{address}'\nallow-remote = true");
+    let nbd = "nbd = ['tcp:127.0.0.1:10809']";
+    let wrong = [
+        ("[[array]]\nname = 'a'\nspare-pool = ['foo']\n".to_owned(), "foo"),
+        (two(&nvme("127.0.0.1:4420"), &nvme("127.0.0.1:4420")), "127.0.0.1:4420"),
+        (two(&nvme("127.0.0.1:4420"), &nvme("0.0.0.0:4420")), "4420"),
+        (two(nbd, nbd), "127.0.0.1:10809"),
+        (two(nbd, &nvme("127.0.0.1:10809")), "127.0.0.1:10809"),
+        (two("nbd = ['unix:/run/x']", "vhost-user = '/run/x'"), "/run/x"),
+        (two("fuse = '/srv/x'", "fuse = '/srv/x'"), "/srv/x"),
+        (
+            "[web]\nlisten = '127.0.0.1:9661'\n[metrics]\nlisten = '127.0.0.1:9661'\n".to_owned(),
+            "127.0.0.1:9661",
+        ),
+        (format!("[metrics]\nlisten = '127.0.0.1:10809'\n[[array]]\nname = 'a'\n{nbd}\n"), "127.0.0.1:10809"),
+    ];
+    for (text, word) in wrong {
+        let (ran, json) = check(&text);
+        let ran = ran.refused(1, &["pinstripe.toml:", word]);
+        assert_eq!(json["errors"].as_array().unwrap().len(), 1, "{text}: {}", ran.error);
+    }
+    let nothing = two("nvme-tcp = '127.0.0.1:0'", "nvme-tcp = '127.0.0.1:0'");
+    let apart = two(&nvme("127.0.0.1:4420"), &nvme("127.0.0.2:4420"));
+    for right in [nothing, apart, two(nbd, "nbd = ['tcp:127.0.0.1:10810']")] {
+        let (ran, json) = check(&right);
+        let out = ran.ok().out;
+        assert!(json["warnings"].as_array().unwrap().is_empty() && out.starts_with("OK: 2 arrays"), "{out}");
+    }
+    let missing = [
+        ("[alerts]\nprogram = '/nowhere/tell'\n", "/nowhere/tell"),
+        ("[[array]]\nname = 'a'\nlog = '/nowhere/log'\n", "/nowhere"),
+        (
+            "[[array]]\nname = 'a'\nnvme-tcp = '127.0.0.1:0'\ndhchap-hosts = '/nowhere/hosts'\n",
+            "/nowhere/hosts",
+        ),
+        ("[defaults]\nnvme-tls-secrets = '/nowhere/keys'\n[[array]]\nname = 'a'\n", "/nowhere/keys"),
+        (
+            "[web]\nlisten = '127.0.0.1:9661'\ntls-certificates = '/nowhere/tls'\n[[array]]\nname = 'a'\n\
+             nbd = ['tcp:127.0.0.1:0']\ntls-certificates = '/nowhere/tls'\n",
+            "/nowhere/tls",
+        ),
+    ];
+    for (text, word) in missing {
+        let (ran, json) = check(text);
+        let ran = ran.ok();
+        assert!(
+            ran.out.starts_with("OK: ") && ran.error.contains("warning: ") && ran.error.contains(word),
+            "{text}: {}",
+            ran.error
+        );
+        let warnings = json["warnings"].as_array().unwrap();
+        assert!((1..=2).contains(&warnings.len()), "{warnings:?}");
+        assert!(warnings.iter().all(|one| one["warning"].as_str().unwrap().contains(word)), "{warnings:?}");
+    }
+}
+
+#[test]
+fn certificates_that_can_not_be_used_are_warned_of() {
+    let web = "[web]\nlisten = '127.0.0.1:9661'\ntls-certificates = '@/tls'\n";
+    let text = format!(
+        "{web}[[array]]\nname = 'a'\nnbd = ['tcp:127.0.0.1:0']\ntls-certificates = '@/tls'\n\
+         [[array]]\nname = 'b'\nnbd = ['tcp:127.0.0.1:0']\ntls-certificates = '@/tls'\ntls-clients = 'any'\n"
+    );
+    let configured = Configured::new(&text);
+    let world = &configured.world;
+    let check = || configured.run(&["config", "check"]).ok().error;
+    fs::create_dir(world.path("tls")).unwrap();
+    let said = check();
+    let (all, lines): (Vec<_>, _) = (said.lines().collect(), ["toml: ", "toml:7: ", "toml:11: "]);
+    assert!(all.len() == 3 && lines.iter().all(|line| said.contains(line)), "{said}");
+    let words = ["server-cert.pem can't be read", "a service manager that hands the files over"];
+    assert!(all.iter().all(|line| words.iter().all(|word| line.contains(word))), "{said}");
+
+    Authority::new().put(world, "tls");
+    assert_eq!(check(), "");
+    // Only clients that need a certificate need an authority.
+    fs::remove_file(world.path("tls/ca-cert.pem")).unwrap();
+    let said = check();
+    assert!(said.lines().count() == 1 && said.contains("toml:7: \"tls-certificates\": "), "{said}");
+    assert!(said.contains("ca-cert.pem can't be read") && !said.contains("service manager"), "{said}");
 }
 
 #[test]
@@ -302,6 +399,71 @@ fn the_last_device_that_appears_starts_the_array() {
 }
 
 #[test]
+fn programs_that_the_daemon_would_run_and_that_are_not_there_are_warned_of() {
+    let text = "[alerts]\nwebhook = 'http://127.0.0.1:9/'\n[[array]]\nname = 'a'\nhealth = 'replace'\n";
+    let configured = Configured::new(text);
+    let path = configured.world.path("pinstripe.toml").display().to_string();
+    let check =
+        |folder: &str| configured.world.run_with(("PATH", folder), &["config", "check", &path]).ok().error;
+    let said = check("/nowhere");
+    assert!(said.contains("\"webhook\" of [alerts]: there is no curl in $PATH now: install curl"), "{said}");
+    assert!(said.contains("pinstripe.toml:3: \"health\": there is no smartctl"), "{said}");
+    for program in ["curl", "smartctl"] {
+        configured.write(&format!("bin/{program}"), "");
+    }
+    assert_eq!(check(configured.world.path("bin").to_str().unwrap()), "");
+}
+
+#[test]
+fn a_device_that_the_next_start_would_not_find_is_warned_of() {
+    let configured = Configured::new(&format!("{DATA}members = ['@/member[0-2]']\n"));
+    configured.world.raid5(3);
+    assert_eq!(configured.assemble()[0]["state"], "started");
+    for name in ["other", "member9"] {
+        configured.world.file(name, MEMBER_BYTES);
+    }
+    let add = |name: &str| {
+        let error = configured.run(&["add", "data", name]).ok().error;
+        configured.run(&["remove", "data", name]).ok();
+        error
+    };
+    for name in ["other", "member9"] {
+        let said = add(name);
+        let words =
+            ["warning: \"members\" of the [[array]] in", "pinstripe.toml:5", "does not lead to", name];
+        assert!(words.iter().all(|words| said.contains(words)), "{said}");
+    }
+    configured.write("pinstripe.toml", DATA);
+    assert_eq!(add("member9"), "");
+    assert!(add("other").contains("warning: \"devices\" of [scan] does not lead to"), "{}", add("other"));
+    // One that the configuration says nothing of was started by hand.
+    configured.write("pinstripe.toml", SCAN);
+    assert_eq!(add("other"), "");
+}
+
+#[test]
+fn what_is_served_is_not_mdadms_even_where_it_is_not_configured() {
+    let configured = Configured::new(SCAN);
+    let world = &configured.world;
+    let members = world.raid5(3);
+    let device = world.path(&members[0]).display().to_string();
+    let told = || configured.run(&["incremental", "--export", &device]).ok().out;
+    assert_eq!(told(), "", "a member of an array of mdadm's, perhaps");
+    configured.run(&["assemble", "--name", "data"]).ok();
+    let uuid = configured.run(&["detail", "data", "--json"]).ok().json()["uuid"].clone();
+    assert_eq!(told(), format!("PINSTRIPE_ARRAY={}\n", uuid.as_str().unwrap()), "and it has no unit");
+    configured.run(&["stop", "data"]).ok();
+    assert_eq!(told(), "");
+
+    // A server that died has the members no more.
+    configured.run(&["assemble", "--name", "data"]).ok();
+    assert_ne!(told(), "");
+    configured.kill_server("data");
+    // Until the kernel has closed all that it had.
+    wait_until("let go of", || told().is_empty());
+}
+
+#[test]
 fn what_is_not_configured_is_left_alone() {
     let configured = Configured::new(SCAN);
     let world = &configured.world;
@@ -419,7 +581,7 @@ fn an_assembler_waits_for_its_turn_with_an_array() {
     world.raid5(3);
     assert_eq!(configured.assemble()[0]["state"], "started");
     configured.run(&["stop", "data"]).ok();
-    let turn = fs::File::open(lock_file(world)).unwrap();
+    let turn = fs::File::open(lock_file(world).unwrap()).unwrap();
     turn.lock().unwrap();
     std::thread::scope(|scope| {
         let other = scope.spawn(|| configured.assemble()[0]["state"].clone());
@@ -444,20 +606,25 @@ fn members_on_servers_do_not_stand_for_those_of_this_machine() {
     configured.write("pinstripe.toml", &format!("{}{waits}", members.replace("member0", "member[01]")));
     std::thread::scope(|scope| {
         let assembled = scope.spawn(|| configured.assemble()[0].clone());
-        std::thread::sleep(Duration::from_secs(1));
-        let turn = fs::File::open(lock_file(&configured.world)).unwrap();
-        assert!(turn.try_lock().is_err(), "the lock is kept until the server answers");
+        let is_free = || {
+            let file = lock_file(&configured.world);
+            file.is_some_and(|file| fs::File::open(file).unwrap().try_lock().is_ok())
+        };
+        let has_begun = || lock_file(&configured.world).is_some();
+        wait_until("its turn", || has_begun() && !is_free() || assembled.is_finished());
+        wait_until("over", is_free);
+        let list = configured.run(&["list"]).ok().out;
+        assert!(list.contains("data: raid5"), "the lock is kept until the server answers: {list}");
         let assembled = assembled.join().unwrap();
         assert_eq!((&assembled["state"], &assembled["degraded"]), (&"started".into(), &true.into()));
-        turn.try_lock().unwrap();
     });
 }
 
 /// That of the array which was assembled.
-fn lock_file(world: &World) -> std::path::PathBuf {
-    let folder = fs::read_dir(world.path("pinstripe")).unwrap();
+fn lock_file(world: &World) -> Option<std::path::PathBuf> {
+    let folder = fs::read_dir(world.path("pinstripe")).ok()?;
     let mut paths = folder.map(|entry| entry.unwrap().path());
-    paths.find(|path| path.extension().is_some_and(|extension| extension == "lock")).unwrap()
+    paths.find(|path| path.extension().is_some_and(|extension| extension == "lock"))
 }
 
 #[test]

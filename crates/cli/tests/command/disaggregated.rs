@@ -2,7 +2,7 @@
 
 use crate::{
     nbd::{Client, pattern},
-    world::{Server, World},
+    world::{Port, Server, World},
 };
 
 #[test]
@@ -24,11 +24,16 @@ fn the_disaggregated_demo_plays_to_its_end_and_leaves_nothing_behind() {
 
 /// Two servers with two members each of a RAID6 called `data`; what their members are called.
 fn two_servers(world: &World) -> (Vec<Server>, Vec<String>) {
+    two_servers_at(world, ["127.0.0.1:0", "127.0.0.1:0"])
+}
+
+fn two_servers_at(world: &World, addresses: [&str; 2]) -> (Vec<Server>, Vec<String>) {
     let files = world.members(4);
     let stores: Vec<Server> = ["alpha", "beta"]
         .iter()
+        .zip(addresses)
         .zip(files.chunks(2))
-        .map(|(name, files)| store(world, name, "127.0.0.1:0", files))
+        .map(|((name, address), files)| store(world, name, address, files))
         .collect();
     let members: Vec<String> = stores.iter().flat_map(namespaces).collect();
     world.create(&["--level", "6", "--name", "data", "--assume-clean"], &members).ok();
@@ -69,14 +74,14 @@ fn another_program_takes_the_place_of_the_client_of_the_servers() {
 #[test]
 fn after_all_servers_were_away_nothing_is_written_down_and_the_array_is_served_again() {
     let world = World::new();
-    let (stores, members) = two_servers(&world);
+    let ports = [Port::new(), Port::new()];
+    let addresses = ports.each_ref().map(|port| port.address.to_string());
+    let (stores, members) = two_servers_at(&world, addresses.each_ref().map(String::as_str));
     let server = world.serve(&["--shards", "1"], &members);
     let mut client = Client::connect(&server.nbd());
     let data = pattern(1, 1 << 20);
     assert_eq!(client.write(0, &data), 0);
     client.flush();
-    let addresses: Vec<String> =
-        stores.iter().map(|store| store.ready["address"].as_str().unwrap().to_owned()).collect();
     drop(stores);
     assert_ne!(client.write(0, &pattern(2, 1 << 20)), 0, "no server is left for it");
     let failed = world.run(&["detail", "data", "--json"]).ok().json();
@@ -149,4 +154,21 @@ fn a_second_process_is_refused_until_the_first_has_gone_or_is_taken_over() {
     world.run(&["check", "data"]).ok();
     world.run(&["stop", "data", "--force"]).ok();
     assert_eq!(third.ended(), 0);
+}
+
+/// Stock targets know nothing of hosts, and so is ours without the offload protocol.
+#[test]
+fn a_takeover_from_a_server_that_can_not_fence_is_refused_and_needs_force() {
+    let world = World::new();
+    let files = world.members(4);
+    let fencing = store(&world, "alpha", "127.0.0.1:0", &files[..2]);
+    let beta = ["--listen", "127.0.0.1:0", "--nqn", "nqn.2026-01.com.example:beta", "--shards", "1"];
+    let plain = world.target(&[&beta[..], &["--offload", "off"]].concat(), &files[2..]);
+    let members: Vec<String> = [&fencing, &plain].into_iter().flat_map(namespaces).collect();
+    world.create(&["--level", "6", "--name", "data", "--assume-clean"], &members).ok();
+    let refused = ["keeps no other host from writing", &members[2], &members[3], "nothing was changed"];
+    world.serve_refused(&["--takeover"], &members).refused(1, &refused);
+    let server = world.serve(&["--takeover", "--force", "--shards", "1"], &members);
+    world.run(&["stop", "data", "--force"]).ok();
+    assert_eq!(server.ended(), 0);
 }

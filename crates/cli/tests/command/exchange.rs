@@ -75,6 +75,9 @@ fn an_array_goes_from_mdadm_to_us_and_back_and_nothing_of_it_is_left() {
 fn what_is_in_doubt_is_not_imported_and_nothing_is_changed() {
     let (configured, uuid, conf) = world();
     configured.import(&["nothing"]).refused(1, &["no array was found by nothing"]);
+    let nowhere = ["import", "data", "--mdadm-conf", "none/mdadm.conf"];
+    configured.run(&nowhere).refused(1, &["none is no folder", "--mdadm-conf"]);
+    assert!(!configured.world.path("none").exists() && !configured.entry(&uuid).exists());
     let doubtful = format!("{conf}ARRAY /dev/md/data\n");
     configured.write("mdadm.conf", &doubtful);
     configured.import(&["data"]).refused(1, &["mdadm.conf", "line 5", "UUID"]);
@@ -112,6 +115,54 @@ fn what_a_person_configured_is_for_a_person_to_take_away() {
 }
 
 #[test]
+fn what_would_not_be_served_is_not_taken_from_the_kernel() {
+    let (configured, uuid, conf) = world();
+    let refused = |words: &[&str], options: &[&str]| {
+        configured.import(&[&[&*uuid], options].concat()).refused(1, words);
+        assert_eq!(configured.mdadm_conf(), conf);
+        assert!(!configured.entry(&uuid).exists());
+    };
+    // An entry of two arrays, one that finds no member, two of one array, and one for no boot.
+    let others: Vec<String> =
+        ["member6", "member7", "member8"].map(|name| configured.world.file(name, 8 << 20)).into();
+    configured.world.create(&["--level=5", "--name=data"], &others).ok();
+    configured.write("pinstripe.toml", &format!("{SCAN}[[array]]\nname = 'data'\n"));
+    refused(&["both have this name: give the uuid in", "pinstripe.toml:5"], &["--no-start"]);
+    for other in others {
+        fs::remove_file(configured.world.path(&other)).unwrap();
+    }
+    configured
+        .write("pinstripe.toml", &format!("{SCAN}[[array]]\nname = 'data'\nmembers = ['/dev/nothing*']\n"));
+    refused(&["no member of it was found"], &["--no-start"]);
+    let two = format!("{SCAN}[[array]]\nname = 'data'\n[[array]]\nuuid = '{uuid}'\n");
+    configured.write("pinstripe.toml", &two);
+    refused(&["pinstripe.toml:5 and ", "pinstripe.toml:7 are of one array"], &[]);
+    configured.write("pinstripe.toml", &format!("{SCAN}auto = false\n"));
+    refused(&["auto = false"], &[]);
+
+    // A port that another program has, and certificates that are none.
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = other.local_addr().unwrap();
+    let entry = format!("{SCAN}[[array]]\nuuid = '{uuid}'\nnbd = ['tcp:{address}']\n");
+    configured.write("pinstripe.toml", &entry);
+    refused(&["its server could not begin", &format!("can't listen on {address}")], &[]);
+    refused(&["can't listen on"], &["--dry-run"]);
+    drop(other);
+    configured.write("pinstripe.toml", &format!("{entry}tls-certificates = '@/tls'\n"));
+    refused(&["its server could not begin", "TLS: "], &[]);
+    configured.write("tls/server-key.pem", "no key");
+    refused(&["its server could not begin", "TLS: "], &[]);
+
+    // One that lacks a member is only imported to be started by hand.
+    configured.write("pinstripe.toml", SCAN);
+    fs::remove_file(configured.world.path("member0")).unwrap();
+    refused(&["slot 0 is missing", "run-after", "import --no-start"], &[]);
+    refused(&["slot 0 is missing"], &["--dry-run"]);
+    configured.import(&["data", "--no-start"]).ok();
+    assert!(configured.entry(&uuid).exists());
+}
+
+#[test]
 fn what_a_person_has_added_to_an_entry_is_kept() {
     let (configured, uuid, _) = world();
     configured.import(&["data"]).ok();
@@ -121,6 +172,14 @@ fn what_a_person_has_added_to_an_entry_is_kept() {
     configured.release(&["data"]).ok();
     assert!(!entry.exists());
     assert_eq!(fs::read_to_string(entry.with_extension("toml.released")).unwrap(), text);
+    // What the first release has kept stays.
+    configured.import(&["data", "--no-start"]).ok();
+    let later = text.replace('5', "7");
+    fs::write(&entry, &later).unwrap();
+    configured.release(&["data"]).ok();
+    assert_eq!(fs::read_to_string(entry.with_extension("toml.released")).unwrap(), text);
+    assert_eq!(fs::read_to_string(entry.with_extension("toml.released.2")).unwrap(), later);
+
     fs::write(&entry, "[defaults]\nread-only = true\n").unwrap();
     configured.import(&["data"]).refused(1, &["imported-", "holds more"]);
     fs::remove_file(&entry).unwrap();
@@ -155,6 +214,27 @@ fn an_array_that_is_resynced_is_not_stopped_to_be_refused_then() {
     configured.release(&["data"]).refused(1, &["its server resyncs it"]);
     assert!(configured.run(&["list"]).ok().out.contains("data"), "its server goes on");
     configured.release(&["data", "--force"]).ok();
+}
+
+#[test]
+fn a_command_to_copy_is_quoted_for_the_shell() {
+    let configured = Configured::new(SCAN);
+    configured.write("mdadm.conf", "");
+    let members = configured.world.members(3);
+    let name = "we ird'$(id)";
+    configured.world.create(&["--level", "5", "--name", name, "--assume-clean"], &members).ok();
+    let uuid =
+        configured.run(&["examine", "member0", "--json"]).ok().json()[0]["member"]["array"]["uuid"].clone();
+    let would = configured.release(&[uuid.as_str().unwrap(), "--dry-run"]).ok().out;
+    let (_, command) = would.split_once("`mdadm --assemble").unwrap();
+    let command = command.split_once("`\n").unwrap().0;
+    let words =
+        std::process::Command::new("sh").args(["-c", &format!("printf '%s|' {command}")]).output().unwrap();
+    let words = String::from_utf8(words.stdout).unwrap();
+    let folder = configured.world.path("").display().to_string();
+    let devices: Vec<String> = members.iter().map(|member| format!("{folder}{member}|")).collect();
+    let devices = devices.concat();
+    assert_eq!(words, format!("/dev/md/{name}|{devices}"), "{command}");
 }
 
 #[test]

@@ -18,7 +18,7 @@ use rustix::{
 
 use crate::{
     nbd::{Client, pattern},
-    world::{LoopDevice, MIB, World, without_privileges},
+    world::{LoopDevice, MIB, PATIENCE, World, without_privileges},
 };
 
 const KIB: u64 = 1 << 10;
@@ -291,4 +291,57 @@ fn an_array_is_not_its_own_member_and_asking_for_that_stops_nothing() {
     open(&path).write_all_at(&[7; 4096], 0).unwrap();
     world.run(&["stop", "data"]).ok();
     assert_eq!(server.ended(), 0);
+}
+
+/// A file system with a server that answers nothing, from the first request on.
+struct Silent<'a> {
+    folder: &'a Path,
+    server: std::process::Child,
+}
+
+impl<'a> Silent<'a> {
+    fn mount(folder: &'a Path) -> Self {
+        fs::create_dir(folder).unwrap();
+        let script = "exec 3<>/dev/fuse; mount -i -t fuse -o fd=3,rootmode=40000,user_id=0,group_id=0 none \"$0\" && exec sleep 1000";
+        let server = Command::new("sh").args(["-c", script]).arg(folder).spawn().unwrap();
+        let begun = Instant::now();
+        while !fs::read_to_string("/proc/self/mounts").unwrap().contains(folder.to_str().unwrap()) {
+            assert!(begun.elapsed() < PATIENCE, "it is not mounted");
+            thread::sleep(Duration::from_millis(20));
+        }
+        Self { folder, server }
+    }
+}
+
+impl Drop for Silent<'_> {
+    fn drop(&mut self) {
+        // What waits for it has an error then.
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+        let _ = Command::new("umount").arg("--lazy").arg(self.folder).status();
+    }
+}
+
+#[test]
+fn a_name_on_a_file_system_that_hangs_keeps_no_call_for_ever_and_no_member_in() {
+    if !may_mount() {
+        return;
+    }
+    let world = World::new();
+    let members = world.raid5(3);
+    let server = world.serve(&[], &members);
+    let folder = world.path("hangs");
+    let silent = Silent::mount(&folder);
+    let device = folder.join("disk").display().to_string();
+    for command in ["fail", "remove", "replace"] {
+        let begun = Instant::now();
+        world.run(&[command, "data", &device]).refused(1, &["answer", "nothing was done"]);
+        assert!(begun.elapsed() < PATIENCE, "{command}: {:?}", begun.elapsed());
+    }
+    let begun = Instant::now();
+    world.run(&["fail", "data", &members[1]]).ok();
+    assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+    drop(silent);
+    world.run(&["stop", "data"]).ok();
+    drop(server);
 }

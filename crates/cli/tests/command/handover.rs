@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use serde_json::{Value, json};
 
 use crate::{
@@ -20,7 +21,7 @@ use crate::{
     nbd::{Client, header, pattern},
     tls::Authority,
     upgrade::{control, ends_well, program, talk, version},
-    world::{MEMBER_BYTES, Server, World},
+    world::{MEMBER_BYTES, PATIENCE, Server, World},
 };
 
 const SECRET: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
@@ -50,16 +51,17 @@ fn until_it_leaves(world: &World) {
         if BufReader::new(stream).read_line(&mut String::new()).is_err() {
             return;
         }
-        assert!(begun.elapsed() < Duration::from_secs(20));
+        assert!(begun.elapsed() < PATIENCE);
         thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// A client that has sent half of a write, for which the server waits a second.
-fn stalled(server: &Server) -> Client {
+/// A client that has asked for more than it takes, for which the server waits a minute: until the client
+/// goes.
+fn greedy(server: &Server) -> Client {
     let mut client = Client::connect(&server.nbd());
-    client.say(&[&header(1, 8 << 20, 4096), &[7; 2048][..]].concat());
-    // The header has been taken when another connection has been answered.
+    client.say(&header(0, 0, 1 << 20).repeat(32));
+    // The first ones have been taken when another connection has been answered.
     Client::connect(&server.nbd()).flush();
     client
 }
@@ -196,13 +198,14 @@ fn what_is_added_while_clients_are_left_is_part_of_the_array() {
     let world = World::new();
     let server = world.serve(&[], &world.raid5(3));
     let spare = world.file("spare", MEMBER_BYTES);
-    let _client = stalled(&server);
+    let client = greedy(&server);
     let mut direct = control(&world);
     let upgrade = begin_upgrade(&world, PINSTRIPE);
     until_it_leaves(&world);
     let path = world.path(&spare).display().to_string();
     direct.call::<Value>("add", json!({ "device": path, "force": false })).unwrap();
     direct.call::<Value>("sync", json!({ "speed_max_kib": 54_321 })).unwrap();
+    drop(client);
     assert!(upgrade.wait_with_output().unwrap().status.success());
     let detail = world.run(&["detail", "data", "--json"]).ok().json();
     assert!(detail["spares"][0].as_str().unwrap().ends_with("spare"), "{detail}");
@@ -215,10 +218,11 @@ fn what_is_added_while_clients_are_left_is_part_of_the_array() {
 fn an_order_to_end_that_comes_while_clients_are_left_is_obeyed() {
     let world = World::new();
     let server = world.serve(&[], &world.raid5(3));
-    let _client = stalled(&server);
+    let client = greedy(&server);
     let mut upgrade = begin_upgrade(&world, PINSTRIPE);
     until_it_leaves(&world);
     server.signal("TERM");
+    drop(client);
     let socket = server.nbd();
     assert_eq!(server.ended(), 0);
     upgrade.wait().unwrap();
@@ -235,7 +239,7 @@ fn requests_that_a_limit_holds_back_are_answered_before_their_client_is_left() {
     Client::connect(&server.nbd()).flush();
     let begun = Instant::now();
     world.run(&["upgrade", "data"]).ok();
-    assert!(begun.elapsed() < Duration::from_secs(20));
+    assert!(begun.elapsed() < Duration::from_secs(80), "they would have waited for 100 s");
     world.run(&["limit", "data", "--iops", "0"]).ok();
     (0..100).for_each(|_| assert_eq!(client.answer_of_read(512).len(), 512));
     ends_well(&world, server);
@@ -246,7 +250,7 @@ fn calls_that_come_behind_the_one_for_an_upgrade_are_answered_by_the_next_progra
     let world = World::new();
     let server = world.serve(&[], &world.raid5(3));
     let mut stream = UnixStream::connect(world.path("pinstripe/data.sock")).unwrap();
-    stream.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let call = |id: u64, method: &str, parameters: Value| {
         json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": parameters }).to_string() + "\n"
     };
@@ -263,6 +267,63 @@ fn calls_that_come_behind_the_one_for_an_upgrade_are_answered_by_the_next_progra
 }
 
 #[test]
+fn calls_behind_an_upgrade_for_which_no_descriptor_is_left_are_answered() {
+    let world = World::new();
+    let server = world.serve(&["--shards", "1"], &world.raid5(3));
+    let (number, _) = version(&world);
+    let process = Pid::from_raw(i32::try_from(number).unwrap()).unwrap();
+    let both = json!({ "jsonrpc": "2.0", "id": 1, "method": "upgrade", "params": { "program": PINSTRIPE } })
+        .to_string()
+        + "\n{\"jsonrpc\":\"2.0\",\"id\":2,\"method\":\"version\"}\n";
+    let mut refusals = Vec::new();
+    // One more each time, so that whatever needs one lacks it once.
+    for further in 0.. {
+        let mut stream = UnixStream::connect(world.path("pinstripe/data.sock")).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+        let mut answer = || serde_json::from_str::<Value>(&lines.next().unwrap().unwrap()).unwrap();
+        // It has the connection when it answers.
+        stream.write_all(b"{\"jsonrpc\":\"2.0\",\"id\":0,\"method\":\"version\"}\n").unwrap();
+        answer();
+        let open = fs::read_dir(format!("/proc/{number}/fd")).unwrap().count() as u64;
+        let before = limit_files(process, Some(open + further));
+        stream.write_all(both.as_bytes()).unwrap();
+        let answers = [answer(), answer()];
+        limit_files(process, before);
+        assert!(answers[0]["id"] == 1 && answers[1]["id"] == 2, "{answers:?}");
+        assert!(answers[1]["result"]["pid"].is_u64(), "{answers:?}");
+        match answers[0]["error"]["message"].as_str() {
+            Some(message) => refusals.push(message.to_owned()),
+            None => break,
+        }
+    }
+    assert!(refusals.iter().any(|why| why.contains("can't be handed on")), "{refusals:?}");
+    ends_well(&world, server);
+}
+
+/// How many files a process may open; sets that.
+fn limit_files(process: Pid, current: Option<u64>) -> Option<u64> {
+    let limit = Rlimit { current, ..getrlimit(Resource::Nofile) };
+    prlimit(Some(process), Resource::Nofile, limit).unwrap().current
+}
+
+#[test]
+fn a_stop_that_waits_for_clients_while_another_program_takes_over_is_told_so() {
+    let world = World::new();
+    let server = world.serve(&["--shards", "1"], &world.raid5(3));
+    let client = Client::connect(&server.nbd());
+    let stop = world.command(&["stop", "data"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    thread::sleep(Duration::from_millis(300));
+    world.run(&["upgrade", "data"]).ok();
+    let stopped = stop.unwrap().wait_with_output().unwrap();
+    let said = String::from_utf8(stopped.stderr).unwrap();
+    // The latter if the other program takes its time.
+    assert!(said.contains("takes this one's place just now") || said.contains("is in use by"), "{said}");
+    drop(client);
+    ends_well(&world, server);
+}
+
+#[test]
 fn a_check_under_way_tells_how_far_it_came() {
     let world = World::new();
     let server = world.serve(&["--sync-speed-min", "1", "--sync-speed-max", "1"], &world.raid5(3));
@@ -270,7 +331,7 @@ fn a_check_under_way_tells_how_far_it_came() {
     let check = check.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let begun = Instant::now();
     while world.run(&["detail", "data", "--json"]).ok().json()["sync"].is_null() {
-        assert!(begun.elapsed() < Duration::from_secs(20));
+        assert!(begun.elapsed() < PATIENCE);
     }
     world.run(&["upgrade", "data"]).ok();
     let output = check.wait_with_output().unwrap();

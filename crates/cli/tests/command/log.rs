@@ -24,10 +24,8 @@ use crate::{
     configured::{Configured, DATA},
     daemon::Daemon,
     nbd::{Client, pattern},
-    world::{Server, World},
+    world::{PATIENCE, Server, World, wait_until},
 };
-
-const LIMIT: Duration = Duration::from_secs(30);
 
 /// A server. It is killed if the test ends without stopping it, and if it hangs, so that no command waits for
 /// it without end.
@@ -42,7 +40,7 @@ impl Watched {
         let (over, wait) = channel();
         let watched = Arc::clone(&child);
         thread::spawn(move || {
-            let _: Result<(), _> = wait.recv_timeout(LIMIT);
+            let _: Result<(), _> = wait.recv_timeout(PATIENCE);
             let mut child = watched.lock().unwrap();
             let _ = child.kill();
             let _ = child.wait();
@@ -75,11 +73,7 @@ fn serve_by(
 ) -> Watched {
     command.args(options).args(members).stdout(Stdio::null()).stderr(errors);
     let server = Watched::start(&mut command);
-    let begun = Instant::now();
-    while world.run(&["detail", "data"]).status != 0 {
-        assert!(begun.elapsed() < LIMIT, "it does not answer");
-        thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("it answers", || world.run(&["detail", "data"]).status == 0);
     server
 }
 
@@ -185,10 +179,9 @@ fn goes_on_and_ends(world: &World, server: Watched) {
     assert_eq!(client.write(0, &data), 0);
     assert!(client.read(0, data.len()) == data);
     drop(client);
-    let begun = Instant::now();
     world.run(&["stop", "data"]).ok();
+    // It would be killed.
     assert_eq!(server.ended(), Some(0));
-    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
 }
 
 #[test]
@@ -320,7 +313,7 @@ fn the_daemon_logs_as_its_configuration_says_and_names_the_arrays() {
         if let Some(lost) = lost {
             break lost;
         }
-        assert!(begun.elapsed() < LIMIT, "{}", daemon.log());
+        assert!(begun.elapsed() < PATIENCE, "{}", daemon.log());
         thread::sleep(Duration::from_millis(50));
     };
     assert_eq!((&lost["array"], &lost["command"]), (&"data".into(), &"daemon".into()), "{lost}");

@@ -3,7 +3,6 @@
 use std::{
     fs,
     io::{BufRead, BufReader},
-    os::unix::fs::PermissionsExt,
     process::{Child, Stdio},
     sync::mpsc::{Receiver, channel},
     time::Duration,
@@ -13,10 +12,8 @@ use serde_json::Value;
 
 use crate::{
     nbd::{Client, pattern},
-    world::{MEMBER_BYTES, World},
+    world::{MEMBER_BYTES, PATIENCE, World, wait_until},
 };
-
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Where the data of members begins, in bytes.
 fn data_offset(world: &World, member: &str) -> u64 {
@@ -88,7 +85,7 @@ fn a_check_is_paused_resumed_and_stopped_and_its_speed_is_set() {
     let world = World::new();
     let create = ["--create", "--level", "5", "--name", "fast", "--assume-clean", "--shards", "1"];
     let limits = ["--sync-speed-min", "100", "--sync-speed-max", "1000"];
-    let _server = world.serve(&[&create[..], &limits[..]].concat(), &vec!["mem:64M".to_owned(); 3]);
+    let server = world.serve(&[&create[..], &limits[..]].concat(), &vec!["mem:64M".to_owned(); 3]);
     world.run(&["sync", "fast", "stop"]).refused(1, &["no check and no repair"]);
     let check = world
         .command(&["check", "fast", "--json"])
@@ -102,23 +99,42 @@ fn a_check_is_paused_resumed_and_stopped_and_its_speed_is_set() {
     }
     let paused = world.run(&["sync", "fast", "pause", "--json"]).ok().json();
     assert_eq!((&paused["paused"], &paused["speed_max_kib"]), (&true.into(), &1000.into()));
-    std::thread::sleep(Duration::from_millis(100));
-    let done = detail()["sync"]["done"].clone();
-    std::thread::sleep(Duration::from_millis(300));
-    let now = detail();
-    assert_eq!((&now["sync"]["done"], &now["sync"]["paused"]), (&done, &true.into()));
+    // What was under way is done still.
+    wait_until("at rest", || {
+        let done = detail()["sync"]["done"].clone();
+        std::thread::sleep(Duration::from_millis(300));
+        detail()["sync"]["done"] == done
+    });
+    assert_eq!(detail()["sync"]["paused"], true);
     assert!(world.run(&["detail", "fast"]).ok().out.contains("paused"));
     world.run(&["sync", "fast", "resume", "--speed-max", "2000"]).ok();
     while detail()["sync"]["speed_kib"].as_u64().unwrap() == 0 {
         std::thread::sleep(Duration::from_millis(10));
     }
     assert!(detail()["sync"]["finish_seconds"].as_u64().is_some());
-    world.run(&["sync", "fast", "--speed-max", "10"]).refused(1, &["100 to 10 KiB"]);
+    for action in [&["stop"][..], &[]] {
+        let refused = [&["sync", "fast", "--speed-max", "10"], action].concat();
+        world.run(&refused).refused(1, &["can't be 10 KiB per second", "the lower one is 100: lower that"]);
+    }
+    assert!(detail()["sync"].is_object(), "a call that is refused stops nothing");
     world.run(&["sync", "fast", "stop"]).ok();
     let output = check.wait_with_output().unwrap();
     let result: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((output.status.code(), &result["complete"]), (Some(1), &false.into()));
     assert!(detail()["sync"].is_null());
+    // It isn't said to have ended, and what it found is said to be what it found until there.
+    let place = format!(
+        "check was stopped before sector {} of each member's data, mismatches found until there: 0",
+        result["next_sector"]
+    );
+    let told = || server.later.lock().unwrap().clone();
+    let begun = std::time::Instant::now();
+    while !told().iter().any(|line| line["event"] == "RebuildFinished") && begun.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let told = told();
+    let finished: Vec<&Value> = told.iter().filter(|line| line["event"] == "RebuildFinished").collect();
+    assert!(finished.len() == 1 && finished[0]["message"] == place.as_str(), "{told:?}");
 }
 
 /// A monitor and its lines; killed at the end.
@@ -173,10 +189,8 @@ fn the_monitor_runs_a_program_for_every_event_in_order_over_two_servers() {
     let world = World::new();
     let members = world.raid5(3);
     let spare = world.file("spare", MEMBER_BYTES);
-    let script = world.path("told");
-    fs::write(&script, "#!/bin/sh\necho \"$@\" >> told.txt\n").unwrap();
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
-    let monitor = Monitor::new(&world, &["data", "--program", script.to_str().unwrap()]);
+    let script = world.program("told", "#!/bin/sh\necho \"$@\" >> told.txt\n");
+    let monitor = Monitor::new(&world, &["data", "--program", &script]);
     assert_eq!(monitor.next("DeviceDisappeared")["alarming"], true);
     let server = world.serve(&["--shards", "1"], &members);
     monitor.next("NewArray");
@@ -201,10 +215,7 @@ fn the_monitor_runs_a_program_for_every_event_in_order_over_two_servers() {
     monitor.next("DegradedArray");
     // The program is run after the line was printed.
     let told = || fs::read_to_string(world.path("told.txt")).unwrap();
-    let begun = std::time::Instant::now();
-    while !told().ends_with("DegradedArray data\n") && begun.elapsed() < std::time::Duration::from_secs(20) {
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    wait_until("the last one is told", || told().ends_with("DegradedArray data\n"));
     let told = told();
     let told: Vec<&str> = told.lines().collect();
     assert_eq!(told[..3], ["DeviceDisappeared data", "NewArray data", "Fail data member1"]);
@@ -215,7 +226,9 @@ fn the_monitor_runs_a_program_for_every_event_in_order_over_two_servers() {
 fn the_monitor_tells_of_no_loss_when_another_program_takes_the_servers_place() {
     let world = World::new();
     let server = world.serve(&[], &world.raid5(3));
-    let monitor = Monitor::new(&world, &["data"]);
+    // It says that it has seen the first server.
+    let monitor = Monitor::new(&world, &["data", "--spares", "1"]);
+    monitor.next("SparesMissing");
     for slot in [0, 2] {
         world.run(&["upgrade", "data"]).ok();
         assert_eq!(monitor.next("NewArray")["alarming"], false);

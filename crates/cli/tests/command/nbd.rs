@@ -4,8 +4,9 @@ use std::{
     io::{Read, Write},
     os::unix::net::UnixStream,
     path::Path,
-    time::Duration,
 };
+
+use crate::world::PATIENCE;
 
 pub struct Client {
     stream: UnixStream,
@@ -17,7 +18,7 @@ impl Client {
     /// Opens the default export, with the oldest of the options.
     pub fn connect(socket: &Path) -> Self {
         let mut stream = UnixStream::connect(socket).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting).unwrap();
         assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");

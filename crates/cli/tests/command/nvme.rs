@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::{
+    configured::Configured,
     nbd::{Client, pattern},
-    world::{MEMBER_BYTES, Server, World},
+    world::{LoopDevice, MEMBER_BYTES, PATIENCE, Port, Server, World},
 };
 
 const NQN: &str = "nqn.2026-01.com.example:members";
@@ -32,16 +33,9 @@ fn await_detail(world: &World, wanted: impl Fn(&Value) -> bool) -> Value {
         if wanted(&now) {
             return now;
         }
-        assert!(begun.elapsed() < Duration::from_mins(1), "{now}");
+        assert!(begun.elapsed() < PATIENCE, "{now}");
         std::thread::sleep(Duration::from_millis(50));
     }
-}
-
-/// The events of a server with this name, in words.
-fn told(server: &Server, name: &str) -> Vec<String> {
-    let lines = server.later.lock().unwrap();
-    let named = lines.iter().filter(|line| line["event"] == name);
-    named.map(|line| line["message"].as_str().unwrap().to_owned()).collect()
 }
 
 #[test]
@@ -49,8 +43,9 @@ fn a_member_whose_server_was_killed_comes_back_by_itself() {
     let world = World::new();
     let mut members = world.raid5(4);
     let remote = members[2].clone();
-    let store = target(&world, "127.0.0.1:0", std::slice::from_ref(&remote));
-    let address = address(&store);
+    let port = Port::new();
+    let address = port.address.to_string();
+    let store = target(&world, &address, std::slice::from_ref(&remote));
     members[2] = store.ready["namespaces"][0].as_str().unwrap().to_owned();
     let server = world.serve(&["--shards", "2"], &members);
     let mut client = Client::connect(&server.nbd());
@@ -70,19 +65,9 @@ fn a_member_whose_server_was_killed_comes_back_by_itself() {
 
     let store = target(&world, &address, std::slice::from_ref(&remote));
     await_detail(&world, |now| now["degraded"] == false && now["failed"].as_array().unwrap().is_empty());
-    // Lines come a moment after what they tell of.
-    let begun = Instant::now();
-    while told(&server, "SpareActive").is_empty() && begun.elapsed() < Duration::from_secs(10) {
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    let back = told(&server, "MemberBack");
+    let back = server.told("MemberBack", 1);
     assert!(back.len() == 1 && back[0].contains("what it missed"), "{back:?}");
-    // The line comes after the state that it tells of.
-    let begun = std::time::Instant::now();
-    while told(&server, "SpareActive").is_empty() && begun.elapsed().as_secs() < 20 {
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
-    assert_eq!(told(&server, "SpareActive").len(), 1);
+    assert_eq!(server.told("SpareActive", 1).len(), 1);
     world.run(&["check", "data"]).ok();
     world.run(&["stop", "data", "--force"]).ok();
     assert_eq!(server.ended(), 0);
@@ -102,8 +87,9 @@ fn another_namespace_or_a_member_that_was_failed_on_purpose_does_not_come_back_b
     let world = World::new();
     let mut members = world.raid5(4);
     let remote = members[1].clone();
-    let store = target(&world, "127.0.0.1:0", std::slice::from_ref(&remote));
-    let address = address(&store);
+    let port = Port::new();
+    let address = port.address.to_string();
+    let store = target(&world, &address, std::slice::from_ref(&remote));
     members[1] = store.ready["namespaces"][0].as_str().unwrap().to_owned();
     let server = world.serve(&["--shards", "1"], &members);
     let mut client = Client::connect(&server.nbd());
@@ -120,11 +106,69 @@ fn another_namespace_or_a_member_that_was_failed_on_purpose_does_not_come_back_b
     let _store = target(&world, &address, std::slice::from_ref(&other));
     let refused = await_detail(&world, |now| now["failed"][0]["reconnecting"]["given_up"] == true);
     assert!(refused["spares"].as_array().unwrap().is_empty(), "{refused}");
-    let words = told(&server, "NotTakenBack");
+    let words = server.told("NotTakenBack", 1);
     assert!(words.len() == 1 && words[0].contains("another namespace"), "{words:?}");
     assert!(std::fs::read(world.path(&other)).unwrap().iter().all(|byte| *byte == 0), "it was written");
     world.run(&["add", "data", &members[1], "--wait"]).ok();
     assert_eq!(detail(&world)["degraded"], false);
+}
+
+#[test]
+fn a_namespace_that_is_refused_leaves_its_name_to_the_lost_member() {
+    let world = World::new();
+    let mut members = world.raid5(4);
+    let remote = members[1].clone();
+    let port = Port::new();
+    let address = port.address.to_string();
+    let store = target(&world, &address, std::slice::from_ref(&remote));
+    members[1] = store.ready["namespaces"][0].as_str().unwrap().to_owned();
+    let server = world.serve(&["--shards", "1"], &members);
+    drop(store);
+    // The next try is half a minute later: it isn't to meet the other device.
+    await_detail(&world, |now| now["failed"][0]["reconnecting"]["tries"].as_u64() > Some(4));
+    let other = world.file("other", MEMBER_BYTES / 2);
+    let store = target(&world, &address, std::slice::from_ref(&other));
+    world.run(&["add", "data", &members[1]]).refused(1, &["sectors"]);
+    drop(store);
+    let _store = target(&world, &address, std::slice::from_ref(&remote));
+    let back = await_detail(&world, |now| {
+        now["failed"].as_array().unwrap().is_empty() || now["failed"][0]["reconnecting"]["given_up"] == true
+    });
+    assert!(back["failed"].as_array().unwrap().is_empty(), "{back}");
+    assert!(server.told("NotTakenBack", 0).is_empty());
+}
+
+#[test]
+fn members_and_the_array_itself_are_known_by_every_address() {
+    let world = World::new();
+    let mut members = world.raid5(3);
+    let store = target(&world, "127.0.0.1:0", &members[1..2]);
+    members[1] = store.ready["namespaces"][0].as_str().unwrap().to_owned();
+    let server = world.serve(&["--shards", "1", "--nvme-tcp", "127.0.0.1:0"], &members);
+    let (with_digests, by_name) =
+        (format!("{}&hdgst=1", members[1]), members[1].replace("127.0.0.1", "localhost"));
+    let own = server.ready["nvme"].as_str().unwrap();
+    let refused = |words: &str| {
+        for device in [&*with_digests, &by_name] {
+            world.run(&["add", "data", device, "--force"]).refused(1, &[words]);
+        }
+        for device in [own, &own.replace("127.0.0.1", "localhost")] {
+            world.run(&["add", "data", device, "--force"]).refused(1, &["is this array itself"]);
+            let replace = ["replace", "data", "0", "--with", device, "--force"];
+            world.run(&replace).refused(1, &["is this array itself"]);
+        }
+    };
+    refused("is the member in slot 1 already");
+    // It is one although its superblock can't be read.
+    world.poke("member1", 4096, &[0; 4096]);
+    refused("is the member in slot 1 already");
+    if let Some(device) = LoopDevice::new(&world, "member0", &[]) {
+        world.run(&["add", "data", &device.path]).refused(1, &["is the member in slot 0 already"]);
+    }
+    let twice = [&members[..], std::slice::from_ref(&with_digests)].concat();
+    world.serve_refused(&[], &twice).refused(64, &["is given twice"]);
+    world.run(&["fail", "data", &with_digests]).ok();
+    assert_eq!(detail(&world)["members"][1]["state"], "missing");
 }
 
 #[test]
@@ -146,7 +190,7 @@ fn an_empty_slot_is_filled_from_the_pool_with_a_namespace_that_fits_and_holds_no
     world.run(&["fail", "data", "1"]).ok();
     let whole = await_detail(&world, |now| now["degraded"] == false);
     assert_eq!(whole["members"][1]["device"], store.ready["namespaces"][2], "{whole}");
-    assert_eq!(told(&server, "MoveSpare").len(), 1);
+    assert_eq!(server.told("MoveSpare", 1).len(), 1);
     assert_eq!(world.hashes(&[occupied, small]), before, "what does not fit was written");
     world.run(&["check", "data"]).ok();
     assert!(client.read(0, data.len()) == data);
@@ -227,4 +271,221 @@ fn an_address_that_others_reach_needs_authentication_and_a_file_that_they_cannot
     let members = world.raid5(3);
     let options = ["--nvme-tcp", "127.0.0.1:0", "--dhchap-hosts", "empty"];
     world.serve_refused(&options, &members).refused(1, &["has no line for any peer"]);
+}
+
+/// Keys for TLS, as `nvme gen-tls-key` writes them.
+const TLS_KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+const OTHER_TLS_KEY: &str =
+    "NVMeTLSkey-1:02:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwP/w0S89ELi3W2LxIcLXVsDn8kXZQ==:";
+
+fn uris(store: &Server) -> Vec<String> {
+    let namespaces = store.ready["namespaces"].as_array().unwrap();
+    namespaces.iter().map(|uri| uri.as_str().unwrap().to_owned()).collect()
+}
+
+/// The address of an array that is served over NVMe/TCP.
+fn exported(server: &Server) -> String {
+    let addresses = server.ready["addresses"].as_array().unwrap();
+    let uris = addresses.iter().map(|address| address["uri"].as_str().unwrap());
+    uris.into_iter().find(|uri| uri.starts_with("nvme-tcp://")).unwrap().to_owned()
+}
+
+/// This host's NQN, as it says if a server knows no key of it.
+fn own_nqn(world: &World, device: &str) -> String {
+    secrets_file(world, "strangers", &format!("nqn.2026-01.com.example:host {TLS_KEY}\n"), 0o600);
+    let options = ["--listen", "127.0.0.1:0", "--nqn", NQN, "--shards", "1", "--nvme-tls-hosts", "strangers"];
+    let store = world.target(&options, &[device.to_owned()]);
+    let refused = world
+        .run(&["discover", &address(&store), "--nvme-tls-secrets", "servers"])
+        .refused(1, &["perhaps it has another key, or none", "this host is nqn."]);
+    let host = refused.error.split("this host is ").nth(1).unwrap();
+    host.split_whitespace().next().unwrap().to_owned()
+}
+
+#[test]
+fn members_and_servers_speak_tls_with_a_common_key_and_nothing_in_clear() {
+    let world = World::new();
+    let devices = world.members(4);
+    secrets_file(&world, "servers", &format!("* {TLS_KEY}\n"), 0o600);
+    secrets_file(&world, "others", &format!("* {OTHER_TLS_KEY}\n"), 0o600);
+    let host = own_nqn(&world, &devices[0]);
+    secrets_file(&world, "hosts", &format!("{host} {TLS_KEY}\n"), 0o600);
+    let listen = ["--listen", "127.0.0.1:0", "--nqn", NQN, "--shards", "1"];
+    let secured = [&listen[..], &["--nvme-tls-hosts", "hosts"]].concat();
+    let store = world.target(&secured, &devices[..2]);
+    // A host that has keys for all servers uses none without.
+    let plain = world.target(&listen, &devices[2..]);
+    let before = world.hashes(&devices);
+    let create = |members: &[String], more: &[&str]| {
+        let shape = ["--level", "5", "--name", "data", "--assume-clean"];
+        world.create(&[&shape[..], more].concat(), members)
+    };
+    let all = [uris(&store), uris(&plain)].concat();
+    create(&all, &["--nvme-tls-secrets", "servers"]).refused(1, &[&address(&plain)]);
+    create(&all, &[]).refused(1, &[&address(&store)]);
+    create(&all, &["--nvme-tls-secrets", "others"]).refused(1, &["TLS", &address(&store)]);
+    assert!(before == world.hashes(&devices), "something was written");
+    drop(plain);
+
+    let second = world.target(&secured, &devices[2..]);
+    let members = [uris(&store), uris(&second)].concat();
+    let with = ["--nvme-tls-secrets", "servers"];
+    create(&members, &with).ok();
+    world.run(&["examine", &members[0]]).refused(1, &[&address(&store)]);
+    world.run(&[&["examine"], &with[..], &[members[0].as_str()]].concat()).ok();
+    let server = world.serve(&[&["--shards", "2"], &with[..]].concat(), &members);
+    let mut client = Client::connect(&server.nbd());
+    let data = pattern(7, 4 << 20);
+    assert_eq!(client.write(0, &data), 0);
+    assert!(client.read(0, data.len()) == data);
+    world.run(&["check", "data"]).ok();
+    world.run(&["stop", "data", "--force"]).ok();
+    assert_eq!(server.ended(), 0);
+}
+
+#[test]
+fn an_array_is_served_by_tls_to_the_hosts_of_a_file_that_only_root_can_read() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let refused = |file: &str, words: &[&str]| {
+        let by_tls = ["--nvme-tcp", "127.0.0.1:0", "--nvme-tls-hosts", file];
+        world.serve_refused(&by_tls, &members).refused(1, words);
+    };
+    secrets_file(&world, "any", &format!("* {TLS_KEY}\n"), 0o600);
+    refused("any", &["* can't stand for hosts"]);
+    secrets_file(&world, "open", &format!("nqn.a {TLS_KEY}\n"), 0o640);
+    refused("open", &["can be read by other users"]);
+    secrets_file(&world, "torn", "nqn.a NVMeTLSkey-1:01:AAAA:\n", 0o600);
+    refused("torn", &["torn, line 1", "32 bytes", "the form is NQN KEY"]);
+    world.serve_refused(&["--nvme-tls-hosts", "any"], &members).refused(64, &["--nvme-tcp"]);
+
+    secrets_file(&world, "servers", &format!("* {TLS_KEY}\n"), 0o600);
+    let host = own_nqn(&world, &world.file("device", MEMBER_BYTES));
+    secrets_file(&world, "hosts", &format!("{host} {TLS_KEY}\n"), 0o600);
+    let options = ["--nqn", NQN, "--nvme-tcp", "127.0.0.1:0", "--nvme-tls-hosts", "hosts"];
+    let server = world.serve(&options, &members);
+    let uri = exported(&server);
+    let address = uri.strip_prefix("nvme-tcp://").unwrap().split('/').next().unwrap();
+    world.run(&["discover", address]).refused(1, &[address]);
+    // Strangers that say nothing make room, the oldest first.
+    let strangers: Vec<_> = (0..140).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
+    let seen = world.run(&["discover", address, "--namespaces", "--json", "--nvme-tls-secrets", "servers"]);
+    assert_eq!(seen.ok().json()["subsystems"][0]["nqn"], NQN);
+    drop(strangers);
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
+    // If they held up the end, that would last for as long as their handshakes may, which are five seconds.
+    // On a busy machine it may last as long, but not each time.
+    let held_up = || {
+        let server = world.serve(&options, &members);
+        let uri = exported(&server);
+        let address = uri.strip_prefix("nvme-tcp://").unwrap().split('/').next().unwrap();
+        let _strangers: Vec<_> = (0..20).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
+        let begun = Instant::now();
+        world.run(&["stop", "data"]).ok();
+        assert_eq!(server.ended(), 0);
+        begun.elapsed() > Duration::from_secs(4)
+    };
+    assert!(!(0..5).all(|_| held_up()), "strangers hold up the end");
+}
+
+#[test]
+fn the_configuration_has_the_keys_of_tls_of_both_ends_and_they_reach_the_server() {
+    let configured = Configured::new("");
+    let world = &configured.world;
+    secrets_file(world, "servers", &format!("* {TLS_KEY}\n"), 0o600);
+    let host = own_nqn(world, &world.file("device", MEMBER_BYTES));
+    secrets_file(world, "hosts", &format!("{host} {TLS_KEY}\n"), 0o600);
+    let listen = ["--listen", "127.0.0.1:0", "--nqn", NQN, "--shards", "1", "--nvme-tls-hosts", "hosts"];
+    let store = world.target(&listen, &[world.file("remote", MEMBER_BYTES)]);
+    let with = ["--nvme-tls-secrets", "servers"];
+    let members = [world.members(2), uris(&store)].concat();
+    world.create(&[&["--level", "5", "--name", "data", "--assume-clean"], &with[..]].concat(), &members).ok();
+
+    let text = format!(
+        "[[array]]\nname = 'data'\nshards = 1\nnvme-tcp = '127.0.0.1:0'\nnvme-tls-hosts = '@/hosts'\n\
+         nvme-tls-secrets = '@/servers'\nmembers = ['@/member*', '{}']\n",
+        members[2]
+    );
+    configured.write("pinstripe.toml", &text);
+    configured.run(&["config", "check"]).ok();
+    let started = configured.run(&["assemble", "--name", "data", "--json"]).ok().json();
+    assert_eq!(
+        (&started[0]["state"], &started[0]["degraded"]),
+        (&"started".into(), &false.into()),
+        "{started}"
+    );
+    let addresses = detail(world)["addresses"].as_array().unwrap().clone();
+    let uris = addresses.iter().map(|address| address["uri"].as_str().unwrap());
+    let uri = uris.into_iter().find(|uri| uri.starts_with("nvme-tcp://")).unwrap();
+    let address = uri.strip_prefix("nvme-tcp://").unwrap().split('/').next().unwrap();
+    world.run(&["discover", address]).refused(1, &[address]);
+    world.run(&["discover", address, "--nvme-tls-secrets", "servers"]).ok();
+}
+
+#[test]
+fn hosts_that_speak_tls_keep_their_connections_through_an_upgrade() {
+    let world = World::new();
+    let members = world.raid5(3);
+    secrets_file(&world, "servers", &format!("* {TLS_KEY}\n"), 0o600);
+    let host = own_nqn(&world, &world.file("device", MEMBER_BYTES));
+    secrets_file(&world, "hosts", &format!("{host} {TLS_KEY}\n"), 0o600);
+    let options = ["--nqn", NQN, "--nvme-tcp", "127.0.0.1:0", "--nvme-tls-hosts", "hosts", "--shards", "2"];
+    let inner = world.serve(&options, &members);
+    let mut outer: Vec<String> = ["outer0", "outer1"].map(|name| world.file(name, MEMBER_BYTES)).into();
+    outer.push(exported(&inner));
+    let with = ["--nvme-tls-secrets", "servers"];
+    world.create(&[&["--level", "5", "--name", "outer", "--assume-clean"], &with[..]].concat(), &outer).ok();
+    let server = world.serve(&[&["--shards", "2"], &with[..]].concat(), &outer);
+    let mut client = Client::connect(&server.nbd());
+    for round in 0..3 {
+        let data = pattern(round, 2 << 20);
+        assert_eq!(client.write(0, &data), 0);
+        let upgraded = world.run(&["upgrade", "data", "--json"]).ok().json();
+        assert!(upgraded["connections"].as_u64().unwrap() >= 2, "{upgraded}");
+        assert!(client.read(0, data.len()) == data);
+    }
+    let detail = world.run(&["detail", "outer", "--json"]).ok().json();
+    assert_eq!(detail["degraded"], false, "{detail}");
+    assert!(server.told("Fail", 0).is_empty() && server.told("DegradedArray", 0).is_empty());
+    world.run(&["check", "outer"]).ok();
+
+    // A file that the next program couldn't use is refused before anything is left.
+    secrets_file(&world, "hosts", &format!("{host} {TLS_KEY}\n* {TLS_KEY}\n"), 0o600);
+    world.run(&["upgrade", "data"]).refused(1, &["can't stand for hosts", "nothing was changed"]);
+    assert_eq!(client.write(0, &pattern(9, 4096)), 0);
+    world.run(&["stop", "outer", "--force"]).ok();
+    assert_eq!(server.ended(), 0);
+    world.run(&["stop", "data", "--force"]).ok();
+    assert_eq!(inner.ended(), 0);
+}
+
+#[test]
+fn a_device_that_is_missing_leaves_its_number_free_and_the_others_are_served() {
+    let world = World::new();
+    let members = world.raid5(4);
+    let nowhere = world.path("nowhere");
+    let devices = [members[0].clone(), nowhere.display().to_string(), members[1].clone()];
+    let options = ["--listen", "127.0.0.1:0", "--nqn", NQN, "--shards", "2"];
+    let refused = |more: &[&str], devices: &[String]| {
+        let mut words = vec!["target"];
+        words.extend(options.iter().chain(more));
+        words.extend(devices.iter().map(String::as_str));
+        world.run(&words)
+    };
+    refused(&[], &devices).refused(1, &["nowhere"]);
+    refused(&["--allow-missing"], &devices[1..2]).refused(1, &["no device can be served"]);
+
+    let with = [&options[..], &["--allow-missing"]].concat();
+    let store = world.target(&with, &devices);
+    let (namespaces, address) = (&store.ready["namespaces"], address(&store));
+    assert!(namespaces[1].is_null(), "{namespaces}");
+    let found = world.run(&["discover", "--namespaces", &address]).ok().out;
+    assert!(found.contains("nsid=1") && !found.contains("nsid=2") && found.contains("nsid=3"), "{found}");
+
+    // What is there can be used, under the number that it always has.
+    let third = namespaces[2].as_str().unwrap().to_owned();
+    assert!(third.ends_with("nsid=3"), "{third}");
+    let seen = world.run(&["examine", &third, "--json"]).ok().json();
+    assert_eq!(seen[0]["member"]["device"]["slot"], 1, "{seen}");
 }

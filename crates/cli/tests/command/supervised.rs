@@ -3,6 +3,7 @@
 
 use std::{
     fs,
+    io::Read,
     os::unix::net::UnixDatagram,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -12,11 +13,10 @@ use serde_json::Value;
 
 use crate::{
     configured::{Configured, DATA, SCAN},
+    fuse::may_mount,
     nbd::{Client, pattern},
-    world::{Ran, World},
+    world::{PATIENCE, Ran, World, wait_until},
 };
-
-const LIMIT: Duration = Duration::from_secs(30);
 
 /// The service manager's end.
 struct Manager {
@@ -38,6 +38,13 @@ impl Manager {
         command.env("NOTIFY_SOCKET", &self.path).env("WATCHDOG_USEC", "400000");
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         Unit { child, manager: self }
+    }
+
+    /// Takes what has come.
+    fn forget(&self) {
+        self.socket.set_nonblocking(true).unwrap();
+        while self.next().is_some() {}
+        self.socket.set_nonblocking(false).unwrap();
     }
 
     /// The next message, if one comes soon.
@@ -65,12 +72,22 @@ impl Unit<'_> {
                 return told;
             }
             let ended = self.child.try_wait().unwrap();
-            assert!(ended.is_none() && begun.elapsed() < LIMIT, "never {wanted}: {told:?}, {ended:?}");
+            assert!(ended.is_none() && begun.elapsed() < PATIENCE, "never {wanted}: {told:?}, {ended:?}");
         }
     }
 
     fn signal(&self, name: &str) {
         signal(self.child.id(), name);
+    }
+
+    /// Waits until it has ended by itself with exit status 1; what it has said. A server would not end.
+    #[track_caller]
+    fn refused(mut self) -> String {
+        wait_until("refused", || self.child.try_wait().unwrap().is_some());
+        let mut said = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert_eq!(self.child.wait().unwrap().code(), Some(1), "{said}");
+        said
     }
 }
 
@@ -103,14 +120,17 @@ fn in_the_foreground_the_process_becomes_the_server_and_tells_its_manager_of_its
     let mut unit = manager.start(configured.foreground(&manager));
     let until_ready = unit.wait("READY=1");
     assert!(!until_ready.concat().contains("WATCHDOG=1"), "{until_ready:?}");
-    let begun = Instant::now();
-    for _ in 0..8 {
-        unit.wait("WATCHDOG=1");
+    // A sign of life in each quarter of the watchdog's time, for as long as the machine lets it.
+    let tried = Instant::now();
+    loop {
+        manager.forget();
+        let begun = Instant::now();
+        (0..8).for_each(|_| drop(unit.wait("WATCHDOG=1")));
+        if begun.elapsed() < Duration::from_millis(1600) {
+            break;
+        }
+        assert!(tried.elapsed() < PATIENCE, "{:?} for eight signs of life", begun.elapsed());
     }
-    assert!(
-        begun.elapsed() < Duration::from_secs(4),
-        "a sign of life in each quarter of the watchdog's time"
-    );
     let list = configured.run(&["list", "--json"]).ok().json();
     assert_eq!(list[0]["name"], "data", "{list}");
 
@@ -125,9 +145,7 @@ fn in_the_foreground_the_process_becomes_the_server_and_tells_its_manager_of_its
     unit.wait("WATCHDOG=1");
 
     let words = ["data is served already by process ", &unit.child.id().to_string(), "`pinstripe stop "];
-    let second = configured.foreground(&manager).output().unwrap();
-    assert_eq!(second.status.code(), Some(1));
-    let said = String::from_utf8(second.stderr).unwrap();
+    let said = manager.start(configured.foreground(&manager)).refused();
     assert!(words.iter().all(|word| said.contains(word)), "{said}");
 
     unit.signal("TERM");
@@ -139,14 +157,32 @@ fn in_the_foreground_the_process_becomes_the_server_and_tells_its_manager_of_its
 }
 
 #[test]
+fn a_target_tells_its_manager_of_its_life() {
+    let world = World::new();
+    let (members, manager) = (world.raid5(3), Manager::new(&world));
+    let mut command =
+        world.command(&["target", "--listen", "127.0.0.1:0", "--nqn", "nqn.2026-01.com.example:told"]);
+    command.args(&members[..1]);
+    let mut unit = manager.start(command);
+    let until_ready = unit.wait("READY=1");
+    assert!(!until_ready.concat().contains("WATCHDOG=1"), "{until_ready:?}");
+    for _ in 0..3 {
+        unit.wait("WATCHDOG=1");
+    }
+    unit.signal("TERM");
+    unit.wait("STOPPING=1");
+    assert!(unit.child.wait().unwrap().success());
+}
+
+#[test]
 fn a_server_that_died_is_started_as_it_was_while_the_configuration_has_an_error() {
     let configured = Configured::new(DATA);
     let (world, manager) = (&configured.world, Manager::new(&configured.world));
     world.raid5(3);
     let broken = || configured.write("conf.d/other.toml", "x = ");
     broken();
-    let first = configured.foreground(&manager).output().unwrap();
-    assert_eq!(first.status.code(), Some(1), "it was never started");
+    // It was never started.
+    manager.start(configured.foreground(&manager)).refused();
     fs::remove_file(world.path("conf.d/other.toml")).unwrap();
 
     let mut unit = manager.start(configured.foreground(&manager));
@@ -173,6 +209,8 @@ fn a_server_that_died_is_started_as_it_was_while_the_configuration_has_an_error(
     fs::copy(&last, &by_uuid).unwrap();
     configured.run(&["release", "--mdadm-conf", "mdadm.conf", "data", "--force"]).ok();
     assert!(!last.exists() && !by_uuid.exists());
+    let said = manager.start(configured.foreground(&manager)).refused();
+    assert!(said.contains("data has no [[array]]"), "{said}");
 }
 
 #[test]
@@ -222,14 +260,11 @@ fn a_server_whose_member_does_not_answer_lives() {
     let mut client = Client::connect(&world.path("pinstripe/data.nbd"));
     store.signal("STOP");
     let written = std::thread::spawn(move || client.write(0, &pattern(1, 1 << 20)));
-    let mut signs = 0;
-    let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(2) {
-        signs += usize::from(manager.next().is_some_and(|told| told.contains("WATCHDOG=1")));
-    }
+    manager.forget();
+    // As many as belong into five times the watchdog's time.
+    (0..20).for_each(|_| drop(unit.wait("WATCHDOG=1")));
     assert!(!written.is_finished(), "the member answered, and this shows nothing");
     store.signal("CONT");
-    assert!(signs > 10, "{signs} signs of life in five times the watchdog's time");
     assert_eq!(written.join().unwrap(), 0);
 }
 
@@ -262,6 +297,90 @@ fn udevs_rules_learn_which_array_a_device_is_of_and_the_generator_which_units_th
     );
     configured.write("pinstripe.toml", &DATA.replace("'data'", "'other'"));
     assert_eq!(configured.run(&["incremental", "--export", &members[0]]).ok().out, "");
+}
+
+/// A thread that waits for such a disk can't be ended.
+#[test]
+fn a_disk_that_hangs_holds_up_no_array_that_it_is_none_of() {
+    if !may_mount() {
+        return;
+    }
+    let other = World::new();
+    let hangs = other.serve(&["--shards", "1", "--fuse", "disk"], &other.raid5(3));
+    let disk = other.path("disk").display().to_string();
+    let configured = Configured::new(&DATA.replace("'@/member*'", &format!("'@/member*', '{disk}'")));
+    let (world, manager) = (&configured.world, Manager::new(&configured.world));
+    world.raid5(3);
+    hangs.signal("STOP");
+    let begun = Instant::now();
+    let mut unit = manager.start(configured.foreground(&manager));
+    let mut told = String::new();
+    while !told.contains("READY=1") && begun.elapsed() < PATIENCE {
+        told += &manager.next().unwrap_or_default();
+    }
+    assert!(told.contains("MAINPID=") && told.contains("READY=1"), "{told}");
+    let took = begun.elapsed();
+    let list = configured.run(&["list", "--json"]).ok().json();
+    hangs.signal("CONT");
+    assert_eq!(list[0]["name"], "data", "{list}");
+    assert!(took < Duration::from_secs(15), "{took:?}");
+    assert_eq!(unit.child.wait().unwrap().code(), Some(0));
+    configured.run(&["stop", "data"]).ok();
+
+    // Nor others that are assembled with it.
+    hangs.signal("STOP");
+    let begun = Instant::now();
+    let (scan, took) = std::thread::scope(|scope| {
+        let scan = scope.spawn(|| configured.run(&["assemble", "--scan", "--json"]));
+        while configured.run(&["list", "--json"]).ok().json()[0]["name"] != "data"
+            && begun.elapsed() < PATIENCE
+        {
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        let took = begun.elapsed();
+        hangs.signal("CONT");
+        (scan.join().unwrap(), took)
+    });
+    assert_eq!(scan.ok().json()[0]["state"], "started");
+    assert!(took < Duration::from_secs(15), "{took:?}");
+    other.run(&["stop", "data", "--force"]).ok();
+}
+
+#[test]
+fn an_error_in_one_entry_keeps_no_other_array_from_being_served_at_a_boot() {
+    let configured = Configured::new(&format!("{DATA}[[array]]\nname = 'other'\nshard = 2\n"));
+    let (world, manager) = (&configured.world, Manager::new(&configured.world));
+    let members = world.raid5(3);
+    let at_boot = |name: &str| {
+        world.path(&format!("units/pinstripe.target.wants/pinstripe@{name}.service")).is_symlink()
+    };
+    configured.run(&["config", "units", "units"]).refused(1, &["toml:9: unknown key \"shard\""]);
+    assert!(at_boot("data") && !at_boot("other"));
+    let export = || configured.run(&["incremental", "--export", &members[0]]).ok().out;
+    let right = export();
+    assert!(right.ends_with("\nPINSTRIPE_UNIT=pinstripe@data.service\n"), "{right}");
+    let mut unit = manager.start(configured.foreground(&manager));
+    unit.wait("READY=1");
+    unit.signal("TERM");
+    assert_eq!(unit.child.wait().unwrap().code(), Some(0));
+
+    // Its own entry: nothing starts it, and it isn't mdadm's.
+    fs::remove_dir_all(world.path("units")).unwrap();
+    fs::remove_file(world.path("pinstripe/data.last")).unwrap();
+    configured.write("pinstripe.toml", &format!("{DATA}shard = 2\n[[array]]\nname = 'other'\n"));
+    configured.run(&["config", "units", "units"]).refused(1, &["toml:7: unknown key \"shard\""]);
+    assert!(!at_boot("data") && at_boot("other"));
+    assert_eq!(format!("{}PINSTRIPE_UNIT=pinstripe@data.service\n", export()), right);
+    let said = manager.start(configured.foreground(&manager)).refused();
+    assert!(said.contains("unknown key"), "{said}");
+
+    // What holds for all arrays is no entry's, and what can't be read may be.
+    fs::remove_dir_all(world.path("units")).unwrap();
+    for wrong in ["[defaults]\nshard = 1\n[[array]]\nname = 'data'\n", "[[array]]\nname = 'data'\nx = \n"] {
+        configured.write("pinstripe.toml", wrong);
+        configured.run(&["config", "units", "units"]).refused(1, &["pinstripe.toml:"]);
+        assert!(!at_boot("data"));
+    }
 }
 
 /// What bash would complete after these words.
@@ -303,7 +422,7 @@ fn a_stop_can_wait_for_clients_to_leave_and_takes_a_uuid_as_units_do() {
     let client = Client::connect(&world.path("pinstripe/data.nbd"));
     configured.run(&["stop", &uuid]).refused(1, &["the array is in use"]);
     let stop = {
-        let mut command = world.command(&["stop", "--wait", "30", &uuid]);
+        let mut command = world.command(&["stop", "--wait", "60", &uuid]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
     std::thread::sleep(Duration::from_secs(3));

@@ -6,8 +6,6 @@ use std::{
     net::TcpStream,
     os::unix::fs::PermissionsExt,
     sync::Arc,
-    thread,
-    time::{Duration, Instant},
 };
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
@@ -17,7 +15,7 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
 };
 
-use crate::world::{Server, World};
+use crate::world::{PATIENCE, Server, World, wait_until};
 
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
@@ -80,7 +78,7 @@ fn connect(server: &Server, config: ClientConfig) -> Option<(u64, StreamOwned<Cl
     let uri = server.ready["nbd"][0].as_str().unwrap();
     let address = uri.strip_prefix("nbds://").unwrap().split('/').next().unwrap();
     let mut plain = TcpStream::connect(address).unwrap();
-    plain.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    plain.set_read_timeout(Some(PATIENCE)).unwrap();
     plain.read_exact(&mut [0; 18]).unwrap();
     plain.write_all(&3_u32.to_be_bytes()).unwrap();
     plain.write_all(b"IHAVEOPT\0\0\0\x05\0\0\0\0").unwrap();
@@ -99,12 +97,10 @@ const TCP: [&str; 2] = ["--nbd", "tcp:127.0.0.1:0"];
 
 /// Waits until the server has said a line with these words.
 fn wait_for(server: &Server, words: &[&str]) {
-    let begun = Instant::now();
     let is_it = |line: &str| words.iter().all(|word| line.contains(word));
-    while !server.later.lock().unwrap().iter().any(|line| line["message"].as_str().is_some_and(is_it)) {
-        assert!(begun.elapsed() < Duration::from_secs(30), "nothing with {words:?} was said");
-        thread::sleep(Duration::from_millis(50));
-    }
+    wait_until(&format!("said: {words:?}"), || {
+        server.later.lock().unwrap().iter().any(|line| line["message"].as_str().is_some_and(is_it))
+    });
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::{
     fs::{self, OpenOptions},
     net::TcpStream,
-    os::unix::{fs::OpenOptionsExt, fs::PermissionsExt, process::ExitStatusExt},
+    os::unix::{fs::OpenOptionsExt, process::ExitStatusExt},
     path::PathBuf,
     sync::{
         Arc,
@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use crate::{
     nbd::{Client, header, pattern},
-    world::{LoopDevice, Server, World},
+    world::{LoopDevice, PATIENCE, Server, World, wait_until},
 };
 
 const RELAXED: Ordering = Ordering::Relaxed;
@@ -26,14 +26,11 @@ const RELAXED: Ordering = Ordering::Relaxed;
 /// A program that says that it can take over, and then does this. `$PINSTRIPE` is the real one. (Other shells
 /// no longer hold back the signals that the server does.)
 pub fn program(world: &World, name: &str, then: &str) -> String {
-    let path = world.path(name);
     let pinstripe = env!("CARGO_BIN_EXE_pinstripe");
     let text = format!(
         "#!/bin/bash\nPINSTRIPE={pinstripe}\n[ \"$2\" != --succession=ask ] || exec $PINSTRIPE \"$@\"\n{then}\n"
     );
-    fs::write(&path, text).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    path.display().to_string()
+    world.program(name, &text)
 }
 
 /// One that takes its time.
@@ -98,7 +95,7 @@ fn clients_see_nothing_of_a_change_of_programs() {
         let result = world.run(&["upgrade", "data", "--program", &program, "--json"]).ok().json();
         assert_eq!((&result["array"], &result["connections"]), (&"data".into(), &4.into()), "{result}");
         assert_eq!(result["from"], result["to"]);
-        assert!(result["pause_ms"].as_u64().unwrap() < 10_000, "{result}");
+        assert!(result["pause_ms"].as_u64().unwrap() < 60_000, "{result}");
         assert_eq!(idle.write(4 << 20, &pattern(1, 4096)), 0);
     }
     assert!(idle.read(4 << 20, 4096) == pattern(1, 4096));
@@ -191,12 +188,8 @@ fn the_program_before_goes_on_if_the_other_one_can_not_serve() {
     let mut client = Client::connect(&server.nbd());
     assert_eq!(client.write(0, &pattern(9, 64 << 10)), 0);
     let nowhere = "shift; exec $PINSTRIPE serve --vhost-user nowhere/socket \"$@\"";
-    let vanishing = program(&world, "vanishing", "");
-    fs::write(
-        world.path("vanishing"),
-        format!("#!/bin/sh\nrm $0\nexec {} \"$@\"\n", env!("CARGO_BIN_EXE_pinstripe")),
-    )
-    .unwrap();
+    let text = format!("#!/bin/sh\nrm $0\nexec {} \"$@\"\n", env!("CARGO_BIN_EXE_pinstripe"));
+    let vanishing = world.program("vanishing", &text);
     let programs = [
         (program(&world, "nowhere", nowhere), "nowhere/socket"),
         (vanishing, "isn't the file any more that was asked"),
@@ -218,6 +211,49 @@ fn the_program_before_goes_on_if_the_other_one_can_not_serve() {
     ends_well(&world, server);
 }
 
+#[test]
+fn a_program_that_hangs_after_the_question_is_ended_and_frees_the_array() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let server = world.serve(&[], &members);
+    // Held back or ignored, the limit would end nothing.
+    let hangs =
+        program(&world, "hangs", "grep -E '^Sig(Blk|Ign)' /proc/$$/status > signals; exec sleep 1000");
+    let begun = Instant::now();
+    world
+        .run(&["upgrade", "data", "--program", &hangs])
+        .refused(1, &["data", "did not serve", "60 s", "pinstripe list"]);
+    assert!(begun.elapsed() > Duration::from_secs(50), "ours may take so long on a busy machine");
+    assert!(begun.elapsed() < Duration::from_mins(1) + PATIENCE, "{:?}", begun.elapsed());
+    assert_eq!(server.ended(), -1, "by a signal");
+    let signals = fs::read_to_string(world.path("signals")).unwrap();
+    for line in signals.lines() {
+        let set = u64::from_str_radix(line.split_whitespace().nth(1).unwrap(), 16).unwrap();
+        assert_eq!(set & 1 << 13, 0, "SIGALRM: {signals}");
+    }
+    // As a service manager does.
+    let server = world.serve(&[], &members);
+    ends_well(&world, server);
+}
+
+#[test]
+fn a_server_that_has_taken_over_lives_on_and_takes_no_harm_from_a_stray_alarm() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let server = world.serve(&["--shards", "2"], &members);
+    for _ in 0..2 {
+        server.signal("ALRM");
+        world.run(&["upgrade", "data"]).ok();
+    }
+    server.signal("ALRM");
+    thread::sleep(Duration::from_secs(65));
+    server.signal("ALRM");
+    let mut client = Client::connect(&server.nbd());
+    assert_eq!(client.write(0, &pattern(1, 4096)), 0);
+    drop(client);
+    ends_well(&world, server);
+}
+
 /// How often another process got a member, while the array was handed over.
 fn thefts(world: &World, steal: impl Fn() -> bool + Send + 'static) -> u64 {
     let end = Arc::new(AtomicBool::new(false));
@@ -232,12 +268,16 @@ fn thefts(world: &World, steal: impl Fn() -> bool + Send + 'static) -> u64 {
             }
         })
     };
-    for program in [slow(world), env!("CARGO_BIN_EXE_pinstripe").to_owned()] {
-        world.run(&["upgrade", "data", "--program", &program]).ok();
+    // Where the machine is busy, the thief gets on as slowly as all else does.
+    let begun = Instant::now();
+    while tries.load(RELAXED) <= 100 {
+        assert!(begun.elapsed() < PATIENCE, "{tries:?} tries");
+        for program in [slow(world), env!("CARGO_BIN_EXE_pinstripe").to_owned()] {
+            world.run(&["upgrade", "data", "--program", &program]).ok();
+        }
     }
     end.store(true, RELAXED);
     thief.join().unwrap();
-    assert!(tries.load(RELAXED) > 100);
     thefts.load(RELAXED)
 }
 
@@ -256,11 +296,7 @@ fn members_stay_locked_through_a_change() {
     world.run(&["serve", &members[0], &members[1], &members[2]]).refused(1, &["held by another process"]);
     world.run(&["fail", "data", "0"]).ok();
     world.run(&["remove", "data", &members[0]]).ok();
-    let begun = Instant::now();
-    while !stolen() {
-        assert!(begun.elapsed() < Duration::from_secs(30), "what was taken out stays locked");
-        thread::sleep(Duration::from_millis(10));
-    }
+    wait_until("free, as what was taken out is", stolen);
     world.run(&["stop", "data"]).ok();
     assert_eq!(server.ended(), 0);
 
@@ -326,6 +362,25 @@ fn what_can_not_be_handed_over_is_refused() {
 }
 
 #[test]
+fn of_several_that_ask_at_once_none_is_told_that_the_program_has_crashed() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let server = world.serve(&[], &members);
+    let asked: Vec<_> = thread::scope(|scope| {
+        let all: Vec<_> = (0..4).map(|_| scope.spawn(|| world.run(&["upgrade", "data"]))).collect();
+        all.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    assert!(asked.iter().any(|ran| ran.status == 0));
+    for ran in asked.iter().filter(|ran| ran.status != 0) {
+        let known =
+            ["another program takes this one's place just now", "another `pinstripe upgrade` was first"];
+        assert!(known.iter().any(|words| ran.error.contains(words)), "{}", ran.error);
+    }
+    assert!(Client::connect(&server.nbd()).read(0, 4096).len() == 4096);
+    ends_well(&world, server);
+}
+
+#[test]
 fn an_order_to_end_that_comes_meanwhile_is_obeyed() {
     let world = World::new();
     let members = world.raid5(3);
@@ -335,11 +390,7 @@ fn an_order_to_end_that_comes_meanwhile_is_obeyed() {
     let then = "$PINSTRIPE examine --json member0 >examined; touch begun; sleep 1; exec $PINSTRIPE \"$@\"";
     let slow = program(&world, "slow", then);
     let mut upgrade = world.command(&["upgrade", "data", "--program", &slow]).spawn().unwrap();
-    let begun = Instant::now();
-    while !world.path("begun").exists() {
-        assert!(begun.elapsed() < Duration::from_secs(30));
-        thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("begun", || world.path("begun").exists());
     let examined = fs::read_to_string(world.path("examined")).unwrap();
     assert!(examined.contains("\"clean\": true"), "between the two, the array isn't clean: {examined}");
     server.signal("TERM");

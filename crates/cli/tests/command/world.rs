@@ -3,14 +3,25 @@
 use std::{
     fs,
     hash::{DefaultHasher, Hasher},
-    io::{BufRead, BufReader, Read},
-    os::unix::{fs::FileExt, process::CommandExt},
+    io::{BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpListener},
+    os::{
+        fd::OwnedFd,
+        unix::{fs::FileExt, process::CommandExt},
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     sync::{Arc, Mutex},
+    thread,
+    time::{Duration, Instant},
 };
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use serde_json::Value;
+
+/// For what comes at last, however much else the machine has to do: it ends what would hang, and measures
+/// nothing.
+pub const PATIENCE: Duration = Duration::from_mins(2);
 
 pub const MIB: u64 = 1 << 20;
 /// The user of [`without_privileges`], and its group.
@@ -74,6 +85,18 @@ impl World {
     pub fn file(&self, name: &str, bytes: u64) -> String {
         fs::File::create(self.path(name)).unwrap().set_len(bytes).unwrap();
         name.to_owned()
+    }
+
+    /// Writes a program. Not this process: a child that another test starts has what is open here until its
+    /// exec, and the kernel runs nothing that is open for writing.
+    pub fn program(&self, name: &str, text: &str) -> String {
+        let path = self.path(name);
+        let mut writer = Command::new("sh");
+        writer.args(["-c", "mkdir -p \"${0%/*}\" && cat >\"$0\" && chmod 755 \"$0\""]).arg(&path);
+        let mut writer = writer.stdin(Stdio::piped()).spawn().unwrap();
+        writer.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        assert!(writer.wait().unwrap().success());
+        path.display().to_string()
     }
 
     pub fn members(&self, count: usize) -> Vec<String> {
@@ -173,6 +196,39 @@ impl World {
     }
 }
 
+/// Waits until it is so.
+#[track_caller]
+pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < PATIENCE, "never {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A port of this machine's that no other socket gets by chance while this lives. A server can be told to
+/// listen on it, since both may use it again (`SO_REUSEADDR`); until then connections are refused.
+pub struct Port {
+    pub address: SocketAddr,
+    socket: OwnedFd,
+}
+
+impl Port {
+    pub fn new() -> Self {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap();
+        sockopt::set_socket_reuseaddr(&socket, true).unwrap();
+        rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let address = rustix::net::getsockname(&socket).unwrap().try_into().unwrap();
+        Self { address, socket }
+    }
+
+    pub fn listen(self) -> TcpListener {
+        rustix::net::listen(&self.socket, 128).unwrap();
+        self.socket.into()
+    }
+}
+
 /// Starts `serve` or `target`, and waits until it is ready.
 fn start(mut command: Command, options: &[&str], devices: &[String]) -> Server {
     command.args(options).args(devices).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -185,7 +241,7 @@ fn start(mut command: Command, options: &[&str], devices: &[String]) -> Server {
             let (ready, said) = (line, said);
             let later = Arc::new(Mutex::new(Vec::new()));
             let told = Arc::clone(&later);
-            std::thread::spawn(move || {
+            thread::spawn(move || {
                 for line in lines.map_while(Result::ok) {
                     told.lock().unwrap().push(serde_json::from_str(&line).unwrap());
                 }
@@ -231,6 +287,19 @@ impl Server {
         let mut said = String::new();
         self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
         (self.child.wait().unwrap().code().unwrap_or(-1), said)
+    }
+
+    /// Waits until it has told of so many events of this name, in words. A line comes a while after what it
+    /// tells of can be seen.
+    #[track_caller]
+    pub fn told(&self, name: &str, count: usize) -> Vec<String> {
+        let told = || {
+            let lines = self.later.lock().unwrap();
+            let named = lines.iter().filter(|line| line["event"] == name);
+            named.map(|line| line["message"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        wait_until(&format!("{count} of {name}"), || told().len() >= count);
+        told()
     }
 
     /// Where its NBD socket is.

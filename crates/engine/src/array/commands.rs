@@ -18,6 +18,8 @@ use crate::{
     controller::{
         control::{Command, IntentChange},
         error::{Added, CommandError, Removed},
+        policy::PolicyStep,
+        seating::Former,
         superblocks::{Known, Newcomer},
     },
     error::{IoError, MemberError, Operation},
@@ -229,16 +231,17 @@ impl Array {
         &self,
         source: Arc<dyn DeviceSource>,
         uuid: Uuid,
-    ) -> Result<(Newcomer, Option<usize>), CommandError> {
+    ) -> Result<(Newcomer, Option<Former>), CommandError> {
         let Some(found) = self.former(&source).await? else {
             return Ok((self.blank(source, uuid).await?, None));
         };
         match self.former_slot(&found) {
             Some(slot) => {
+                let former = Former { slot, events: found.superblock.array.events };
                 let mut newcomer = Newcomer::from(found);
                 self.controller.admit_server(&*newcomer.device).await?;
                 self.give_number(&mut newcomer.superblock)?;
-                Ok((newcomer, Some(slot)))
+                Ok((newcomer, Some(former)))
             }
             None => Ok((self.blank(source, uuid).await?, None)),
         }
@@ -388,23 +391,17 @@ impl Array {
 
     /// Removes the bitmap from a live array.
     pub async fn remove_bitmap(&self) -> Result<(), CommandError> {
-        let member_bytes = self.check_change()?.geometry.member_bytes();
+        self.check_change()?;
         let _changing = self.controller.changes.take().await;
-        let now = self.shared().snapshot();
-        if !now.intent.is_persistent() {
+        if !self.shared().snapshot().intent.is_persistent() {
             return Err(CommandError::Bitmap("the array has no bitmap".to_owned()));
         }
-        // A table with other regions inherits the marks of the old one when it takes over.
-        let intent = Arc::new(IntentTable::new(member_bytes, REGION_BYTES_WITHOUT_BITMAP, false));
-        Ok(self
-            .controller
-            .command(|reply| Command::Intent { intent, change: IntentChange::Remove, reply })
-            .await?)
+        self.change_policy(vec![self.bitmap_to_remove()?]).await
     }
 
     /// Adds a bitmap with regions of `region_bytes` to a live array that has none.
     pub async fn add_bitmap(&self, region_bytes: u32) -> Result<(), CommandError> {
-        let member_bytes = self.check_change()?.geometry.member_bytes();
+        self.check_change()?;
         let _changing = self.controller.changes.take().await;
         let now = self.shared().snapshot();
         if now.intent.is_persistent() {
@@ -415,21 +412,31 @@ impl Array {
                 "the array keeps a log (ppl or journal), which excludes a bitmap".to_owned(),
             ));
         }
+        self.change_policy(vec![self.bitmap_to_add(region_bytes)?]).await
+    }
+
+    pub(crate) fn bitmap_to_remove(&self) -> Result<PolicyStep, CommandError> {
+        let member_bytes = self.check_change()?.geometry.member_bytes();
+        // A table with other regions inherits the marks of the old one when it takes over.
+        let intent = Arc::new(IntentTable::new(member_bytes, REGION_BYTES_WITHOUT_BITMAP, false));
+        Ok(PolicyStep::Intent { intent, change: IntentChange::Remove })
+    }
+
+    /// A new bitmap where there is none by then.
+    pub(crate) fn bitmap_to_add(&self, region_bytes: u32) -> Result<PolicyStep, CommandError> {
+        let member_bytes = self.check_change()?.geometry.member_bytes();
         let (offset, image) = self.new_bitmap(region_bytes)?;
         let intent = IntentTable::new(member_bytes, region_bytes.into(), true);
         // Everything is set until the sweeper has seen it idle: writers under the old table are not counted
         // in this one.
         (0..intent.len()).for_each(|region| intent.load_set(region));
         let change = IntentChange::Add { offset, image: Box::new(image) };
-        Ok(self
-            .controller
-            .command(|reply| Command::Intent { intent: Arc::new(intent), change, reply })
-            .await?)
+        Ok(PolicyStep::Intent { intent: Arc::new(intent), change })
     }
 
     /// Where a new bitmap goes, and its first content. The array has none; a log that it has is as good as
     /// gone.
-    pub(crate) fn new_bitmap(&self, region_bytes: u32) -> Result<(i32, BitmapImage), CommandError> {
+    fn new_bitmap(&self, region_bytes: u32) -> Result<(i32, BitmapImage), CommandError> {
         let superblocks = self.controller.superblocks.borrow();
         let wrong = |error: pinstripe_md::bitmap::BitmapError| CommandError::Bitmap(error.to_string());
         let array = &superblocks.membership.array;

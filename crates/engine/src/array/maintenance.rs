@@ -40,6 +40,11 @@ impl Array {
         self.maintenance()?.set_speed(speed)
     }
 
+    /// Whether [`Array::set_sync_speed`] would take this. Nothing is changed.
+    pub fn check_sync_speed(&self, speed: SyncSpeed) -> Result<(), SyncError> {
+        self.maintenance().and(Maintenance::check_speed(speed))
+    }
+
     /// Compares the parity of every stripe with its data and waits for the result. Progress shows in
     /// [`Array::progress`].
     pub async fn check(&self) -> Result<CheckReport, SyncError> {

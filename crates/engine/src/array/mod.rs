@@ -26,7 +26,7 @@ use crate::{
     },
     error::{IoError, MemberError},
     events::{Event, EventKind},
-    io::volume::Volume,
+    io::{volume::Volume, write},
     maintenance::Maintenance,
     members::MemberId,
     options::ArrayOptions,
@@ -115,6 +115,7 @@ impl Array {
             shard::spawn(Rc::clone(controller).write_intent());
             shard::spawn(Rc::clone(controller).sweep(sweep_ns));
         }
+        write::workers::start(controller.shared());
         if let Some(maintenance) = &array.maintenance {
             shard::spawn(Rc::clone(maintenance).run());
         }

@@ -8,12 +8,16 @@
 //! - *A log goes*: the superblocks don't name it any more, so that an unclean start resyncs; then writers
 //!   stop logging.
 //! - *Bitmap*: as [`Array::add_bitmap`] and [`Array::remove_bitmap`] do it. From a bitmap to a log there is a
-//!   moment with neither.
+//!   moment with neither: a crash may find it, a stop or an upgrade can't.
 
 use crate::{
     array::Array,
     consistency::{DoubleParityLog, Log, Ppl, double_parity_log::takes_chunks_of},
-    controller::{control::Command, error::CommandError, policy::LogChange},
+    controller::{
+        control::Command,
+        error::CommandError,
+        policy::{LogChange, PolicyStep},
+    },
     members::LogArea,
 };
 use pinstripe_md::{
@@ -53,6 +57,8 @@ impl Policy {
 impl Array {
     /// Changes what keeps the array consistent over a crash. It is written and read meanwhile.
     pub async fn set_policy(&self, policy: Policy) -> Result<(), CommandError> {
+        // No device joins meanwhile, which might have no room for what is to come.
+        let _changing = self.controller.changes.take().await;
         let now = self.consistency_policy();
         if now == policy.name() {
             return Ok(());
@@ -64,57 +70,22 @@ impl Array {
         };
         // What can't be is refused before anything is given up for it.
         self.check_log(wanted)?;
-        if policy == Policy::Bitmap {
-            self.check_change()?;
-            self.new_bitmap(REGION_BYTES)?;
-        }
-        let given_up = match now {
-            "bitmap" => {
-                self.remove_bitmap().await?;
-                Policy::Bitmap
-            }
-            "ppl" | "double-parity-log" => {
-                self.remove_log().await?;
-                if now == "ppl" { Policy::Ppl } else { Policy::DoubleParityLog }
-            }
-            _ => Policy::Resync,
+        let goes = match now {
+            "bitmap" => Some(self.bitmap_to_remove()?),
+            "ppl" | "double-parity-log" => Some(PolicyStep::Log(LogChange::Remove)),
+            _ => None,
         };
-        let result = self.begin_policy(policy).await;
-        if result.is_err() {
-            // A device that has joined meanwhile may have no room for what comes. The error says what is
-            // wrong; the policy stays.
-            let _ = self.begin_policy(given_up).await;
-        }
-        result
+        let comes = match policy {
+            Policy::Resync => None,
+            Policy::Bitmap => Some(self.bitmap_to_add(REGION_BYTES)?),
+            Policy::Ppl | Policy::DoubleParityLog => Some(PolicyStep::Log(self.log_to_add(wanted)?)),
+        };
+        self.change_policy(goes.into_iter().chain(comes).collect()).await
     }
 
-    /// Of an array that has neither bitmap nor log.
-    async fn begin_policy(&self, policy: Policy) -> Result<(), CommandError> {
-        match policy {
-            Policy::Resync => Ok(()),
-            Policy::Bitmap => self.add_bitmap(REGION_BYTES).await,
-            Policy::Ppl => self.add_log(NewLog::Ppl).await,
-            Policy::DoubleParityLog => self.add_log(NewLog::DoubleParity).await,
-        }
-    }
-
-    async fn remove_log(&self) -> Result<(), CommandError> {
-        let _changing = self.controller.changes.take().await;
-        let change = LogChange::Remove;
-        Ok(self.controller.command(|reply| Command::Log { change, reply }).await?)
-    }
-
-    async fn add_log(&self, wanted: NewLog) -> Result<(), CommandError> {
-        let _changing = self.controller.changes.take().await;
-        // What was true before the lock may not be any more; and a superblock that names both can't even be
-        // written.
-        self.check_log(wanted)?;
-        if self.shared().snapshot().intent.is_persistent() || !self.controller.wanted_log.borrow().is_none() {
-            let now = self.consistency_policy();
-            return Err(CommandError::Policy(format!("it was changed to {now} meanwhile: try again")));
-        }
-        let change = self.log_to_add(wanted)?;
-        Ok(self.controller.command(|reply| Command::Log { change, reply }).await?)
+    /// The caller has the turn to change things.
+    pub(crate) async fn change_policy(&self, steps: Vec<PolicyStep>) -> Result<(), CommandError> {
+        Ok(self.controller.command(|reply| Command::Policy { steps, reply }).await?)
     }
 
     fn check_log(&self, wanted: NewLog) -> Result<(), CommandError> {
@@ -124,19 +95,21 @@ impl Array {
         if !self.shared().geometry.has_parity() {
             return Err(CommandError::NoRedundancy);
         }
-        let (array, level) = {
+        let (has_journal, level) = {
             let superblocks = self.controller.superblocks.borrow();
             (superblocks.membership.array.journal, superblocks.membership.array.level)
         };
+        if has_journal {
+            let why = "the array has a journal, and no other policy can take its place";
+            return Err(CommandError::Policy(why.to_owned()));
+        }
         let needed = match wanted {
             NewLog::None => return Ok(()),
             NewLog::Ppl => Level::Raid5,
             NewLog::DoubleParity => Level::Raid6,
         };
-        if level != needed || array {
-            return Err(CommandError::Policy(format!(
-                "this log is for {needed} without a journal, and the array is {level}"
-            )));
+        if level != needed {
+            return Err(CommandError::Policy(format!("this log is for {needed}, and the array is {level}")));
         }
         self.log_to_add(wanted).map(|_| ())
     }

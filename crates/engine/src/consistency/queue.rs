@@ -500,3 +500,89 @@ impl<T> QueueState<T> {
         (!gap_wraps || rules.start + gap <= oldest.start).then_some(self.head)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCK: u64 = 512;
+
+    /// Numbers that look drawn.
+    fn next(state: &mut u64) -> u64 {
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        *state >> 33
+    }
+
+    fn rules(gap: fn(u64, u64) -> u64) -> Rules {
+        Rules {
+            exclusive: false,
+            entries_max: 4,
+            start: 4096,
+            header_bytes: 64,
+            entry_bytes: 64,
+            block: BLOCK,
+            gap: Some(gap),
+            behind: 0,
+            gather_bytes: 0,
+        }
+    }
+
+    /// Whether a record that is needed is in any of `length` bytes from `from`, which go around the end of
+    /// the area.
+    fn is_needed(
+        needed: &[(u64, u64, Ticket)],
+        rules: &Rules,
+        area: LogArea,
+        from: u64,
+        length: u64,
+    ) -> bool {
+        let around = area.length - rules.start;
+        (from..from + length).step_by(usize::try_from(BLOCK).unwrap()).any(|at| {
+            let at = if at < area.length { at } else { at - around };
+            needed.iter().any(|(start, end, _)| (*start..*end).contains(&at))
+        })
+    }
+
+    #[test]
+    fn nothing_that_is_needed_lies_where_a_record_or_the_gap_behind_it_comes() {
+        let area = LogArea { offset: 0, length: 64 << 10, several: true };
+        let (mut placed, mut full, mut around) = (0, 0, 0);
+        let gaps: [fn(u64, u64) -> u64; 3] = [|_, _| 2 << 10, |_, _| 7 << 10, |_, _| 15 << 10];
+        for gap in gaps {
+            let (rules, mut drawn) = (rules(gap), 1);
+            let queue: Queue<()> = Queue::new(rules, Some(area));
+            // First byte and end of each record of which a part is needed, and the part.
+            let mut needed: Vec<(u64, u64, Ticket)> = Vec::new();
+            for _ in 0..20_000 {
+                if next(&mut drawn) % 5 < 2 && !needed.is_empty() {
+                    // Mostly the oldest, now and then another.
+                    let place = if next(&mut drawn).is_multiple_of(4) { needed.len() - 1 } else { 0 };
+                    let (.., ticket) = needed.remove(place);
+                    queue.release(ticket);
+                    continue;
+                }
+                let bytes = BLOCK * (1 + next(&mut drawn) % 4);
+                let mut state = queue.lock();
+                let ticket = state.enter(Part { item: (), entries: 1, bytes });
+                let Some(lead) = state.lead(&rules, area) else {
+                    full += 1;
+                    assert!(!needed.is_empty(), "an empty log has no room for {bytes} bytes");
+                    state.take_back(ticket);
+                    continue;
+                };
+                state.leading = false;
+                let (from, end) = (lead.offset, lead.offset + lead.length);
+                let gap = rules.gap(area);
+                assert!(rules.start <= from && end <= area.length, "{from}..{end} is not in the area");
+                assert!(
+                    !is_needed(&needed, &rules, area, from, lead.length + gap),
+                    "a record at {from}..{end}, with {gap} bytes behind it, meets one of {needed:?}"
+                );
+                placed += 1;
+                around += u64::from(end + gap > area.length);
+                needed.push((from, end, ticket));
+            }
+        }
+        assert!(placed > 5000 && full > 1000 && around > 100, "{placed} placed, {full} not, {around} around");
+    }
+}

@@ -14,7 +14,8 @@ use crate::{
     controller::{
         ArrayController,
         error::CommandError,
-        policy::LogChange,
+        policy::PolicyStep,
+        seating::Former,
         superblocks::{DeviceHandle, Newcomer},
         update::failure,
     },
@@ -35,7 +36,7 @@ use crate::{
 /// What the controller is asked to do. The answer comes through the reply.
 pub(crate) enum Command {
     /// Enters a device with a superblock made for it: as a member that comes back to its slot, or as a spare.
-    Enter { newcomer: Box<Newcomer>, comes_back: Option<usize>, reply: Reply },
+    Enter { newcomer: Box<Newcomer>, comes_back: Option<Former>, reply: Reply },
     /// Has a spare take the place of a slot's member, once the copy is whole.
     Replace { slot: usize, spare: MemberId, reply: Reply },
     /// Takes out the member of a slot, as if it had failed.
@@ -50,10 +51,9 @@ pub(crate) enum Command {
     Checkpoint { member: MemberId, offset: u64, reply: Reply },
     /// Writes the superblocks anew: a resync is over.
     Refresh { reply: Reply },
-    /// Replaces the write-intent table.
-    Intent { intent: Arc<crate::intent::IntentTable>, change: IntentChange, reply: Reply },
-    /// Puts a log on the members, or takes it away.
-    Log { change: LogChange, reply: Reply },
+    /// Changes what keeps the array consistent over a crash: what was goes, and what is to be comes. Nothing
+    /// else that is asked for comes in between, an end of the array least of all.
+    Policy { steps: Vec<PolicyStep>, reply: Reply },
     /// The members' servers know the membership of a generation.
     Offload { generation: u64, attached: Arc<crate::membership::attached::Attached>, reply: Reply },
     /// Writes clean superblocks and ends. When no write comes any more, and before the flush that goes before
@@ -216,8 +216,7 @@ impl ArrayController {
                 self.take_up_log().await;
                 reply.send(self.update_superblocks().await);
             }
-            Command::Intent { intent, change, reply } => reply.send(self.swap_intent(intent, change).await),
-            Command::Log { change, reply } => reply.send(self.change_log(change).await),
+            Command::Policy { steps, reply } => reply.send(self.change_policy(steps).await),
             Command::Offload { generation, attached, reply } => {
                 reply.send(self.adopt_attached(generation, attached).await);
             }
@@ -445,7 +444,7 @@ impl ArrayController {
     /// Replaces the intent table and the bitmap on disk, in an order that is safe at every step: writers set
     /// bits in a bitmap that goes until the superblocks don't name it any more; a new one begins all set, and
     /// is on the members before the superblocks name it.
-    async fn swap_intent(
+    pub(super) async fn swap_intent(
         &self,
         intent: Arc<crate::intent::IntentTable>,
         change: IntentChange,

@@ -47,9 +47,9 @@ pub enum CommandError {
     /// No member holds it.
     #[error("slot {0} is empty already")]
     SlotEmpty(usize),
-    /// The array can't do without it.
+    /// The array can't do without it: no redundancy is left, or a crash may have torn rows.
     #[error(
-        "slot {0} is needed: without it, and without members that have failed or don't answer, the array would lose data; nothing was done"
+        "slot {0} is needed: without it, and without members that have failed or don't answer, the array would lose data (until the resync after a crash is through it needs them all); nothing was done"
     )]
     SlotNeeded(usize),
     /// Its member can't be replaced: it isn't whole, or is being replaced already.

@@ -66,7 +66,9 @@ impl ArrayController {
     }
 
     /// Clears the bits of regions that were idle for two sweeps, after a flush of every member (C4); never
-    /// while degraded (C8).
+    /// while degraded (C8), nor before the bitmap's headers and the superblocks say of this membership that
+    /// bits may be cleared (C9): what was written while a member was rebuilt is on all members, and only its
+    /// bits tell that a former member lacks it.
     pub(crate) async fn sweep(self: Rc<Self>, interval_ns: u64) {
         while shard::timeout(interval_ns, self.work.wait_until(|| self.stopped.get())).await.is_none() {
             let snapshot = self.shared().snapshot();
@@ -76,11 +78,18 @@ impl ArrayController {
                 || !snapshot.is_complete()
                 || !snapshot.intent.is_persistent()
                 || !settled
+                || !self.is_clearing_recorded()
             {
                 continue;
             }
             self.sweep_once(&snapshot.intent).await;
         }
+    }
+
+    /// Whether all members know that bits may be cleared under this membership.
+    fn is_clearing_recorded(&self) -> bool {
+        let is_recorded = self.shared().is_recorded() && self.superblocks.borrow().may_clear();
+        is_recorded || active(Mutant::SweepBeforeRecorded)
     }
 
     /// Whether every writer works under `intent`, and under no other table.

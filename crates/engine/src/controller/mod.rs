@@ -12,7 +12,7 @@ mod intent_writer;
 pub(crate) mod journal;
 mod logs;
 pub(crate) mod policy;
-mod seating;
+pub(crate) mod seating;
 mod start;
 pub(crate) mod superblocks;
 pub(crate) mod update;

@@ -1,20 +1,29 @@
 //! The controller's part in a change of the consistency policy; see `array/policy.rs`.
 
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use pinstripe_md::{placement::NewLog, superblock::PplArea};
 use pinstripe_runtime::Device;
 
 use crate::{
     consistency::{Log, make_empty},
-    controller::ArrayController,
+    controller::{ArrayController, control::IntentChange},
     error::{IoError, MemberError, Operation},
+    intent::IntentTable,
     members::{LogArea, MemberId},
     membership::snapshot::Change,
     shared::Failure,
 };
 
-/// What the controller does.
+/// One step of a change.
+pub(crate) enum PolicyStep {
+    /// Replaces the write-intent table.
+    Intent { intent: Arc<IntentTable>, change: IntentChange },
+    /// Puts a log on the members, or takes it away.
+    Log(LogChange),
+}
+
+/// What becomes of the log.
 pub(crate) enum LogChange {
     /// Puts this log into these places.
     Add { log: Log, kind: NewLog, places: Vec<(MemberId, PplArea)> },
@@ -23,12 +32,18 @@ pub(crate) enum LogChange {
 }
 
 impl ArrayController {
-    /// The controller's part.
-    pub(crate) async fn change_log(&self, change: LogChange) -> Result<(), IoError> {
-        match change {
-            LogChange::Add { log, kind, places } => self.add_log(log, kind, &places).await,
-            LogChange::Remove => self.remove_log().await,
+    /// The controller's part. A step fails only with the array.
+    pub(crate) async fn change_policy(&self, steps: Vec<PolicyStep>) -> Result<(), IoError> {
+        for step in steps {
+            match step {
+                PolicyStep::Intent { intent, change } => self.swap_intent(intent, change).await?,
+                PolicyStep::Log(LogChange::Add { log, kind, places }) => {
+                    self.add_log(log, kind, &places).await?;
+                }
+                PolicyStep::Log(LogChange::Remove) => self.remove_log().await?,
+            }
         }
+        Ok(())
     }
 
     async fn add_log(&self, log: Log, kind: NewLog, places: &[(MemberId, PplArea)]) -> Result<(), IoError> {

@@ -22,25 +22,42 @@ use crate::{
     mutants::{Mutant, active, early},
 };
 
+/// A member that was: its slot, and the last event that its superblock knew then. By now that has the
+/// array's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Former {
+    pub(crate) slot: usize,
+    pub(crate) events: u64,
+}
+
 impl ArrayController {
     /// Takes a device in. One that comes back to its slot goes on from what it has, if the slot is empty and
     /// bits still tell; any other is a spare, and takes an empty slot at once: its former one if it can, so
     /// that another member that is away finds its own one empty.
-    pub(crate) async fn enter(&self, newcomer: Newcomer, comes_back: Option<usize>) -> Result<(), IoError> {
+    pub(crate) async fn enter(&self, newcomer: Newcomer, comes_back: Option<Former>) -> Result<(), IoError> {
         let seats = &self.shared().snapshot().seats;
-        let slot = comes_back.filter(|&slot| matches!(seats.get(slot), Some(Seat::Empty)));
-        let slot = slot.filter(|_| self.can_come_back(newcomer.superblock.array.events));
+        // A spare may have been the slot's member since this was looked at before.
+        let fits = |former: &Former| {
+            matches!(seats.get(former.slot), Some(Seat::Empty)) && self.can_come_back(former.events)
+        };
+        let slot = comes_back.filter(fits).map(|former| former.slot);
         let device = newcomer.formerly.unwrap_or(newcomer.superblock.member.device_uuid);
-        // One that was blanked meanwhile is known by its name only.
         let name = newcomer.device.info().name.clone();
         let (formerly, former_slots): (Vec<MemberId>, Vec<Option<usize>>) = {
             let superblocks = self.superblocks.borrow();
-            let is_it = |record: &Known| {
-                let known = record.superblock.member.device_uuid == device || record.name == name;
-                known && matches!(record.state, MemberState::Failed(_))
+            let failed = |is_it: &dyn Fn(&Known) -> bool| {
+                let devices = superblocks.membership.devices();
+                let failed =
+                    devices.filter(|(_, it)| matches!(it.state, MemberState::Failed(_)) && is_it(it));
+                failed.map(|(id, record)| (id, record.slot)).collect::<Vec<_>>()
             };
-            let devices = superblocks.membership.devices();
-            devices.filter(|(_, record)| is_it(record)).map(|(id, record)| (id, record.slot)).unzip()
+            let mut found = failed(&|record| record.superblock.member.device_uuid == device);
+            if found.is_empty() {
+                // One that was blanked meanwhile is known by its name only. What says which member it was may
+                // have got the name of another one that is awaited.
+                found = failed(&|record| record.name == name);
+            }
+            found.into_iter().unzip()
         };
         self.spares_rest.set(false);
         let spare = self.superblocks.borrow().membership.next_id();

@@ -158,8 +158,8 @@ impl Superblocks {
     }
 
     /// Makes the record of the next update, and what the bitmap's header and the journal have to say with it;
-    /// of a `complete` array bits may be cleared from it on. Returns what `events_cleared` may go back to if
-    /// not all members get this.
+    /// of a `complete` array bits may be cleared once all members have it. Returns what `events_cleared` goes
+    /// back to if not all of them get it: until then no sweep begins that relies on it.
     pub(crate) fn begin_update(
         &mut self,
         now: u64,
@@ -167,14 +167,11 @@ impl Superblocks {
         needs_log: bool,
         complete: bool,
     ) -> Option<u64> {
-        let last = self.membership.array.events;
         let before = self.bitmap.as_ref().map(|bitmap| bitmap.header().events_cleared);
         let clears = complete && !self.membership.events_differ;
         self.membership.begin_update(now, dirty_from, needs_log);
         self.follow(clears);
-        // Equal: the array was complete in the last update, too, so that every member has got that one, and
-        // all that was cleared since. Otherwise a sweep may have begun that relies on this update.
-        before.filter(|&cleared| cleared == last)
+        before
     }
 
     /// Not all members have got an update. Otherwise one that was lost while the array was idle would have
@@ -183,6 +180,13 @@ impl Superblocks {
         if let Some(bitmap) = &mut self.bitmap {
             bitmap.set_events(bitmap.header().events, events);
         }
+    }
+
+    /// Whether the last update has said that bits may be cleared (C9). It is for the caller to know that all
+    /// members have it. A kernel may not have said so since its last update.
+    pub(crate) fn may_clear(&self) -> bool {
+        let events = self.membership.array.events;
+        self.bitmap.as_ref().is_some_and(|bitmap| bitmap.header().events_cleared >= events)
     }
 
     /// Makes the record of what is about to come, which one device gets first.

@@ -217,6 +217,7 @@ impl ParityGeometry {
     }
 
     /// Which member holds what in this stripe.
+    #[inline]
     pub fn slots(&self, stripe: StripeId) -> StripeMap {
         let rotating = self.rule.rotation_members(self.members);
         let last = rotating - 1;

@@ -56,12 +56,12 @@ impl ParityVolume {
         };
         let ticket = self.shared.bad_reports.push(member.id, sectors(at, length), Some(error));
         self.shared.controller_wake.notify();
-        Listing { ticket, offset, length }
+        Listing { ticket, member: member.id, offset, length }
     }
 
-    /// Waits until what was to be listed is, durably, or its member is out. An error if too much of a row
-    /// can't be read now: then the data that was written there is lost.
-    pub(crate) async fn listed(&self, stripe: u64, listing: &Listing) -> Result<(), IoError> {
+    /// Waits until what was to be listed is, durably, or its member is out: then it is false. An error if too
+    /// much of a row can't be read now: then the data that was written there is lost.
+    pub(crate) async fn listed(&self, stripe: u64, listing: &Listing) -> Result<bool, IoError> {
         let shared: &Shared = &self.shared;
         let reports = &shared.bad_reports;
         shared.until(|| reports.is_settled(listing.ticket)).await?;
@@ -69,7 +69,7 @@ impl ParityVolume {
         if missing > shared.geometry.redundancy() {
             return Err(IoError::Unreadable { stripe, missing });
         }
-        Ok(())
+        Ok(self.members.view().snapshot.slot_of(listing.member).is_some())
     }
 
     /// The member's sectors in this range (in bytes, relative to its data) can't be made good: they are
@@ -90,7 +90,7 @@ impl ParityVolume {
         let slot = view.slot_at(place);
         let listing = self.list_bad(member, slot, (offset, length), error);
         // That more is lost than can be made is what rebuild and scrub record.
-        let listed = matches!(self.listed(0, &listing).await, Ok(()) | Err(IoError::Unreadable { .. }));
+        let listed = matches!(self.listed(0, &listing).await, Ok(_) | Err(IoError::Unreadable { .. }));
         listed && self.members.view().snapshot.slot_of(member.id) == Some(slot)
     }
 

@@ -84,8 +84,9 @@ impl VolumeBase {
         buffer: Buffer,
     ) -> Option<Submission> {
         let (member, device) = view.member(slot)?;
-        self.counters().member_reads.add(1);
-        self.counters().member_read_bytes.add(buffer.len() as u64);
+        let counters = self.counters();
+        counters.member_reads.add(1);
+        counters.member_read_bytes.add(buffer.len() as u64);
         Some(device.read(member.data_offset + offset, buffer))
     }
 

@@ -95,7 +95,7 @@ impl Inside<'_> {
     /// Counts a change of `length` member bytes from `offset`, and asks for the bits that it needs.
     pub(crate) fn mark(&self, stripe: StripeId, (offset, length): (u64, u64)) -> Marked<'_> {
         let table = &*self.view.snapshot.intent;
-        let mark = table.mark(table.regions(offset, length), stripe.0);
+        let mark = table.mark_rows(table.regions(offset, length), self.pass.shard(), stripe.0, length);
         let is_durable = table.is_durable(&mark);
         Marked { table, mark, is_durable }
     }

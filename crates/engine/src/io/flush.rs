@@ -18,7 +18,7 @@ use crate::{
 
 /// Why a stripe could not be zeroed.
 enum NotZeroed {
-    /// The membership has changed, and nothing was written.
+    /// The membership has changed: it is to be zeroed again.
     Moved,
     Failed(IoError),
 }
@@ -113,7 +113,9 @@ impl ParityVolume {
         let generation = inside.generation();
         drop(writing);
         drop(inside);
-        self.settle_missed(stripe, &mut missed).await?;
+        if !self.settle_missed(stripe, &mut missed).await? {
+            return Err(NotZeroed::Moved);
+        }
         // Only now it is recorded which members missed the zeroes. So the log may forget the stripe.
         drop(logged);
         self.shared.durable(generation).await?;

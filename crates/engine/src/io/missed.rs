@@ -33,14 +33,17 @@ impl ParityVolume {
         }
     }
 
-    /// Waits until the members that failed are out, and the sectors that were refused are listed.
-    pub(crate) async fn settle_missed(&self, stripe: StripeId, missed: &mut Missed) -> Result<(), IoError> {
+    /// Waits until the members that failed are out, and the sectors that were refused are listed. False if a
+    /// member is out because its sectors could not be listed. Then the write has to be done again without it:
+    /// the bit of its region may have been cleared meanwhile, and the member would come back without it (C8).
+    pub(crate) async fn settle_missed(&self, stripe: StripeId, missed: &mut Missed) -> Result<bool, IoError> {
         for member in missed.dropped.drain(..) {
             self.shared.dropped(member).await?;
         }
+        let mut all_listed = true;
         for listing in missed.listings.drain(..) {
-            self.listed(stripe.0, &listing).await?;
+            all_listed &= self.listed(stripe.0, &listing).await?;
         }
-        Ok(())
+        Ok(all_listed)
     }
 }

@@ -12,6 +12,7 @@ pub(crate) mod logging;
 pub(crate) mod missed;
 pub(crate) mod parity;
 pub(crate) mod read;
+pub mod recorder;
 pub(crate) mod remote;
 pub(crate) mod room;
 pub(crate) mod row;

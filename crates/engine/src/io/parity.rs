@@ -9,6 +9,7 @@ use pinstripe_parity::Kernel;
 use pinstripe_runtime::{Buffer, Slice, shard};
 
 use crate::{
+    ablation::Gates,
     error::IoError,
     geometry::{ParityGeometry, StripeId},
     io::{
@@ -91,6 +92,9 @@ impl ParityVolume {
 
     /// Cuts a write into stripes, which are written side by side.
     pub(crate) async fn write(self: &Rc<Self>, offset: u64, data: Slice, fua: bool) -> Answer {
+        if self.shared.pool.is_some() {
+            return self.write_by_workers(offset, data, fua).await;
+        }
         let (stripe, start) = self.geometry.locate(offset);
         let length = data.len() as u64;
         if length <= (self.geometry.stripe_bytes() - start).into() {
@@ -134,6 +138,11 @@ impl ParityVolume {
             }
         }
         Ok((first * stripe_bytes, last * stripe_bytes))
+    }
+
+    /// Locks of older designs, in a measurement of those.
+    pub(crate) fn gates(&self) -> Option<&Gates> {
+        self.shared.gates.as_deref()
     }
 
     /// Claims a stripe for work that no write can join.

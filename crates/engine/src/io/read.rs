@@ -120,8 +120,7 @@ impl ParityVolume {
         let offset = self.geometry.member_offset(piece.stripe) + u64::from(piece.chunk_offset);
         match view.readable(slot, offset, piece.length.into()) {
             Some((member, device)) => {
-                self.counters().member_reads.add(1);
-                self.counters().member_read_bytes.add(piece.length.into());
+                self.count_read(piece);
                 device.read(member.data_offset + offset, buffer)
             }
             None => Submission::done(
@@ -129,6 +128,12 @@ impl ParityVolume {
                 Some(buffer),
             ),
         }
+    }
+
+    fn count_read(&self, piece: &Piece) {
+        let counters = self.counters();
+        counters.member_reads.add(1);
+        counters.member_read_bytes.add(piece.length.into());
     }
 
     /// Whether the member that answered under `view` is still in sync in that slot (C1).
@@ -148,11 +153,12 @@ impl ParityVolume {
         let offset = self.geometry.member_offset(piece.stripe) + u64::from(piece.chunk_offset);
         loop {
             let view = self.members.view();
-            let Some((member, _)) = view.readable(slot, offset, piece.length.into()) else {
+            let Some((member, device)) = view.readable(slot, offset, piece.length.into()) else {
                 return self.read_reconstructed(piece, buffer, None).await;
             };
             let started = if self.members.sample() { Some(shard::now()) } else { None };
-            let outcome = self.submit_piece(&view, piece, buffer).await;
+            self.count_read(piece);
+            let outcome = device.read(member.data_offset + offset, buffer).await;
             let Some(back) = outcome.buffer else { unreachable!("a read gives its buffer back") };
             buffer = back;
             match ignoring(Mutant::ReadErrorIgnored, outcome.result) {

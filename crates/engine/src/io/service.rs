@@ -13,7 +13,10 @@ use pinstripe_block::{
 };
 use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice, shard};
 
-use super::volume::Volume;
+use super::{
+    recorder::{Asked, Recorder},
+    volume::Volume,
+};
 use crate::{
     error::IoError,
     geometry::{Geometry, ParityGeometry},
@@ -30,12 +33,15 @@ pub struct VolumeService {
     locks: Option<Arc<Locks>>,
     /// Of all that is read and written by way of any handle with it.
     limit: Arc<RateLimit>,
+    /// Of all that is asked for by way of any handle with it.
+    recorder: Arc<Recorder>,
 }
 
 impl VolumeService {
     /// The array on this shard. A client is told little of why a request failed; `complain` hears all of it.
     pub fn new(volume: Volume, complain: impl Fn(&IoError) + 'static) -> Self {
-        Self { volume, complain: Rc::new(complain), locks: None, limit: Arc::default() }
+        let (limit, recorder) = Default::default();
+        Self { volume, complain: Rc::new(complain), locks: None, limit, recorder }
     }
 
     /// With writes that wait for writers of parts of the same blocks.
@@ -50,6 +56,12 @@ impl VolumeService {
         Self { limit, ..self }
     }
 
+    /// With requests that this notes while there is a recording.
+    #[must_use]
+    pub fn with_recorder(self, recorder: Arc<Recorder>) -> Self {
+        Self { recorder, ..self }
+    }
+
     async fn hold(&self, offset: u64, length: u64) -> Option<Held<'_>> {
         match &self.locks {
             Some(locks) => Some(locks.shared(offset, length).await),
@@ -59,6 +71,13 @@ impl VolumeService {
 
     fn geometry(&self) -> &Geometry {
         &self.volume.shared().geometry
+    }
+
+    /// Begins an operation; gives the time.
+    fn begin(&self, operation: ClientOperation, (offset, length): (u64, u64), fua: bool) -> u64 {
+        let asked = shard::now();
+        self.recorder.note(Asked { at_ns: asked, operation, offset, length, fua });
+        asked
     }
 
     /// Counts an operation that was asked for at `asked` and is over now.
@@ -116,17 +135,19 @@ impl BlockService for VolumeService {
     }
 
     async fn read(&self, offset: u64, buffer: Buffer) -> (Result<(), ServiceError>, Buffer) {
-        let asked = shard::now();
-        self.limit.pass(buffer.len() as u64).await;
+        let length = buffer.len() as u64;
+        let asked = self.begin(ClientOperation::Read, (offset, length), false);
+        self.limit.pass(length).await;
         let (result, buffer) = self.volume.read(offset, buffer).await;
         self.measure(ClientOperation::Read, asked);
         (self.answer(result), buffer)
     }
 
     async fn write(&self, offset: u64, data: Slice, fua: bool) -> Result<(), ServiceError> {
-        let asked = shard::now();
-        self.limit.pass(data.len() as u64).await;
-        let _held = self.hold(offset, data.len() as u64).await;
+        let length = data.len() as u64;
+        let asked = self.begin(ClientOperation::Write, (offset, length), fua);
+        self.limit.pass(length).await;
+        let _held = self.hold(offset, length).await;
         let result = self.volume.write(offset, data, fua && !active(Mutant::FuaDropped)).await;
         self.measure(ClientOperation::Write, asked);
         self.answer(result)
@@ -134,7 +155,7 @@ impl BlockService for VolumeService {
 
     /// Not limited: what others have written before is made durable by it.
     async fn flush(&self) -> Result<(), ServiceError> {
-        let asked = shard::now();
+        let asked = self.begin(ClientOperation::Flush, (0, 0), false);
         let result = self.volume.flush().await;
         self.measure(ClientOperation::Flush, asked);
         self.answer(result)
@@ -142,7 +163,7 @@ impl BlockService for VolumeService {
 
     /// A request, and no bytes.
     async fn discard(&self, offset: u64, length: u64, fua: bool) -> Result<(), ServiceError> {
-        let asked = shard::now();
+        let asked = self.begin(ClientOperation::Discard, (offset, length), fua);
         self.limit.pass(0).await;
         let mut result = {
             let _held = self.hold(offset, length).await;
@@ -162,7 +183,7 @@ impl BlockService for VolumeService {
         fua: bool,
         may_punch: bool,
     ) -> Result<(), ServiceError> {
-        let asked = shard::now();
+        let asked = self.begin(ClientOperation::WriteZeroes, (offset, length), fua);
         let fua = fua && !active(Mutant::ZeroesFuaDropped);
         self.limit.pass(length).await;
         let _held = self.hold(offset, length).await;

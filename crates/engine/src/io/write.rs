@@ -22,6 +22,8 @@ mod gather;
 mod in_place;
 mod offload;
 mod pre_read;
+mod within;
+pub(crate) mod workers;
 
 use std::pin::pin;
 
@@ -45,8 +47,8 @@ use crate::{
     membership::snapshot::{Snapshot, View},
     mutants::{Mutant, active, early},
     plan::{
-        Facts, Method, PlanError, Price, Reconstruction, Run, Stripe, Transfer, WritePolicy, Written,
-        cost::UNKNOWN, plan_into,
+        Ahead, Facts, Method, PlanError, Price, Reconstruction, Run, Stripe, Transfer, WritePolicy, Written,
+        plan_into,
     },
     shared::Answer,
     stripe::{
@@ -100,7 +102,11 @@ impl ParityVolume {
             Some(taken) => taken,
             None => Box::pin(self.room.context()).await,
         };
-        match self.shared.stripes.claim(self.shard, stripe.0, Some(piece)).await {
+        let entered = match self.gates() {
+            None => self.shared.stripes.claim(self.shard, stripe.0, Some(piece)).await,
+            Some(gates) => self.claim_within(gates, stripe, piece).await,
+        };
+        match entered {
             // The owner vanished only if the array is being torn down.
             Entered::Joined(answer) => answer.unwrap_or(Err(IoError::Stopping)),
             Entered::Owner(claim, piece) => {
@@ -133,7 +139,11 @@ impl ParityVolume {
             None => self.write_members_until_done(stripe, Some(&mut claim), context).await,
         };
         self.note_if_torn(stripe, answer.is_err());
-        claim.finish(if active(Mutant::JoinersToldAll) { &Ok(()) } else { &answer });
+        let told = if active(Mutant::JoinersToldAll) { &Ok(()) } else { &answer };
+        match self.gates() {
+            None => claim.finish(told),
+            Some(gates) => self.finish_within(gates, claim, told, context),
+        }
         answer
     }
 
@@ -165,7 +175,10 @@ impl ParityVolume {
             drop(taken);
             match attempted {
                 Ok(generation) => {
-                    self.settle(stripe, context).await?;
+                    if !context.missed.is_empty() && !self.settle(stripe, context).await? {
+                        self.counters().replans.add(1);
+                        continue;
+                    }
                     match context.rest.pop() {
                         Some(parts) => context.image.load(parts),
                         None => return self.acknowledge(generation).await,
@@ -199,34 +212,37 @@ impl ParityVolume {
     ) -> Result<u64, Aborted> {
         let inside = self.enter().await?;
         context.timed = self.members.sample();
+        let map = self.geometry.slots(stripe);
         self.join_claim(claim.as_deref_mut(), context);
-        if self.write_in_place(&inside, stripe, claim.as_deref_mut(), context).await? {
+        if inside.view().in_place
+            && self.write_in_place(&inside, stripe, map, claim.as_deref_mut(), context).await?
+        {
             return Ok(inside.generation());
         }
         // What this membership can't read, the one that has taken its place meanwhile may be able to (C1).
         let stale = |error: Aborted| if inside.has_moved() { Aborted::Replan } else { error };
-        let intended = self.prepare(&inside, stripe, context, taken).await.map_err(stale)?;
+        let intended = self.prepare(&inside, (stripe, map), context, taken).await.map_err(stale)?;
 
         // Freeze: what has arrived by now is the last to join. What it adds is read and marked like the rest.
         let late = if self.join_claim(claim, context) > 0 && !active(Mutant::LateJoinerNotPlanned) {
             self.counters().joined_late.add(1);
-            Some(self.prepare(&inside, stripe, context, taken).await.map_err(stale)?)
+            Some(self.prepare(&inside, (stripe, map), context, taken).await.map_err(stale)?)
         } else {
             None
         };
         let writing = inside.begin(intended, late).await?;
         let view = writing.view();
         let logged = if context.remote.is_empty() {
-            self.encode(stripe, &view.snapshot, context)?;
+            self.encode(map, &view.snapshot, context)?;
             let logged = if view.snapshot.log.is_none() {
                 Logged::Nothing
             } else {
-                let write = async || self.write_members(&writing, stripe, context).await;
+                let write = async || self.write_members(&writing, stripe, map, context).await;
                 early(Mutant::LogAfterData, write).await;
                 // A future of its own: inlined, it would make every write larger.
                 Box::pin(self.write_ahead(&writing, stripe, context)).await?
             };
-            self.write_members(&writing, stripe, context).await;
+            self.write_members(&writing, stripe, map, context).await;
             logged
         } else {
             Box::pin(self.write_offloaded(&writing, stripe, context)).await?;
@@ -262,7 +278,7 @@ impl ParityVolume {
     async fn prepare<'i>(
         &self,
         inside: &'i Inside<'_>,
-        stripe: StripeId,
+        (stripe, map): (StripeId, StripeMap),
         context: &mut WriteContext,
         taken: &mut Taken<'_>,
     ) -> Result<Intended<'i>, Aborted> {
@@ -271,7 +287,7 @@ impl ParityVolume {
         if !view.snapshot.log.is_none() {
             Box::pin(self.fit_to_log(view, stripe, context)).await?;
         }
-        let facts = self.facts(view, stripe, context);
+        let facts = self.facts(view, stripe, map, context);
         let servers = self.servers_for(view, &facts, context);
         self.plan(view, stripe, &facts, context, servers.is_some())?;
         context.remote.take_up(servers, &facts, &context.plan);
@@ -380,9 +396,8 @@ impl ParityVolume {
     }
 
     /// The state of a stripe's members in the rows that a batch writes.
-    fn facts(&self, view: &View, stripe: StripeId, context: &WriteContext) -> Stripe {
-        let geometry = &self.geometry;
-        let (snapshot, map) = (&view.snapshot, geometry.slots(stripe));
+    fn facts(&self, view: &View, stripe: StripeId, map: StripeMap, context: &WriteContext) -> Stripe {
+        let (geometry, snapshot) = (&self.geometry, &view.snapshot);
         let (offset, chunk) = (geometry.member_offset(stripe), geometry.chunk_bytes());
         let regions = snapshot.intent.regions(offset, chunk.into());
         let (from, to) = context.image.rows(chunk);
@@ -453,9 +468,9 @@ impl ParityVolume {
         stripe: StripeId,
         context: &mut WriteContext,
     ) -> Result<(), Aborted> {
-        let totals = context.plan.totals();
-        self.counters().pre_read_bytes.add(totals.read_bytes);
-        self.counters().reconstruct_read_bytes.add(totals.reconstruct_read_bytes);
+        let (totals, counters) = (context.plan.totals(), self.counters());
+        counters.pre_read_bytes.add(totals.read_bytes);
+        counters.reconstruct_read_bytes.add(totals.reconstruct_read_bytes);
         if context.plan.needs_no_reads() {
             return Ok(());
         }
@@ -498,17 +513,22 @@ impl ParityVolume {
         }
         context.set.clear();
         if context.timed {
-            self.members.update_prices(&view.snapshot);
+            self.members.update_prices(&view.snapshot, &view.devices);
         }
         if failed { Err(Aborted::Replan) } else { Ok(()) }
     }
 
     /// Writes data and parity to every member that is there, and waits for all. Members that fail are noted
     /// and reported.
-    async fn write_members(&self, writing: &Writing<'_>, stripe: StripeId, context: &mut WriteContext) {
-        let (view, geometry) = (writing.view(), &self.geometry);
-        let (map, base) = (geometry.slots(stripe), geometry.member_offset(stripe));
-        let chunk = geometry.chunk_bytes();
+    async fn write_members(
+        &self,
+        writing: &Writing<'_>,
+        stripe: StripeId,
+        map: StripeMap,
+        context: &mut WriteContext,
+    ) {
+        let (view, geometry, counters) = (writing.view(), &self.geometry, self.counters());
+        let (base, chunk) = (geometry.member_offset(stripe), geometry.chunk_bytes());
         // What a log forgets when the members have answered is durable by then (C4).
         let fua = context.image.fua() || view.snapshot.log.forces_writes();
         let WriteContext { image, plan, parity, set, requests, pre_read, avoid, timed, missed, .. } = context;
@@ -520,8 +540,8 @@ impl ParityVolume {
                 active(Mutant::RecoveringNotWritten) && view.snapshot.recovering.contains(slot.index());
             for place in view.places(slot.index()) {
                 let Some((member, device)) = view.member(place).filter(|_| !skip) else { continue };
-                self.counters().member_writes.add(1);
-                self.counters().member_write_bytes.add(data.len() as u64);
+                counters.member_writes.add(1);
+                counters.member_write_bytes.add(data.len() as u64);
                 let end = start + to_u32(data.len());
                 assert!(end <= chunk, "a stripe's write stays in its chunk: {start} to {end} of {chunk}");
                 let at = member.data_offset + base + u64::from(start);
@@ -608,14 +628,13 @@ impl ParityVolume {
 
     /// Waits until it is recorded which members failed a write of the batch, and which sectors they refused.
     /// Only then may the log forget the batch: a crash before finds the member current, with rows that don't
-    /// match.
-    async fn settle(&self, stripe: StripeId, context: &mut WriteContext) -> Result<(), IoError> {
+    /// match. False if the batch has to be written again.
+    async fn settle(&self, stripe: StripeId, context: &mut WriteContext) -> Result<bool, IoError> {
         active(Mutant::LogForgetsFailure).then(|| context.logged = Logged::Nothing);
-        if !active(Mutant::AcknowledgeBeforeSuperblocks) {
-            self.settle_missed(stripe, &mut context.missed).await?;
-            context.logged = Logged::Nothing;
-        }
-        Ok(())
+        let waits = !active(Mutant::AcknowledgeBeforeSuperblocks);
+        let is_over = !waits || self.settle_missed(stripe, &mut context.missed).await?;
+        waits.then(|| context.logged = Logged::Nothing);
+        Ok(is_over)
     }
 
     /// The batch is on the members. It may be acknowledged once the superblocks know which members missed it
@@ -658,13 +677,23 @@ struct PlanFacts<'a> {
     stripe: StripeId,
     rows: &'a mut Vec<(Parity, u32, Slice)>,
     /// Pretends that members are alike. A stripe write that is timed does: else a member that was dear once
-    /// would never be read again, and stay so.
+    /// would never be read again, and stay so. As dear as the dearest: to read more of disks than needed
+    /// costs them a seek, and to read more of flash costs it little.
     explores: bool,
 }
 
 impl Facts for PlanFacts<'_> {
     fn price(&self, slot: MemberSlot) -> Price {
-        if self.explores { UNKNOWN } else { self.volume.members.read_prices[slot.index()].get() }
+        let members = &self.volume.members;
+        if self.explores { members.price_if_alike.get() } else { members.read_prices[slot.index()].get() }
+    }
+
+    fn ahead(&self, slot: MemberSlot, start: u32) -> Ahead {
+        let Some((member, _)) = self.view.member(slot.index()).filter(|_| !self.explores) else {
+            return Ahead::default();
+        };
+        let offset = self.volume.geometry.member_offset(self.stripe) + u64::from(start);
+        self.volume.members.ahead(member, member.data_offset + offset)
     }
 
     fn shares_link(&self) -> bool {
@@ -678,11 +707,11 @@ impl Facts for PlanFacts<'_> {
         let key =
             Key { stripe: self.stripe.0, row, parity, generation: cache_generation(&self.view.snapshot) };
         // Taken out: whatever the plan, this parity is about to be written (C13).
-        let found = self.volume.shared.cache.take(&key);
-        self.volume
-            .counters()
-            .cache_misses
-            .add(u64::from(found.is_none() && self.volume.shared.cache.is_enabled()));
+        let cache = &self.volume.shared.cache;
+        let found = cache.take(&key);
+        if found.is_none() && cache.is_enabled() {
+            self.volume.counters().cache_misses.add(1);
+        }
         found.map(|bytes| self.rows.push((parity, row, bytes))).is_some()
     }
 }

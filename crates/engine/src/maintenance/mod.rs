@@ -233,13 +233,18 @@ impl Maintenance {
                 self.unfinished.set(None);
             }
             self.resync_in_vain.set(false);
+            let mut stopped_at = None;
             let whole = match job {
                 Job::Stop => return,
                 Job::Recover(slot, member) | Job::Replace(slot, member) => self.recover(slot, member).await,
                 Job::Resync => self.resync().await,
-                Job::Scrub(scrub) => self.scrub(&scrub).await,
+                Job::Scrub(scrub) => {
+                    let is_over = self.scrub(&scrub).await;
+                    stopped_at = scrub.stopped_at().filter(|_| is_over);
+                    is_over
+                }
             };
-            self.end(whole);
+            self.end(whole, stopped_at);
             if !whole && !self.controller.stopped.get() {
                 // Something was in the way. If it was the membership, the next look sees it; if sectors, not
                 // too soon.
@@ -307,12 +312,13 @@ impl Maintenance {
         }
     }
 
-    fn end(&self, whole: bool) {
+    /// `stopped_at`: where a scrub was, if it isn't to go on.
+    fn end(&self, whole: bool, stopped_at: Option<u64>) {
         let Some(progress) = self.sync.take() else { return };
         let action = progress.action;
         if whole || self.unfinished.get() != Some(action) {
             let mismatched = action.is_scrub().then_some(progress.mismatched_sectors);
-            self.controller.events.add(EventKind::RebuildFinished { action, whole, mismatched });
+            self.controller.events.add(EventKind::RebuildFinished { action, whole, mismatched, stopped_at });
         }
         self.unfinished.set((!whole).then_some(action));
     }

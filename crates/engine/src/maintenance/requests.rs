@@ -41,11 +41,14 @@ impl Maintenance {
         self.pace.borrow().speed()
     }
 
+    /// Refuses limits that can't be kept.
+    pub(crate) fn check_speed(SyncSpeed { min_kib, max_kib }: SyncSpeed) -> Result<(), SyncError> {
+        if min_kib == 0 || max_kib < min_kib { Err(SyncError::Speed { min_kib, max_kib }) } else { Ok(()) }
+    }
+
     /// Sets the limits, at once and until the array stops.
     pub(crate) fn set_speed(&self, speed: SyncSpeed) -> Result<(), SyncError> {
-        if speed.min_kib == 0 || speed.max_kib < speed.min_kib {
-            return Err(SyncError::Speed { min_kib: speed.min_kib, max_kib: speed.max_kib });
-        }
+        Self::check_speed(speed)?;
         self.pace.borrow_mut().set_speed(speed);
         self.paced.notify();
         Ok(())

@@ -139,15 +139,23 @@ pub enum SyncError {
     #[error("a {} can't be stopped, for the array needs it: it can be paused", .0.name())]
     Needed(SyncAction),
     /// Limits that contradict each other.
-    #[error(
-        "{min_kib} to {max_kib} KiB per second are no limits: the lower one is at least 1, and the upper one at least the lower one"
-    )]
+    #[error("{}", wrong_speed(*min_kib, *max_kib))]
     Speed {
         /// As asked for.
         min_kib: u64,
         /// As asked for.
         max_kib: u64,
     },
+}
+
+fn wrong_speed(min_kib: u64, max_kib: u64) -> String {
+    if min_kib == 0 {
+        return "the lower limit of the speed must be at least 1 KiB per second".to_owned();
+    }
+    format!(
+        "the upper limit of the speed can't be {max_kib} KiB per second, for the lower one is {min_kib}: lower \
+         that, too, or set a higher one"
+    )
 }
 
 impl From<IoError> for SyncError {
@@ -246,6 +254,19 @@ impl Scrub {
         undone.map_or(self.next.get(), |undone| undone.min(self.next.get()))
     }
 
+    fn is_complete(&self) -> bool {
+        self.done() == self.stripes.end - self.stripes.start
+    }
+
+    fn next_sector(&self) -> u64 {
+        self.first_left() * self.chunk_sectors
+    }
+
+    /// The first sector of each member's data that was not compared, unless all were.
+    pub(super) fn stopped_at(&self) -> Option<u64> {
+        (!self.is_complete()).then(|| self.next_sector())
+    }
+
     pub(super) fn report(&self) -> CheckReport {
         let found = self.found.borrow();
         let mut places = found.places.clone();
@@ -266,8 +287,8 @@ impl Scrub {
             corrected_sectors: found.corrected,
             unexplained_sectors: found.unexplained,
             corrected,
-            complete: self.done() == self.stripes.end - self.stripes.start,
-            next_sector: self.first_left() * self.chunk_sectors,
+            complete: self.is_complete(),
+            next_sector: self.next_sector(),
         }
     }
 }

@@ -119,6 +119,7 @@ impl Reports {
 /// Sectors that a member could not take, on their way into its log.
 pub(crate) struct Listing {
     pub(crate) ticket: u64,
+    pub(crate) member: MemberId,
     /// Relative to the member's data, in bytes.
     pub(crate) offset: u64,
     pub(crate) length: u64,

@@ -47,8 +47,12 @@ macro_rules! member_counters {
 member_counters! {
     /// Reads.
     reads,
+    /// Bytes read.
+    read_bytes,
     /// Writes, zeroing and discards included.
     writes,
+    /// Bytes written, without zeroing and discards.
+    write_bytes,
     /// Flushes.
     flushes,
     /// Reads that failed.

@@ -53,6 +53,11 @@ pub struct Pass<'a> {
 }
 
 impl Pass<'_> {
+    /// The number of the shard that it was given to.
+    pub(crate) fn shard(&self) -> usize {
+        self.shard
+    }
+
     /// The generation under which it was given.
     pub fn generation(&self) -> u64 {
         self.generation

@@ -66,6 +66,15 @@ pub enum FenceError {
         /// All members.
         members: usize,
     },
+    /// No host can be kept from writing these devices.
+    #[error(
+        "a takeover keeps no other host from writing {}: a server without the offload protocol knows of no host that has the array. Stop the array there. If that host is gone for good, or cut off from these servers, --takeover is needed only where other servers still take it for attached: then with --force",
+        names.join(" and ")
+    )]
+    Unfenced {
+        /// The devices.
+        names: Vec<String>,
+    },
     /// The servers' epochs are too far apart, or there is no higher one.
     #[error(
         "{name}: its epoch is {epoch}, and the array's next one would be {next}, which its server would not take: a host has attached a device with a number that none comes to by counting. Leave out the devices whose epoch `discover` shows as too high, or have their servers forget it: stop the server, and remove the device's state"
@@ -94,6 +103,14 @@ pub enum FenceError {
 /// Whether so many of an array's members are enough to take it over.
 pub(crate) fn check_majority(present: usize, members: usize) -> Result<(), FenceError> {
     if 2 * present > members { Ok(()) } else { Err(FenceError::TooFew { present, members }) }
+}
+
+/// Every device that is reached over a network must have a server that can keep the former host out: that one
+/// would go on writing the others, over what this host has written. Devices of this machine aren't concerned.
+pub(crate) fn check_fences<'a>(devices: impl Iterator<Item = &'a Rc<dyn Device>>) -> Result<(), FenceError> {
+    let unfenced = devices.filter(|device| device.is_remote() && device.offload().is_none());
+    let names: Vec<String> = unfenced.map(|device| device.info().name.clone()).collect();
+    if names.is_empty() { Ok(()) } else { Err(FenceError::Unfenced { names }) }
 }
 
 /// Attaches to the array every device that has a server which offers it. Returns the epoch, 0 if there is no

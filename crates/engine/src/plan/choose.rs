@@ -2,7 +2,7 @@
 //! policy.
 
 use super::{
-    Facts, Method, Parity, PlanError, Reconstruction, Run, Stripe, Transfer, WritePolicy, weigh::Weight,
+    Facts, Lean, Method, Parity, PlanError, Reconstruction, Run, Stripe, Transfer, WritePolicy, weigh::Weight,
 };
 use crate::{
     geometry::{MemberSlot, Role, Set64, StripeMap},
@@ -80,7 +80,7 @@ impl OldParity {
 }
 
 /// A correct way to do a run, with the old bytes that it needs.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Candidate {
     pub(super) method: Method,
     /// Data columns.
@@ -140,10 +140,11 @@ impl<'a> Chooser<'a> {
         p.into_iter().chain(q)
     }
 
-    /// The best method for a run. Leaves in `old` what there is of its old parity.
+    /// The best method for a run, or what the plan leans to. Leaves in `old` what there is of its old parity.
     pub(super) fn choose(
         &self,
         run: &Run,
+        lean: Lean,
         old: &mut [OldParity; 2],
         facts: &mut impl Facts,
     ) -> Result<Candidate, PlanError> {
@@ -164,6 +165,8 @@ impl<'a> Chooser<'a> {
                 self.find_old_parity(run, parity, &mut old[parity as usize], facts);
             }
         }
+        let modify = modify.filter(|_| lean != Lean::Reconstruct || reconstruct == [None, None]);
+        let reconstruct = if lean == Lean::Modify && modify.is_some() { [None, None] } else { reconstruct };
         self.decide(run, reconstruct, modify, old, facts)
             .ok_or(PlanError::Unreadable { start: run.start, end: run.end })
     }
@@ -247,12 +250,12 @@ impl<'a> Chooser<'a> {
     fn weight(&self, run: &Run, candidate: &Candidate, old: &[OldParity; 2], facts: &impl Facts) -> Weight {
         let data = candidate.columns.into_iter().map(|column| {
             let slot = self.map.data_slot(column);
-            (slot, self.bytes_to_read(slot, run))
+            (slot, run.start, self.bytes_to_read(slot, run))
         });
         let parities = [(Parity::P, candidate.p), (Parity::Q, candidate.q)].into_iter();
         let parities = parities.filter_map(|(parity, needed)| {
             let slot = self.parity_slot(parity).filter(|_| needed)?;
-            Some((slot, old[parity as usize].missing_bytes()))
+            Some((slot, run.start, old[parity as usize].missing_bytes()))
         });
         let sources = self.kernel_sources(run, candidate) * u64::from(run.length());
         Weight::of(self.policy, self.map.members(), data.chain(parities), sources, facts)
@@ -269,7 +272,7 @@ impl<'a> Chooser<'a> {
     }
 
     /// How many ranges of the run's length the kernels read.
-    fn kernel_sources(&self, run: &Run, candidate: &Candidate) -> u64 {
+    pub(super) fn kernel_sources(&self, run: &Run, candidate: &Candidate) -> u64 {
         let old = candidate.columns.len() + usize::from(candidate.p) + usize::from(candidate.q);
         let sources = match candidate.method {
             Method::Rmw => old + run.written.len(),

@@ -85,12 +85,27 @@ pub struct Price {
     pub latency_ns: u32,
     /// Nanoseconds for each KiB.
     pub ns_per_kib: u32,
+    /// Whether the member moves a head: it is busy then, where flash serves other requests meanwhile.
+    pub moves_head: bool,
+}
+
+/// What a read finds at its member.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ahead {
+    /// Requests that are under way there.
+    pub requests: u32,
+    /// Whether the last of them was a read that ends where this one begins.
+    pub goes_on: bool,
 }
 
 /// What the planner asks its caller while it plans.
 pub trait Facts {
     /// What a read from the member in `slot` costs. Asked only under [`WritePolicy::Cost`].
     fn price(&self, slot: MemberSlot) -> Price;
+
+    /// What a read finds at the member in `slot` that begins at byte `start` of the chunk. Asked only under
+    /// [`WritePolicy::Cost`].
+    fn ahead(&self, slot: MemberSlot, start: u32) -> Ahead;
 
     /// Whether what is read from different members passes one link. Prices are those of members side by side,
     /// and on a full link every member's latency is that of the queue: there bytes count first, and prices
@@ -318,6 +333,8 @@ pub struct Plan {
     totals: Totals,
     sweep: runs::Sweep,
     old_parity: [choose::OldParity; 2],
+    /// What the cache was found to have.
+    hits: Vec<(Parity, u32)>,
 }
 
 impl Plan {
@@ -335,6 +352,7 @@ impl Plan {
         plan.cached.reserve(2 * ranges);
         plan.sweep.reserve(ranges);
         plan.old_parity.iter_mut().for_each(|old| old.reserve(ranges));
+        plan.hits.reserve(2 * ranges);
         plan
     }
 
@@ -390,6 +408,7 @@ impl Plan {
         self.reads.clear();
         self.writes.clear();
         self.cached.clear();
+        self.hits.clear();
         self.totals = Totals::default();
     }
 }
@@ -418,6 +437,50 @@ pub fn plan_into(
     plan_any(plan, stripe, policy, first.into_iter().chain(second).chain(image), held, facts)
 }
 
+/// What a whole plan leans to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lean {
+    /// What is best for each run.
+    None,
+    /// Read-modify-write wherever that is right.
+    Modify,
+    /// Reconstruct-write wherever that is right.
+    Reconstruct,
+}
+
+/// Facts that are asked for several plans of the same image: the cache only once.
+struct Asked<'a, F> {
+    facts: &'a mut F,
+    hits: &'a mut Vec<(Parity, u32)>,
+    /// Whether all was asked before.
+    again: bool,
+}
+
+impl<F: Facts> Facts for Asked<'_, F> {
+    fn price(&self, slot: MemberSlot) -> Price {
+        self.facts.price(slot)
+    }
+
+    fn ahead(&self, slot: MemberSlot, start: u32) -> Ahead {
+        self.facts.ahead(slot, start)
+    }
+
+    fn shares_link(&self) -> bool {
+        self.facts.shares_link()
+    }
+
+    fn is_cached(&mut self, parity: Parity, row: u32) -> bool {
+        if self.again {
+            return self.hits.contains(&(parity, row));
+        }
+        let found = self.facts.is_cached(parity, row);
+        if found {
+            self.hits.push((parity, row));
+        }
+        found
+    }
+}
+
 /// The general way of [`plan_into`]. `plan` is empty.
 fn plan_any(
     plan: &mut Plan,
@@ -430,14 +493,9 @@ fn plan_any(
     let chooser = Chooser::new(stripe, policy, held)?;
     plan.sweep.load(image, stripe)?;
     plan.sweep.cut(&mut plan.runs);
-    for index in 0..plan.runs.len() {
-        let run = &mut plan.runs[index];
-        let candidate = chooser.choose(run, &mut plan.old_parity, facts)?;
-        run.method = candidate.method;
-        let run = *run;
-        plan.add_reads(&chooser, run, &candidate);
-        plan.add_writes(&chooser, run);
-        plan.count(run);
+    let sources = plan.choose_all(&chooser, Lean::None, facts)?;
+    if policy == WritePolicy::Cost && plan.runs.len() > 1 {
+        plan.choose_together(&chooser, sources, facts)?;
     }
     let bytes = |list: &[Transfer]| list.iter().map(|each| u64::from(each.length())).sum();
     plan.totals.read_bytes = bytes(&plan.reads.list);
@@ -447,6 +505,64 @@ fn plan_any(
 }
 
 impl Plan {
+    /// Chooses a method for each run, and adds what it reads and writes. Returns what the kernels read.
+    fn choose_all(
+        &mut self,
+        chooser: &Chooser,
+        lean: Lean,
+        facts: &mut impl Facts,
+    ) -> Result<u64, PlanError> {
+        self.reads.clear();
+        self.writes.clear();
+        self.cached.clear();
+        self.totals = Totals::default();
+        let mut sources = 0;
+        for index in 0..self.runs.len() {
+            let run = &mut self.runs[index];
+            let mut asked = Asked { facts, hits: &mut self.hits, again: lean != Lean::None };
+            let candidate = chooser.choose(run, lean, &mut self.old_parity, &mut asked)?;
+            run.method = candidate.method;
+            let run = *run;
+            sources += chooser.kernel_sources(&run, &candidate) * u64::from(run.length());
+            self.add_reads(chooser, run, &candidate);
+            self.add_writes(chooser, run);
+            self.count(run);
+        }
+        Ok(sources)
+    }
+
+    /// What is best for each run alone may not be best for all: a member that one run reads anyway costs the
+    /// next one little. So the plan that is best run by run (which is there, and has its kernels read
+    /// `sources`) has to be cheaper than those that have one method wherever it is right.
+    fn choose_together(
+        &mut self,
+        chooser: &Chooser,
+        sources: u64,
+        facts: &mut impl Facts,
+    ) -> Result<(), PlanError> {
+        let (mut best, mut lean, mut is_there) = (self.weight(chooser, sources, facts), Lean::None, true);
+        for other in [Lean::Modify, Lean::Reconstruct] {
+            let sources = self.choose_all(chooser, other, facts)?;
+            let weight = self.weight(chooser, sources, facts);
+            is_there = match other {
+                Lean::Reconstruct => weight.replaces(&best),
+                Lean::Modify | Lean::None => weight.compare(&best).is_lt(),
+            };
+            if is_there {
+                (best, lean) = (weight, other);
+            }
+        }
+        if !is_there {
+            self.choose_all(chooser, lean, facts)?;
+        }
+        Ok(())
+    }
+
+    fn weight(&self, chooser: &Chooser, sources: u64, facts: &impl Facts) -> weigh::Weight {
+        let reads = self.reads.list.iter().map(|read| (read.slot, read.start, u64::from(read.length())));
+        weigh::Weight::of(WritePolicy::Cost, chooser.map.members(), reads, sources, facts)
+    }
+
     fn add_reads(&mut self, chooser: &Chooser, run: Run, candidate: &Candidate) {
         for column in candidate.columns {
             let slot = chooser.map.data_slot(column);

@@ -36,7 +36,7 @@ pub(super) fn plan_single(
         }
     }
     let missing = [plan.old_parity[0].missing_bytes(), plan.old_parity[1].missing_bytes()];
-    let modifies = prefers_modify(map, policy, range.column, length, missing, facts);
+    let modifies = prefers_modify(map, policy, range, missing, facts);
     let method = if modifies { Method::Rmw } else { Method::Rcw(Reconstruction::None) };
     let written = Set64::only(range.column);
     plan.runs.push(Run { start: range.start, end: range.end, written, method });
@@ -46,7 +46,9 @@ pub(super) fn plan_single(
         plan.reads.list.push(whole(map.data_slot(range.column)));
         for (parity, old) in [Parity::P, Parity::Q].into_iter().zip(&plan.old_parity) {
             let Some(slot) = slots[parity as usize] else { continue };
-            plan.reads.list.extend(old.missing.iter().map(|&(start, end)| Transfer { slot, start, end }));
+            for &(start, end) in &old.missing {
+                plan.reads.list.push(Transfer { slot, start, end });
+            }
             for &(start, end) in &old.cached {
                 plan.cached.push(super::CachedRange { parity, start, end });
                 totals.cached_bytes += u64::from(end - start);
@@ -62,7 +64,9 @@ pub(super) fn plan_single(
         totals.reconstruct_read_bytes = totals.read_bytes;
     }
     plan.writes.list.push(whole(map.data_slot(range.column)));
-    plan.writes.list.extend(slots.into_iter().flatten().map(whole));
+    for slot in slots.into_iter().flatten() {
+        plan.writes.list.push(whole(slot));
+    }
     totals.write_bytes = u64::from(length) * plan.writes.list.len() as u64;
 }
 
@@ -71,23 +75,23 @@ pub(super) fn plan_single(
 fn prefers_modify(
     map: StripeMap,
     policy: WritePolicy,
-    column: usize,
-    length: u32,
+    range: Written,
     missing: [u64; 2],
     facts: &impl Facts,
 ) -> bool {
     if policy == WritePolicy::AlwaysRmw {
         return true;
     }
-    let (length, members) = (u64::from(length), map.members());
+    let Written { column, start, end } = range;
+    let (length, members) = (u64::from(end - start), map.members());
     let parities = [Some(map.p_slot()), map.q_slot()].into_iter().zip(missing);
-    let parities = parities.filter_map(|(slot, missing)| Some((slot?, missing)));
-    let data = std::iter::once((map.data_slot(column), length));
+    let parities = parities.filter_map(|(slot, missing)| Some((slot?, start, missing)));
+    let data = std::iter::once((map.data_slot(column), start, length));
     // The old and the new data, and every parity.
     let sources = length * (2 + members as u64 - map.columns() as u64);
     let modify = Weight::of(policy, members, data.chain(parities), sources, facts);
     let others = (0..map.columns()).filter(|&other| other != column);
-    let others = others.map(|other| (map.data_slot(other), length));
+    let others = others.map(|other| (map.data_slot(other), start, length));
     let reconstruct = Weight::of(policy, members, others, length * map.columns() as u64, facts);
     modify.beats(&reconstruct, policy, length)
 }

@@ -24,6 +24,8 @@ pub use crate::{
 pub struct Detail {
     /// The array's name, without the host.
     pub name: String,
+    /// The name with its host, if it has one.
+    pub full_name: String,
     /// Its identity, as mdadm prints it.
     pub uuid: String,
     /// MD's level number.
@@ -164,6 +166,7 @@ impl Array {
         .advice();
         Detail {
             name: superblocks.membership.array.name.short(),
+            full_name: superblocks.membership.array.name.to_string(),
             uuid: superblocks.membership.array.set_uuid.to_string(),
             level: shared.geometry.level(),
             layout: shared.geometry.layout_name().to_owned(),

@@ -109,6 +109,14 @@ impl Image {
     /// [`Image::add`].
     pub fn build_extents(&mut self, chunk: u32) {
         self.extents.clear();
+        // The commonest image: one part, in one column.
+        if let [(at, data)] = &self.parts[..]
+            && !data.is_empty()
+            && at % chunk + length(data) <= chunk
+        {
+            let extent = Extent { column: (at / chunk) as usize, start: at % chunk, data: data.clone() };
+            return self.extents.push(extent);
+        }
         let mut index = 0;
         while index < self.parts.len() {
             let (start, _) = self.parts[index];
@@ -263,18 +271,20 @@ impl Image {
 
 #[cfg(test)]
 mod tests {
+    use std::rc::Rc;
+
     use super::*;
-    use pinstripe_runtime::Pool;
+    use pinstripe_runtime::{Pool, Shard, ShardConfig};
     use proptest::prelude::*;
+
+    fn shard() -> Rc<Shard> {
+        Shard::new(&ShardConfig { index: 0, arena_bytes: 0, clock: None })
+    }
 
     #[test]
     fn what_a_part_covers_to_the_end_is_not_filled() {
         let pool = Pool::new(0);
-        let shard = pinstripe_runtime::Shard::new(&pinstripe_runtime::ShardConfig {
-            index: 0,
-            arena_bytes: 0,
-            clock: None,
-        });
+        let shard = shard();
         let _entered = shard.enter();
         let mut image = Image::default();
         image.add(Piece { start: 2048, data: pool.zeroed(2048).freeze(), fua: false });
@@ -289,14 +299,35 @@ mod tests {
         assert_eq!(image.parts.len(), 1, "an empty part is none");
     }
 
+    #[test]
+    fn every_part_of_a_forced_image_is_forced() {
+        let pool = Pool::new(0);
+        let shard = shard();
+        let _entered = shard.enter();
+        let cuts: [fn(&mut Image) -> Vec<Parts>; 2] =
+            [|image| image.split(4096, 1), |image| image.cut(4096, |at| if at < 1024 { 1024 } else { 4096 })];
+        for cut in cuts {
+            let mut image = Image::default();
+            image.add(Piece { start: 512, data: pool.zeroed(8192).freeze(), fua: true });
+            let rest = cut(&mut image);
+            assert!(!rest.is_empty() && image.fua());
+            for parts in rest {
+                image.load(parts);
+                assert!(image.fua());
+            }
+            image.clear();
+            assert!(!image.fua());
+        }
+    }
+
     proptest! {
         #[test]
         fn pieces_merge_in_arrival_order_and_every_sector_is_there_once(
             pieces in proptest::collection::vec((0u32..40, 1u32..20), 1..12), chunk_log in 1u32..5
         ) {
             let pool = Pool::new(0);
-            let world = pinstripe_runtime::Shard::new(&pinstripe_runtime::ShardConfig { index: 0, arena_bytes: 0, clock: None });
-            let _entered = world.enter();
+            let shard = shard();
+            let _entered = shard.enter();
             let chunk = 1 << chunk_log;
             let mut model = [None; 64];
             let mut image = Image::default();

@@ -294,6 +294,19 @@ mod tests {
     }
 
     #[test]
+    fn a_row_that_only_looks_like_the_wanted_one_is_not_taken() {
+        let pool = Pool::new(0);
+        let cache = ParityCache::new(WAYS * 4096);
+        cache.insert(key(7, 1), pool.zeroed(4096).freeze());
+        let tag = |stripe| cache.place_of(&key(stripe, 1)).tag;
+        let alike = (8..1 << 20).find(|stripe| tag(*stripe) == tag(7)).unwrap();
+        assert!(cache.take(&key(alike, 1)).is_none(), "stripe {alike} got what is stripe 7's");
+        assert!(cache.take(&key(7, 2)).is_none(), "another generation got it");
+        assert!(cache.take(&key(7, 1)).is_some());
+        assert_eq!(pool.outstanding(), 0);
+    }
+
+    #[test]
     fn it_is_bounded_and_keeps_what_is_used() {
         let pool = Pool::new(0);
         let cache = ParityCache::new(WAYS * 4096);

@@ -133,6 +133,10 @@ impl Device for Bounded {
     fn offload(&self) -> Option<&dyn Offload> {
         self.device.offload().map(|_| self as &dyn Offload)
     }
+
+    fn is_remote(&self) -> bool {
+        self.device.is_remote()
+    }
 }
 
 impl Bounded {

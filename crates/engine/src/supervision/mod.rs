@@ -37,6 +37,7 @@ use crate::{
     error::{MemberError, Operation},
     members::{Member, health::MemberCounters},
     mutants::{Mutant, active},
+    plan::Ahead,
     shared::Shared,
     supervision::shard_members::give_up_everywhere,
 };
@@ -66,6 +67,8 @@ pub(crate) struct Supervised {
     device: Rc<dyn Device>,
     core: Rc<Core>,
     watch: Watch,
+    /// Where the last request ends, if it is a read; else 0.
+    read_to: std::cell::Cell<u64>,
     /// Its server computes, and the bytes on the way to it count.
     computes: bool,
 }
@@ -91,7 +94,7 @@ impl Supervised {
         });
         let watch = Watch::new(Rc::clone(&core) as Rc<dyn Observer>, first_look(shared));
         let computes = device.offload().is_some();
-        Rc::new(Self { device, core, watch, computes })
+        Rc::new(Self { device, core, watch, read_to: 0.into(), computes })
     }
 
     /// Ends the waits for all requests under way.
@@ -109,21 +112,24 @@ impl Supervised {
         self.watch.look_from(first_look(&self.core.shared));
     }
 
+    /// What a read from `offset` on finds here, of this shard's requests.
+    pub(crate) fn ahead(&self, offset: u64) -> Ahead {
+        Ahead { requests: self.watch.count(), goes_on: self.read_to.get() == offset }
+    }
+
     fn refused(&self) -> Option<DeviceError> {
         let refuses = self.core.member.health.refuses();
         refuses.then(|| DeviceError::of(DeviceErrorKind::TimedOut))
     }
 
-    /// Notes that a write of so many bytes goes to the device, or gives the refusal.
-    fn count_write(&self, bytes: usize) -> Option<Submission> {
-        if let Some(error) = self.refused() {
-            return Some(Submission::done(Err(error), None));
-        }
+    /// Notes that a write of so many bytes goes to the device.
+    fn count_write(&self, bytes: usize) {
         self.core.counters.writes.add(1);
+        self.core.counters.write_bytes.add(bytes as u64);
+        self.read_to.set(0);
         if self.computes {
             self.core.counters.sent_bytes.add(bytes as u64);
         }
-        None
     }
 
     fn watched(&self, submission: Submission, about: RequestInfo) -> Submission {
@@ -155,25 +161,31 @@ impl Device for Supervised {
             return Submission::done(Err(error), Some(buffer));
         }
         self.core.counters.reads.add(1);
+        self.core.counters.read_bytes.add(buffer.len() as u64);
         if self.computes {
             self.core.counters.received_bytes.add(buffer.len() as u64);
         }
+        self.read_to.set(offset + buffer.len() as u64);
         let about = RequestInfo { kind: READ, offset, read_bytes: buffer.len(), fua: false };
         self.watched(self.device.read(offset, buffer), about)
     }
 
     fn write(&self, offset: u64, data: Slice, fua: bool) -> Submission {
-        self.count_write(data.len()).unwrap_or_else(|| {
-            let about = RequestInfo { kind: WRITE, offset, read_bytes: 0, fua };
-            self.watched(self.device.write(offset, data, fua), about)
-        })
+        if let Some(error) = self.refused() {
+            return Submission::done(Err(error), None);
+        }
+        self.count_write(data.len());
+        let about = RequestInfo { kind: WRITE, offset, read_bytes: 0, fua };
+        self.watched(self.device.write(offset, data, fua), about)
     }
 
     fn write_streaming(&self, offset: u64, data: Slice, fua: bool) -> Submission {
-        self.count_write(data.len()).unwrap_or_else(|| {
-            let about = RequestInfo { kind: WRITE, offset, read_bytes: 0, fua };
-            self.watched(self.device.write_streaming(offset, data, fua), about)
-        })
+        if let Some(error) = self.refused() {
+            return Submission::done(Err(error), None);
+        }
+        self.count_write(data.len());
+        let about = RequestInfo { kind: WRITE, offset, read_bytes: 0, fua };
+        self.watched(self.device.write_streaming(offset, data, fua), about)
     }
 
     fn in_place(&self, offset: u64, length: usize) -> Option<InPlace<'_>> {
@@ -181,8 +193,11 @@ impl Device for Supervised {
             return None;
         }
         let range = self.device.in_place(offset, length)?;
-        self.core.counters.reads.add(1);
-        self.core.counters.writes.add(1);
+        let counters = &self.core.counters;
+        counters.reads.add(1);
+        counters.read_bytes.add(length as u64);
+        counters.writes.add(1);
+        counters.write_bytes.add(length as u64);
         Some(range)
     }
 

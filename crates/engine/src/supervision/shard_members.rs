@@ -18,8 +18,8 @@ use crate::{
     membership::snapshot::{Snapshot, View},
     mutants::{Mutant, active},
     plan::{
-        Price, WritePolicy,
-        cost::{SAMPLE_EVERY, read_prices},
+        Ahead, Price, WritePolicy,
+        cost::{Measured, SAMPLE_EVERY, read_prices},
     },
     shared::Shared,
 };
@@ -34,6 +34,8 @@ pub(crate) struct ShardMembers {
     requests: Cell<u32>,
     /// By slot: what reads cost, brought up to date with every measurement of this shard.
     pub(crate) read_prices: [Cell<Price>; MEMBERS_MAX],
+    /// What a read from any member would cost if all were like the dearest.
+    pub(crate) price_if_alike: Cell<Price>,
     /// Whether the parity cache is given what was written.
     pub(crate) keeps_parity: Cell<bool>,
 }
@@ -99,6 +101,7 @@ impl ShardMembers {
             devices: RefCell::default(),
             requests: Cell::new(0),
             read_prices: std::array::from_fn(|_| Cell::default()),
+            price_if_alike: Cell::default(),
             keeps_parity: Cell::default(),
             shard,
             shared,
@@ -144,7 +147,7 @@ impl ShardMembers {
                 device.give_up(DeviceErrorKind::Removed);
             }
         }
-        self.update_prices(&snapshot);
+        self.update_prices(&snapshot, &devices);
         // Parity of a member in memory is as near there as in the cache, and the cache costs the write a
         // second place to touch.
         let is_far = devices.iter().flatten().any(|device| !device.info().in_memory);
@@ -159,9 +162,19 @@ impl ShardMembers {
     }
 
     /// After a measurement, or when the members have changed.
-    pub(crate) fn update_prices(&self, snapshot: &Snapshot) {
-        let members = snapshot.seats.iter().map(|seat| seat.member().map(|member| &member.cost));
-        read_prices(members, &self.read_prices);
+    pub(crate) fn update_prices(&self, snapshot: &Snapshot, devices: &[Option<Rc<dyn Device>>]) {
+        let members = snapshot.seats.iter().zip(devices).map(|(seat, device)| {
+            let (cost, info) = (&seat.member()?.cost, device.as_ref()?.info());
+            Some(Measured { cost, moves_head: info.moves_head })
+        });
+        self.price_if_alike.set(read_prices(members, &self.read_prices));
+    }
+
+    /// What a read finds at a member, from `offset` of its device on.
+    pub(crate) fn ahead(&self, member: &Member, offset: u64) -> Ahead {
+        let MemberId(index) = member.id;
+        let devices = self.devices.borrow();
+        devices.get(index).and_then(Option::as_ref).map_or_else(Ahead::default, |device| device.ahead(offset))
     }
 
     /// This shard's handle to a member's device.
@@ -237,6 +250,7 @@ impl Unattached {
             zeroes: ZeroedReads::Unsupported,
             discards: false,
             in_memory: false,
+            moves_head: None,
         };
         // Whatever it was, retrying or correcting sectors won't help.
         Self { info, error: DeviceError { kind: DeviceErrorKind::Gone, ..error } }

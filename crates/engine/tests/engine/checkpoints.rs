@@ -18,7 +18,7 @@ use pinstripe_md::{
     units::Sector,
 };
 use pinstripe_runtime::shard;
-use pinstripe_sim::{Rng, World, WorldConfig, world::Schedule};
+use pinstripe_sim::{Rng, Schedule, World, WorldConfig};
 
 const CHUNK: u64 = 16 << 10;
 const SECOND: u64 = 1_000_000_000;

@@ -306,6 +306,20 @@ fn a_request_that_finds_the_device_busy_is_tried_again_but_a_flush_is_not() {
     assert_eq!(detail(&scene).failed[0].error.error.kind, DeviceErrorKind::Busy);
 }
 
+/// A device that caches keeps what was tried again only if that was forced, too.
+#[test]
+fn a_forced_write_that_finds_the_device_busy_outlives_a_crash() {
+    for seed in 0..8 {
+        let mut scene = raid5(seed);
+        fill(&mut scene);
+        scene.disks[1].fault(&Fault::RefuseRequests(1));
+        scene.write(0, STRIPE_SECTORS, true).unwrap();
+        assert_eq!(detail(&scene).slots[1].statistics.retries, 1);
+        crash(&mut scene);
+        scene.read_all();
+    }
+}
+
 #[test]
 fn a_device_that_hangs_at_assembly_is_an_error_and_one_that_is_to_join_too() {
     let mut scene = raid5(8);
@@ -632,6 +646,36 @@ fn a_member_with_too_many_corrected_reads_is_dropped_and_what_was_long_ago_count
 #[test]
 fn a_worn_out_member_stays_while_another_one_does_not_answer() {
     (0..4).for_each(arrays::failures::worn_out_beside_a_silent_one);
+}
+
+/// Nothing is reconstructed where a crash may have torn rows: a member that went would take what it holds
+/// there with it, however long ago that was flushed.
+#[test]
+fn no_member_that_works_is_taken_out_while_a_crash_may_have_torn_rows() {
+    let mut scene = raid5(30);
+    fill(&mut scene);
+    scene.write(40, 8, true).unwrap();
+    crash(&mut scene);
+    let (array, id) = (scene.array.clone(), scene.array.members()[1].0);
+    assert!(array.detail().regions_to_resync > 0);
+    let refused = scene.run(async move {
+        let error = MemberError {
+            role: 1.into(),
+            name: "disk1".to_owned(),
+            operation: Operation::Read,
+            offset: 0,
+            error: DeviceError::of(DeviceErrorKind::TooManyErrors),
+        };
+        array.shared().report(id, error);
+        array.fail(1).await
+    });
+    assert!(matches!(refused, Err(CommandError::SlotNeeded(1))), "{refused:?}");
+    assert_eq!(detail(&scene).missing, 0);
+    scene.read_all();
+    wait_for(&mut scene, |detail| detail.regions_to_resync == 0);
+    let array = scene.array.clone();
+    scene.run(async move { array.fail(1).await }).unwrap();
+    scene.read_all();
 }
 
 #[test]

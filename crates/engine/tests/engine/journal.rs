@@ -2,7 +2,7 @@
 
 use crate::arrays::{self, BLOCK, Golden, golden_array, options, read_only};
 use pinstripe_engine::{
-    array::CommandError,
+    array::{CommandError, Policy},
     assembly::{AssembleError, JournalProblem},
     geometry::{Geometry, ParityGeometry},
     options::ArrayOptions,
@@ -264,6 +264,18 @@ fn the_journal_is_no_newcomer_whatever_it_is_called() {
     assert!(matches!(added, Err(CommandError::AlreadyMember(_))), "{added:?}");
     served.stop();
     assert_eq!(golden.superblock(JOURNAL).own_role(), Role::Journal);
+}
+
+#[test]
+fn no_other_policy_takes_a_journals_place() {
+    let golden = golden_array("r5-journal-clean");
+    let mut served = golden.serve(&golden.all(), options()).unwrap();
+    for policy in [Policy::Resync, Policy::Bitmap, Policy::Ppl, Policy::DoubleParityLog] {
+        let array = served.array.clone();
+        let refused = served.run("policy", async move { array.set_policy(policy).await });
+        assert!(matches!(refused, Err(CommandError::Policy(_))), "{}: {refused:?}", policy.name());
+        assert_eq!(served.array.detail().consistency_policy, "journal");
+    }
 }
 
 #[test]

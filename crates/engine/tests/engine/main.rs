@@ -1,6 +1,7 @@
 //! The engine in the simulated world, from outside: one program, so that it is linked once.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at the first surprise")]
 
+mod ablation;
 mod arrays;
 mod behaviour;
 mod checkpoints;

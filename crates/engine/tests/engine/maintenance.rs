@@ -18,7 +18,7 @@ use pinstripe_md::{
     placement::{InitialSync, NewBitmap},
 };
 use pinstripe_runtime::shard;
-use pinstripe_sim::{Fault, Rng, World, WorldConfig, world::Schedule};
+use pinstripe_sim::{Fault, Rng, Schedule, World, WorldConfig};
 
 const BITMAP: NewBitmap = NewBitmap::Internal { chunk_bytes: Some(65536) };
 const DATA: u64 = DATA_SECTOR * 512;

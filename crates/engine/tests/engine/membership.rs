@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use crate::arrays::{
     self, STEPS, assemble, options,
-    scene::{DATA_SECTOR, Scene, clients, superblock_on, wish},
+    scene::{DATA_SECTOR, Scene, clients, superblock_on, wish, write},
 };
 use pinstripe_engine::{
     array::{Added, Array, CommandError, Removed},
@@ -25,6 +25,9 @@ use pinstripe_sim::{Fault, SimDisk, SimDiskConfig};
 
 const CHUNK: u64 = 4096;
 const REGION: u32 = 32 << 10;
+const SWEEP_NS: u64 = 10_000_000;
+/// How many times as long a write takes that is to outlast some sweeps.
+const SLOW: u64 = 10_000;
 
 fn array(seed: u64, level: Level, members: u8, options: ArrayOptions) -> Scene {
     let bitmap = NewBitmap::Internal { chunk_bytes: Some(REGION) };
@@ -277,6 +280,111 @@ fn a_member_that_went_while_the_array_was_idle_comes_back_by_the_bitmap() {
     scene.proof();
 }
 
+/// The kernel gives a disk that was pulled the first name that is free, which may have been another one's.
+#[test]
+fn a_member_that_comes_back_under_the_name_of_another_leaves_that_one_awaited() {
+    let mut scene = array(19, Level::Raid6, 5, options());
+    clients(&mut scene, 4, 40, 32);
+    for slot in [1, 2] {
+        scene.fail(slot);
+    }
+    scene.write(700, 3, false).unwrap();
+    let pulled = scene.disks[2].clone();
+    let awaited = scene.disks[1].clone();
+    let back = scene.world.add_disk(SimDiskConfig::new("disk1", 2048 * 512));
+    assert_eq!(back.info().name, awaited.info().name);
+    back.poke(0, &pulled.peek(0, 2048 * 512));
+    scene.disks[2] = back.clone();
+    assert_eq!(scene.add(&back).unwrap(), Added::Bitmap { slot: 2 });
+    let failed: Vec<Uuid> = scene.array.detail().failed.iter().map(|failed| failed.identity).collect();
+    assert_eq!(failed, [superblock_on(&awaited).member.device_uuid], "which member is missing is forgotten");
+    assert_eq!(scene.add(&awaited).unwrap(), Added::Bitmap { slot: 1 });
+    scene.proof();
+}
+
+/// A member is lost, and a spare takes its slot and is being rebuilt. A write meanwhile is on all that are
+/// there, so only its bit tells that the former member lacks it. Gives the former member and the spare.
+fn rebuilt_with_a_write_meanwhile(seed: u64, level: Level, members: u8) -> (Scene, SimDisk, SimDisk) {
+    let options = ArrayOptions { sweep_ns: Some(SWEEP_NS), ..in_small_steps() };
+    let mut scene = array(seed, level, members, options);
+    clients(&mut scene, 4, 40, 32);
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().bitmap.unwrap().bits_set == 0).unwrap();
+    let former = scene.disks[2].clone();
+    former.fault(&Fault::Gone);
+    scene.write(0, 24, false).unwrap();
+    let spare = scene.disk();
+    assert_eq!(scene.add(&spare).unwrap(), Added::Full { slot: 2 });
+    scene.write(1440, 24, false).unwrap();
+    (scene, former, spare)
+}
+
+/// The update that says that the spare is whole takes some sweeps, and fails at the spare.
+fn the_update_after_a_rebuild_is_lost(seed: u64) {
+    let (mut scene, former, spare) = rebuilt_with_a_write_meanwhile(seed, Level::Raid5, 4);
+    let (array, first) = (scene.array.clone(), scene.disks[0].clone());
+    scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();
+    let asked = first.counters().writes;
+    first.fault(&Fault::SlowBy(SLOW));
+    scene.world.run_until(STEPS, |_| first.counters().writes > asked).unwrap();
+    first.fault(&Fault::SlowBy(1));
+    spare.fault(&Fault::UnwritableRange(4096..8192));
+    scene.world.run_until(STEPS, |_| array.detail().failed.len() == 2).unwrap();
+    former.fault(&Fault::Return);
+    scene.add(&former).unwrap();
+    scene.settle();
+    scene.proof();
+}
+
+/// A write that began before the spare was whole keeps that update waiting for some sweeps; power fails then,
+/// and the spare is lost.
+fn the_update_after_a_rebuild_does_not_begin(seed: u64) {
+    let (mut scene, former, spare) = rebuilt_with_a_write_meanwhile(seed, Level::Raid6, 5);
+    let is_late = |_: &_| superblock_on(&spare).member.recovery_offset.is_some_and(|at| at.0 > 1600);
+    scene.world.run_until(STEPS, is_late).unwrap();
+    let slow = scene.disks[1].clone();
+    let asked = slow.counters().writes;
+    slow.fault(&Fault::SlowBy(SLOW));
+    let (volume, ledger) = (scene.volume(), Rc::clone(&scene.ledger));
+    scene.world.spawn(0, "write", async move {
+        // Slot 2 has only parity there: nothing that a forced start would have to make of a torn row.
+        let _ = write(&volume, &ledger, 48, 24, false).await;
+    });
+    scene.world.run_until(STEPS, |_| slow.counters().writes > asked).unwrap();
+    slow.fault(&Fault::SlowBy(1));
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();
+    let until = scene.world.now() + 5 * SWEEP_NS;
+    scene.world.run_until(STEPS, |world| world.now() > until).unwrap();
+    assert!(superblock_on(&spare).member.recovery_offset.is_some(), "the update has begun");
+    drop(array);
+    scene.crash();
+    let here = [0, 1, 3, 4].map(|disk: usize| scene.disks[disk].source()).to_vec();
+    let forced = ArrayOptions { force: true, ..scene.options.clone() };
+    scene.array = assemble(&mut scene.world, here, forced).unwrap();
+    former.fault(&Fault::Return);
+    scene.add(&former).unwrap();
+    scene.settle();
+    scene.proof();
+}
+
+#[test]
+fn no_bit_is_cleared_before_the_superblocks_say_that_a_rebuilt_member_is_whole() {
+    for seed in 0..4 {
+        the_update_after_a_rebuild_is_lost(seed);
+        the_update_after_a_rebuild_does_not_begin(seed);
+    }
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn a_sweep_before_the_superblocks_are_written_is_found() {
+    use pinstripe_engine::mutants::Mutant;
+    let mutant = Mutant::SweepBeforeRecorded;
+    assert!(arrays::defects::find(mutant, 4, the_update_after_a_rebuild_is_lost).is_some());
+    assert!(arrays::defects::find(mutant, 4, the_update_after_a_rebuild_does_not_begin).is_some());
+}
+
 #[test]
 fn a_device_whose_content_counts_no_more_takes_its_former_slot() {
     let mut scene = array(17, Level::Raid6, 5, options());
@@ -327,15 +435,38 @@ fn a_member_that_lost_a_flush_comes_back_by_bitmap_with_all_that_the_flush_cover
     scene.disks[1].fault(&Fault::FailFlushes(1));
     scene.flush().unwrap();
     assert_eq!(scene.array.detail().missing, 1);
+    comes_back_whole(&mut scene, options());
+}
+
+/// The member in slot 1, which lost a flush, is added by bitmap. Then nothing is lost.
+fn comes_back_whole(scene: &mut Scene, options: ArrayOptions) {
     let back = scene.disks[1].clone();
     assert_eq!(scene.add(&back).unwrap(), Added::Bitmap { slot: 1 });
     scene.settle();
     scene.flush().unwrap();
-    // What the first flush lost only power loss shows.
+    // What the lost flush was to make durable only power loss shows.
     scene.crash();
     let sources = scene.disks.iter().map(SimDisk::source).collect();
-    scene.array = arrays::assemble(&mut scene.world, sources, options()).unwrap();
+    scene.array = arrays::assemble(&mut scene.world, sources, options).unwrap();
     scene.proof();
+}
+
+/// The same of the flush that goes before bits are cleared.
+#[test]
+fn a_member_that_lost_the_flush_of_a_sweep_comes_back_with_all_that_it_covered() {
+    for seed in 0..4 {
+        let options = ArrayOptions { sweep_ns: Some(SWEEP_NS), ..options() };
+        let mut scene = array(seed, Level::Raid5, 4, options.clone());
+        scene.write(0, 64, false).unwrap();
+        scene.disks[1].fault(&Fault::FailFlushes(1));
+        let served = scene.array.clone();
+        scene.world.run_until(STEPS, |_| served.detail().missing == 1).unwrap();
+        assert!(
+            scene.array.detail().bitmap.unwrap().bits_set > 0,
+            "what the flush covered has lost its bits"
+        );
+        comes_back_whole(&mut scene, options);
+    }
 }
 
 #[test]

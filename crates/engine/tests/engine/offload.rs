@@ -1,7 +1,11 @@
 //! Members with servers that compute parity: every byte that was acknowledged, parity on every row, nothing
 //! left at the servers, whatever servers and links do.
 
-use std::{cell::RefCell, rc::Rc};
+use std::{
+    cell::{Cell, RefCell},
+    rc::Rc,
+    sync::Arc,
+};
 
 use crate::arrays::{
     self, STEPS,
@@ -15,6 +19,7 @@ use pinstripe_engine::{
     assembly::{AssembleError, create::create_placed},
     error::IoError,
     geometry::ParityLayout,
+    offload::fence::FenceError,
     options::{ArrayOptions, OffloadMode},
 };
 use pinstripe_md::{
@@ -666,6 +671,33 @@ fn a_takeover_that_is_refused_at_the_first_member_leaves_the_running_array_alone
 }
 
 #[test]
+fn a_takeover_that_can_not_fence_a_server_is_refused_unless_it_is_forced() {
+    let mut net = raid5(3);
+    fill(&mut net);
+    net.scene.stop();
+    net.servers[2].is_plain.set(true);
+    net.reassemble();
+    net.scene.write(0, 8, false).unwrap();
+    let takeover = ArrayOptions { takeover: true, ..options() };
+    let sources = |net: &Net| net.servers.iter().map(|server| ServerSource::of_host(server, 1)).collect();
+    let all = sources(&net);
+    let error = arrays::assemble(&mut net.scene.world, all, takeover.clone()).err().unwrap();
+    let AssembleError::Fence(FenceError::Unfenced { names }) = &error else { panic!("{error}") };
+    assert_eq!(*names, ["disk2"]);
+    net.sleep(6_000);
+    net.scene.write(0, 8, false).unwrap();
+    net.assert_consistent();
+
+    let forced = ArrayOptions { force: true, ..takeover };
+    let all = sources(&net);
+    let array = arrays::assemble(&mut net.scene.world, all, forced).unwrap();
+    net.sleep(6_000);
+    assert_eq!(net.scene.write(0, 8, false), Err(IoError::TakenOver));
+    net.scene.array = array;
+    net.scene.stop();
+}
+
+#[test]
 fn a_start_that_is_refused_takes_nothing_over() {
     let mut net = raid5(2);
     fill(&mut net);
@@ -976,5 +1008,54 @@ fn a_member_that_was_added_again_takes_part_under_the_next_client_too() {
         net.attach();
         assert!(net.statistics().offloaded_runs > 3);
         net.assert_settled();
+    }
+}
+
+/// A member was taken out and is to come back, and its server takes its time to say that it may. Meanwhile a
+/// spare gets the slot and everything, bits are cleared, and the spare goes: the slot is empty once more.
+#[test]
+fn a_member_whose_bits_are_cleared_while_its_server_is_asked_gets_everything() {
+    for seed in 0..4 {
+        let options = ArrayOptions { sweep_ns: Some(10_000_000), ..options() };
+        let mut net = Net::new(seed, plan(Level::Raid5, "left-symmetric", 4), 2, options);
+        fill(&mut net);
+        let spare = net.scene.world.add_disk(SimDiskConfig::new("spare", 768 * 512));
+        let (array, source) = (net.scene.array.clone(), spare.source());
+        net.scene.run(async move { array.add(source, Uuid([90; 16])).await }).unwrap();
+        // The spare can't take the slot before the superblocks say that it is empty.
+        net.scene.disks[0].fault(&Fault::Hang);
+        let (array, taken_out) = (net.scene.array.clone(), Rc::new(Cell::new(false)));
+        let there = Rc::clone(&taken_out);
+        net.scene.world.spawn(0, "fail", async move {
+            array.fail(1).await.unwrap();
+            there.set(true);
+        });
+        let shared = Arc::clone(net.scene.array.shared());
+        net.scene.world.run_until(STEPS, |_| !shared.snapshot().is_complete()).unwrap();
+        let (array, source) = (net.scene.array.clone(), ServerSource::of(&net.servers[1]));
+        let (added, server) = (Rc::new(RefCell::new(None)), Rc::clone(&net.servers[1]));
+        let there = Rc::clone(&added);
+        net.scene.world.spawn(0, "add", async move {
+            let answer = array.add(source, Uuid([91; 16])).await;
+            there.replace(Some(answer));
+        });
+        let asked = server.count("detach");
+        net.scene.world.run_until(STEPS, |_| server.count("detach") > asked).unwrap();
+        server.hang(true);
+        net.scene.disks[0].fault(&Fault::Release);
+        net.scene.world.run_until(STEPS, |_| taken_out.get() && shared.snapshot().is_complete()).unwrap();
+        let sectors = net.scene.array.volume().size() / 512;
+        net.scene.write(0, sectors, false).unwrap();
+        let array = net.scene.array.clone();
+        let is_swept = |_: &_| array.detail().bitmap.unwrap().bits_set == 0;
+        net.scene.world.run_until(STEPS, is_swept).unwrap();
+        let again = array.clone();
+        net.scene.run(async move { again.fail(1).await }).unwrap();
+        server.hang(false);
+        net.scene.world.run_until(STEPS, |_| added.borrow().is_some()).unwrap();
+        let answer = added.borrow_mut().take().unwrap();
+        net.scene.world.run_until(STEPS, |_| shared.snapshot().is_complete()).unwrap();
+        net.scene.read_all();
+        assert_eq!(net.scene.check(), 0, "{answer:?}");
     }
 }

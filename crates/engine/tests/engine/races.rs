@@ -10,7 +10,7 @@ use std::{
 
 use crate::arrays::{
     self, STEPS, options,
-    scene::{DATA_SECTOR, Scene, lay_out, wish, write},
+    scene::{DATA_SECTOR, Scene, lay_out, plain_disks, superblock_on, wish, write},
 };
 use pinstripe_engine::{
     array::{Added, Array, CommandError, Policy, Removed},
@@ -547,6 +547,50 @@ fn members_are_not_called_in_sync_before_the_first_resync_is_over() {
     scene.stop();
 }
 
+/// The array changes from one policy to the other, and so many steps later it is stopped. Whether the change
+/// came first.
+fn a_stop_meets_a_change_of_the_policy(level: Level, policies: [Policy; 2], steps: u64) -> bool {
+    let mut scene = array(steps, level, 5);
+    let [before, after] = policies;
+    if before != Policy::Bitmap {
+        let array = scene.array.clone();
+        scene.run(async move { array.set_policy(before).await }).unwrap();
+    }
+    scene.write(0, 96, false).unwrap();
+    let (array, told) = (scene.array.clone(), Rc::new(RefCell::new(None)));
+    let answer = Rc::clone(&told);
+    scene.world.spawn(0, "policy", async move {
+        *answer.borrow_mut() = Some(array.set_policy(after).await);
+    });
+    for _ in 0..steps {
+        scene.world.step();
+    }
+    scene.stop();
+    scene.world.run_until(STEPS, |_| told.borrow().is_some()).unwrap();
+    let told = told.take().unwrap();
+    scene.reassemble();
+    let found = scene.array.consistency_policy();
+    match &told {
+        Ok(()) => assert_eq!(found, after.name(), "{level}, {steps} steps"),
+        Err(error) => {
+            assert!(matches!(error, CommandError::Io(IoError::Stopping)), "{error}");
+            assert_eq!(found, before.name(), "{level}, {steps} steps");
+        }
+    }
+    told.is_ok()
+}
+
+#[test]
+fn a_change_of_the_policy_that_a_stop_meets_is_made_whole_or_not_at_all() {
+    for (level, log) in [(Level::Raid5, Policy::Ppl), (Level::Raid6, Policy::DoubleParityLog)] {
+        for policies in [[Policy::Bitmap, log], [log, Policy::Bitmap]] {
+            let meets = |steps: u64| a_stop_meets_a_change_of_the_policy(level, policies, 4 * steps);
+            let changed = (0..60).filter(|steps| meets(*steps)).count();
+            assert!(changed > 30, "{level}: of 60 changes {changed} came before the stop");
+        }
+    }
+}
+
 type Asked = Pin<Box<dyn Future<Output = String>>>;
 
 /// Everything that can be asked of an array, by name. What comes of it, in words.
@@ -654,4 +698,84 @@ fn a_command_that_a_stop_forgets_is_found() {
     use pinstripe_engine::mutants::Mutant;
     let found = arrays::defects::find(Mutant::StopForgetsCommands, 2, all_is_asked_about_a_stop);
     assert!(found.is_some());
+}
+
+/// What a member does not take of the first stripe.
+#[derive(Clone, Copy, Debug)]
+enum Missed {
+    Write,
+    Zeroes,
+}
+
+/// A member misses a change of a stripe while the controller waits for a device that is to replace another
+/// one, and sweeps go on. Then it is out, well again, and comes back by bitmap. Where sectors can be listed,
+/// it is out because its list can't be written.
+fn a_member_misses_a_change_while_the_controller_waits(seed: u64, missed: Missed, lists: bool) {
+    const LOST: usize = 1;
+    let options = ArrayOptions { sweep_ns: Some(MILLISECOND), ..options() };
+    let mut world = World::new(WorldConfig::new(seed, 2));
+    let disks = plain_disks(&mut world, [2048; 4]);
+    lay_out(&mut world, shape(Level::Raid5, 4).place_with(NewLog::None).unwrap(), &disks).unwrap();
+    if !lists {
+        for disk in &disks {
+            let mut superblock = superblock_on(disk);
+            superblock.member.bad_block_log = None;
+            disk.poke(4096, &superblock.encode(512).unwrap());
+        }
+    }
+    let mut scene = Scene::over(world, disks, 4, options);
+    scene.write(0, 960, false).unwrap();
+    let spare = scene.world.add_disk(SimDiskConfig::new("spare", 2048 * 512));
+    let (array, source) = (scene.array.clone(), spare.source());
+    scene.run(async move { array.add(source, Uuid([90; 16])).await }).unwrap();
+    scene.write(0, 96, false).unwrap();
+    spare.fault(&Fault::Hang);
+    let array = scene.array.clone();
+    scene.world.spawn(0, "replace", async move { drop(array.replace(2, None, Uuid([91; 16])).await) });
+    let asked = spare.counters().writes;
+    scene.world.run_until(STEPS, |_| spare.counters().writes > asked).unwrap();
+
+    let (disk, data) = (scene.disks[LOST].clone(), DATA_SECTOR * 512);
+    let list = superblock_on(&disk).bad_block_log_sector();
+    disk.fault(&Fault::UnwritableRange(data..data + 4096));
+    if let Some(list) = list {
+        disk.fault(&Fault::UnwritableRange(list.0 * 512..list.0 * 512 + 4096));
+    }
+    let (volume, ledger, over) = (scene.volume(), Rc::clone(&scene.ledger), Rc::new(Cell::new(false)));
+    let there = Rc::clone(&over);
+    scene.world.spawn(0, "change", async move {
+        match missed {
+            Missed::Write => write(&volume, &ledger, 0, 96, false).await.unwrap(),
+            Missed::Zeroes => {
+                let id = ledger.borrow_mut().begin_zeroes(0..96, false);
+                volume.write_zeroes(0, STRIPE, false).await.unwrap();
+                ledger.borrow_mut().complete_write(id, true);
+            }
+        }
+        there.set(true);
+    });
+    scene.run(async { shard::sleep(20 * MILLISECOND).await });
+    assert!(!over.get(), "it was answered before the superblocks say that a member missed it");
+    spare.fault(&Fault::Release);
+    scene.world.run_until(STEPS, |_| over.get()).unwrap();
+    let failed = &scene.array.detail().failed;
+    assert!(failed.iter().any(|failed| failed.slot == Some(LOST)), "{failed:?}");
+    disk.fault(&Fault::Heal);
+    let (array, source) = (scene.array.clone(), disk.source());
+    let added = scene.run(async move { array.add(source, Uuid([92; 16])).await });
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();
+    scene.read_all();
+    assert_eq!(scene.check(), 0, "{added:?}");
+}
+
+#[test]
+fn what_a_member_missed_while_the_controller_waited_is_made_good() {
+    for (missed, lists) in
+        [(Missed::Write, false), (Missed::Zeroes, false), (Missed::Write, true), (Missed::Zeroes, true)]
+    {
+        for seed in 0..4 {
+            a_member_misses_a_change_while_the_controller_waits(seed, missed, lists);
+        }
+    }
 }

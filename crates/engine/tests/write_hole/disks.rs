@@ -220,6 +220,7 @@ pub fn device(disk: usize) -> Rc<dyn Device> {
         zeroes: ZeroedReads::Unsupported,
         discards: false,
         in_memory: false,
+        moves_head: None,
     };
     Rc::new(Disk { number: disk, info })
 }

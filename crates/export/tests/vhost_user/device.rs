@@ -47,9 +47,9 @@ fn flush_discard_zeroes_and_name_are_carried_out_and_bad_requests_refused() {
         let expected = [
             "flush",
             "write 4096 1024 false",
-            "zeroes 4608 512 true",
-            "discard 4096 4096",
-            "discard 32768 4096",
+            "zeroes 4608 512 true false",
+            "discard 4096 4096 false",
+            "discard 32768 4096 false",
         ];
         assert_eq!(disk.log(), expected);
         let end = DISK_BYTES as u64 / 512;
@@ -70,7 +70,10 @@ fn a_driver_that_does_not_flush_has_each_write_made_durable() {
         monitor.set_up(FEATURES & !(1 << 9), 1);
         monitor.start(0, 0);
         assert_eq!(monitor.write(0, 0, &[1; 512]), 0);
-        assert_eq!(disk.log(), ["write 0 512 true"]);
+        assert_eq!(monitor.carry_out(0, ZEROES, 0, &range(9, 1, 0), 0), 0);
+        assert_eq!(monitor.carry_out(0, DISCARD, 0, &range(8, 8, 0), 0), 0);
+        let expected = ["write 0 512 true", "zeroes 4608 512 false true", "discard 4096 4096 true"];
+        assert_eq!(disk.log(), expected);
     });
 }
 
@@ -85,6 +88,12 @@ fn a_stopped_queue_finishes_what_is_under_way_and_says_how_far_it_came() {
             monitor.offer(1, slot, OUT, slot.into(), DATA, (512, 0));
         }
         monitor.kick(1);
+        // The server has taken all of them.
+        let mut taken = 0;
+        while taken < 3 {
+            taken += disk.log().len();
+            std::thread::sleep(Duration::from_millis(1));
+        }
         assert_eq!(monitor.answer_within(1, SHORT), None);
         let other = disk.clone();
         let release = std::thread::spawn(move || {

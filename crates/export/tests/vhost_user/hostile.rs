@@ -15,7 +15,7 @@ use super::{
 };
 
 const NEXT: u16 = 1;
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Has `break_it` end the session of a machine whose queue runs, and then serves another one.
 fn ends_the_session(break_it: impl FnOnce(&mut Monitor)) -> String {
@@ -77,6 +77,10 @@ fn a_request_that_is_offered_twice_ends_the_session() {
         monitor.kick(0);
         let disk = disk.clone();
         let release = std::thread::spawn(move || {
+            // The server has it.
+            while disk.log().is_empty() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             std::thread::sleep(Duration::from_millis(50));
             disk.hold(false);
         });
@@ -168,7 +172,8 @@ fn memory_that_becomes_shorter_ends_the_session_and_no_byte_of_it_is_written() {
         rustix::fs::ftruncate(&monitor.memory, 0).unwrap();
         monitor.kick(1);
     });
-    assert_eq!(why, "queue 1: the file of the guest's memory has become shorter");
+    // Queue 0 may have been plugged a moment ago, and its task have its first look now.
+    assert!(why.ends_with(": the file of the guest's memory has become shorter"), "{why}");
 }
 
 #[test]

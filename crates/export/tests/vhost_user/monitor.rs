@@ -20,6 +20,8 @@ use rustix::{
     fs::MemfdFlags,
 };
 
+/// For what comes at last, however much else the machine has to do.
+pub const PATIENCE: Duration = Duration::from_mins(1);
 /// Descriptors of a ring.
 pub const RING: u16 = 64;
 /// Where memory begins in the machine, and in the monitor.
@@ -105,8 +107,8 @@ pub fn memory() -> OwnedFd {
 impl Monitor {
     /// Connects, without a word.
     pub fn connect(path: &Path, memory: OwnedFd) -> Self {
-        let front_end = (0..200).find_map(|_| {
-            let front_end = FrontEnd::connect(path, Duration::from_secs(20));
+        let front_end = (0..6000).find_map(|_| {
+            let front_end = FrontEnd::connect(path, PATIENCE);
             if front_end.is_err() {
                 std::thread::sleep(Duration::from_millis(10));
             }
@@ -184,7 +186,7 @@ impl Monitor {
 
     /// Waits until the server has closed the connection.
     pub fn wait_for_end(&self) {
-        let is_closed = (0..20_000).any(|_| {
+        let is_closed = (0..60_000).any(|_| {
             std::thread::sleep(Duration::from_millis(1));
             self.front_end.is_closed()
         });
@@ -273,7 +275,7 @@ impl Monitor {
     }
 
     pub fn answer(&mut self, queue: u16) -> (u16, u32) {
-        self.answer_within(queue, Duration::from_secs(20)).expect("an answer, and a call for it")
+        self.answer_within(queue, PATIENCE).expect("an answer, and a call for it")
     }
 
     pub fn status(&self, queue: u16, slot: u16) -> u8 {

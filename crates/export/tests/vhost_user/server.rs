@@ -99,8 +99,8 @@ impl BlockService for Disk {
         Ok(())
     }
 
-    async fn discard(&self, offset: u64, length: u64, _fua: bool) -> Result<(), ServiceError> {
-        self.note(format!("discard {offset} {length}"));
+    async fn discard(&self, offset: u64, length: u64, fua: bool) -> Result<(), ServiceError> {
+        self.note(format!("discard {offset} {length} {fua}"));
         Ok(())
     }
 
@@ -108,10 +108,10 @@ impl BlockService for Disk {
         &self,
         offset: u64,
         length: u64,
-        _: bool,
+        fua: bool,
         may_punch: bool,
     ) -> Result<(), ServiceError> {
-        self.note(format!("zeroes {offset} {length} {may_punch}"));
+        self.note(format!("zeroes {offset} {length} {may_punch} {fua}"));
         let (at, length) = (usize::try_from(offset).unwrap(), usize::try_from(length).unwrap());
         self.0.bytes.lock().unwrap()[at..at + length].fill(0);
         Ok(())

@@ -3,7 +3,8 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::keyring::{KeyFileError, Keyring};
+use super::keyring::{FORM, KeyFileError, Keyring};
+use super::tls::TlsKeyring;
 
 /// Most bytes of a file.
 const BYTES_MAX: u64 = 16 << 20;
@@ -47,10 +48,12 @@ pub enum KeyFileProblem {
         error: KeyFileError,
     },
     /// The file names no peer.
-    #[error("{path} has no line for any peer: add lines NQN HOST-SECRET [CONTROLLER-SECRET]")]
+    #[error("{path} has no line for any peer: add lines {form}")]
     Empty {
         /// The file.
         path: PathBuf,
+        /// How a line looks.
+        form: &'static str,
     },
 }
 
@@ -64,29 +67,49 @@ fn instead(why: &pinstripe_runtime::trust::Distrust) -> &'static str {
 impl Keyring {
     /// Reads a file that root or this user owns, and that no other user can read or exchange.
     pub fn read(path: &Path) -> Result<Self, KeyFileProblem> {
-        let at = || path.to_owned();
-        let failed = |error| KeyFileProblem::Read { path: at(), error };
-        let file = std::fs::File::open(path).map_err(failed)?;
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::PermissionsExt;
-            let metadata = file.metadata().map_err(failed)?;
-            let mode = metadata.permissions().mode() & 0o777;
-            if metadata.is_file() && mode & 0o077 != 0 {
-                return Err(KeyFileProblem::Exposed { path: at(), mode });
-            }
-            let trusted = pinstripe_runtime::trust::check_owner(path, &metadata);
-            // A pipe has no name that could be given to another one.
-            let trusted = trusted.and_then(|()| {
-                if metadata.is_file() { pinstripe_runtime::trust::check_place(path) } else { Ok(()) }
-            });
-            trusted.map_err(|why| KeyFileProblem::Exchangeable { path: at(), why })?;
+        let keys = read(path, Self::parse)?;
+        if keys.is_empty() {
+            Err(KeyFileProblem::Empty { path: path.to_owned(), form: FORM })
+        } else {
+            Ok(keys)
         }
-        let mut text = String::new();
-        file.take(BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
-        let keys = Self::parse(&text).map_err(|error| KeyFileProblem::Line { path: at(), error })?;
-        if keys.is_empty() { Err(KeyFileProblem::Empty { path: at() }) } else { Ok(keys) }
     }
+}
+
+impl TlsKeyring {
+    /// Reads a file that root or this user owns, and that no other user can read or exchange.
+    pub fn read(path: &Path) -> Result<Self, KeyFileProblem> {
+        let keys = read(path, Self::parse)?;
+        if keys.peers().len() == 0 {
+            return Err(KeyFileProblem::Empty { path: path.to_owned(), form: "NQN KEY" });
+        }
+        Ok(keys)
+    }
+}
+
+/// Reads and parses a file that other users can neither read nor exchange.
+fn read<T>(path: &Path, parse: impl Fn(&str) -> Result<T, KeyFileError>) -> Result<T, KeyFileProblem> {
+    let at = || path.to_owned();
+    let failed = |error| KeyFileProblem::Read { path: at(), error };
+    let file = std::fs::File::open(path).map_err(failed)?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let metadata = file.metadata().map_err(failed)?;
+        let mode = metadata.permissions().mode() & 0o777;
+        if metadata.is_file() && mode & 0o077 != 0 {
+            return Err(KeyFileProblem::Exposed { path: at(), mode });
+        }
+        let trusted = pinstripe_runtime::trust::check_owner(path, &metadata);
+        // A pipe has no name that could be given to another one.
+        let trusted = trusted.and_then(|()| {
+            if metadata.is_file() { pinstripe_runtime::trust::check_place(path) } else { Ok(()) }
+        });
+        trusted.map_err(|why| KeyFileProblem::Exchangeable { path: at(), why })?;
+    }
+    let mut text = String::new();
+    file.take(BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
+    parse(&text).map_err(|error| KeyFileProblem::Line { path: at(), error })
 }
 
 #[cfg(all(test, unix))]

@@ -16,7 +16,7 @@ use super::secret::{BadSecret, Secret};
 use crate::wire::nqn_is_valid;
 
 /// Stands for every peer.
-const ANY: &str = "*";
+pub(super) const ANY: &str = "*";
 /// Lines that a file may have.
 const ENTRIES_MAX: usize = 10_000;
 
@@ -54,14 +54,59 @@ pub struct Keyring(Vec<Entry>);
 
 /// Why a file of secrets can't be used. Secrets aren't repeated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "line {line}: {reason}; the form is NQN HOST-SECRET [CONTROLLER-SECRET] [hash=NAME,...] [group=NAME,...]"
-)]
+#[error("line {line}: {reason}; the form is {form}")]
 pub struct KeyFileError {
     /// From 1.
     pub line: usize,
     /// What is wrong there.
     pub reason: String,
+    /// How a line looks.
+    pub form: &'static str,
+}
+
+/// How a line of secrets looks.
+pub(super) const FORM: &str = "NQN HOST-SECRET [CONTROLLER-SECRET] [hash=NAME,...] [group=NAME,...]";
+
+/// What has the name of a peer.
+pub(super) trait OfPeer {
+    fn peer(&self) -> &str;
+}
+
+impl OfPeer for Entry {
+    fn peer(&self) -> &str {
+        &self.peer
+    }
+}
+
+impl<T> OfPeer for (String, T) {
+    fn peer(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Reads the lines of a file, one for each peer; `#` begins a comment.
+pub(super) fn in_lines<T: OfPeer>(
+    text: &str,
+    form: &'static str,
+    read: impl Fn(&str) -> Result<T, String>,
+) -> Result<Vec<T>, KeyFileError> {
+    let mut entries: Vec<T> = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let wrong = |reason: String| KeyFileError { line: index + 1, reason, form };
+        let line = line.split('#').next().unwrap_or_default().trim();
+        if line.is_empty() {
+            continue;
+        }
+        let entry = read(line).map_err(wrong)?;
+        if entries.iter().any(|other| other.peer() == entry.peer()) {
+            return Err(wrong(format!("{} has a line already", entry.peer())));
+        }
+        if entries.len() >= ENTRIES_MAX {
+            return Err(wrong(format!("there are more than {ENTRIES_MAX} peers")));
+        }
+        entries.push(entry);
+    }
+    Ok(entries)
 }
 
 impl Keyring {
@@ -72,23 +117,7 @@ impl Keyring {
 
     /// Reads a file's text.
     pub fn parse(text: &str) -> Result<Self, KeyFileError> {
-        let mut entries: Vec<Entry> = Vec::new();
-        for (index, line) in text.lines().enumerate() {
-            let wrong = |reason: String| KeyFileError { line: index + 1, reason };
-            let line = line.split('#').next().unwrap_or_default().trim();
-            if line.is_empty() {
-                continue;
-            }
-            let entry = entry(line).map_err(wrong)?;
-            if entries.iter().any(|other| other.peer == entry.peer) {
-                return Err(wrong(format!("{} has a line already", entry.peer)));
-            }
-            if entries.len() >= ENTRIES_MAX {
-                return Err(wrong(format!("there are more than {ENTRIES_MAX} peers")));
-            }
-            entries.push(entry);
-        }
-        Ok(Self(entries))
+        Ok(Self(in_lines(text, FORM, entry)?))
     }
 
     /// What is known of `nqn`.

@@ -4,6 +4,7 @@
 //! * [`Secret`]: a key as `nvme gen-dhchap-key` writes it.
 //! * [`Keyring`]: the peers that this side knows and their secrets, read from a file.
 //! * [`Authentication`]: a keyring and a source of random bytes: what a target or an initiator is given.
+//! * [`TlsKey`], [`TlsKeyring`]: the same for keys of TLS, which the connection has before.
 //! * [`exchange`]: the two ends of a transaction.
 //! * `hash`, `group`: the functions that are agreed on.
 //!
@@ -20,6 +21,7 @@ mod hash;
 mod keyring;
 mod random;
 mod secret;
+mod tls;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,6 +34,7 @@ pub use hash::Hash;
 pub use keyring::{Entry, KeyFileError, Keyring};
 pub use random::{NoRandom, Random, SystemRandom};
 pub use secret::{BadSecret, Secret};
+pub use tls::{BadTlsKey, TlsKey, TlsKeyring, TlsPsk};
 
 /// See the module.
 pub struct Authentication {

@@ -39,9 +39,11 @@ pub enum BadSecret {
 impl Secret {
     /// Reads one.
     pub fn parse(text: &str) -> Result<Self, BadSecret> {
-        let rest = text.strip_prefix(PREFIX).ok_or(BadSecret::Form)?;
-        let (hash, rest) = rest.split_once(':').ok_or(BadSecret::Form)?;
-        let coded = rest.strip_suffix(':').ok_or(BadSecret::Form)?;
+        let (hash, key) = read(text, PREFIX).map_err(|fault| match fault {
+            Fault::Form => BadSecret::Form,
+            Fault::Length => BadSecret::Length,
+            Fault::Checksum => BadSecret::Checksum,
+        })?;
         let transform = match hash {
             "00" => None,
             "01" => Some(Hash::Sha256),
@@ -49,15 +51,7 @@ impl Secret {
             "03" => Some(Hash::Sha512),
             _ => return Err(BadSecret::Hash),
         };
-        let mut key = STANDARD.decode(coded).map_err(|_| BadSecret::Form)?;
-        if !matches!(key.len(), 36 | 52 | 68) {
-            return Err(BadSecret::Length);
-        }
-        let sum = key.split_off(key.len() - 4);
-        if sum != checksum_of(&key) {
-            return Err(BadSecret::Checksum);
-        }
-        Ok(Self { transform, key })
+        Self::of_key(&key, transform)
     }
 
     /// Of a key of 32, 48 or 64 bytes.
@@ -93,6 +87,27 @@ impl std::fmt::Debug for Secret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Secret(..)")
     }
+}
+
+/// Why a text is none of `PREFIX hh:base64(key, CRC-32 of the key):`.
+pub(super) enum Fault {
+    Form,
+    /// The key has not 32, 48 or 64 bytes.
+    Length,
+    Checksum,
+}
+
+/// What stands for the hash in such a text, and the key.
+pub(super) fn read<'a>(text: &'a str, prefix: &str) -> Result<(&'a str, Vec<u8>), Fault> {
+    let rest = text.strip_prefix(prefix).ok_or(Fault::Form)?;
+    let (hash, rest) = rest.split_once(':').ok_or(Fault::Form)?;
+    let coded = rest.strip_suffix(':').ok_or(Fault::Form)?;
+    let mut key = STANDARD.decode(coded).map_err(|_| Fault::Form)?;
+    if !matches!(key.len(), 36 | 52 | 68) {
+        return Err(Fault::Length);
+    }
+    let sum = key.split_off(key.len() - 4);
+    if sum == checksum_of(&key) { Ok((hash, key)) } else { Err(Fault::Checksum) }
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "a 32-bit CRC in a 64-bit word")]

@@ -79,6 +79,9 @@ pub(super) async fn connect<S>(
             match request {
                 _ if !intact => Err((Status::TRANSIENT_TRANSPORT, 0)),
                 Err(refused) => Err(refused),
+                Ok(request) if link.host().is_some_and(|host| host != request.host) => {
+                    Err((Status::CONNECT_INVALID_HOST, 0))
+                }
                 Ok(request) => grant(inner, request).await,
             }
         } else if length <= CONNECT_BYTES {

@@ -14,7 +14,7 @@ use crate::link::Link;
 pub(super) struct Inner<S> {
     pub subsystem: Arc<Subsystem>,
     /// By namespace, from number 1.
-    pub services: Vec<S>,
+    pub services: Vec<Option<S>>,
     pub counters: Arc<Counters>,
     pub links: Roster<Link>,
     pub budget: Arc<Budget>,

@@ -74,7 +74,8 @@ pub(super) fn namespace<'a, S: BlockService>(
     let number = command.namespace.get();
     let namespace = session.inner.subsystem.namespace(number).ok_or(Status::INVALID_NAMESPACE)?;
     let index = usize::try_from(number).unwrap_or(0).wrapping_sub(1);
-    let service = session.inner.services.get(index).ok_or(Status::NAMESPACE_NOT_READY)?;
+    let service =
+        session.inner.services.get(index).and_then(Option::as_ref).ok_or(Status::NAMESPACE_NOT_READY)?;
     Ok((namespace, service))
 }
 

@@ -28,6 +28,24 @@ pub struct LeftQueue {
     pub(super) deferred: Vec<u8>,
     /// The beginning of what is to be received next.
     pub(super) received: Vec<u8>,
+    /// Of a connection of TLS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) secured: Option<LeftSecured>,
+}
+
+/// What a connection of TLS is besides, its keys among it.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct LeftSecured {
+    pub host: String,
+    pub state: Vec<u8>,
+    /// Records of what is to be received after the rest.
+    pub received: Vec<u8>,
+}
+
+impl std::fmt::Debug for LeftSecured {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "LeftSecured({})", self.host)
+    }
 }
 
 impl LeftQueue {

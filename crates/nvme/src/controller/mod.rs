@@ -31,6 +31,8 @@ mod leave;
 mod limits;
 mod offload;
 mod reservation;
+#[cfg(feature = "tls")]
+mod secure;
 mod service;
 mod session;
 mod subsystem;
@@ -51,6 +53,8 @@ pub use offload::{
     Ended, EpochFiles, EpochRecord, EpochStore, NotStored, OffloadConfig, OffloadStatistics, Pipeline,
     RANGE_BYTES_MAX, Storing,
 };
+#[cfg(feature = "tls")]
+pub use secure::{BadTlsHosts, TlsHosts};
 pub use service::DeviceService;
 pub use subsystem::{NamespaceConfig, Subsystem, SubsystemConfig, SubsystemError, check_name};
 
@@ -78,6 +82,11 @@ impl<S: BlockService> Target<S> {
 
     /// The same with a budget of memory that servers of other protocols share.
     pub fn with_budget(subsystem: Arc<Subsystem>, services: Vec<S>, budget: Arc<Budget>) -> Self {
+        Self::with_gaps(subsystem, services.into_iter().map(Some).collect(), budget)
+    }
+
+    /// The same without the services of namespaces that aren't there.
+    pub fn with_gaps(subsystem: Arc<Subsystem>, services: Vec<Option<S>>, budget: Arc<Budget>) -> Self {
         let counters = subsystem.count_in();
         if let Some(server) = subsystem.offload() {
             server.settle();
@@ -101,27 +110,44 @@ impl<S: BlockService> Target<S> {
     /// Runs a connection from its first byte to its end, on the current shard. When it returns, no command of
     /// it is being carried out and its stream is closed.
     pub async fn serve(&self, stream: Rc<dyn Stream>) -> SessionEnd {
+        self.serve_of(stream, None).await
+    }
+
+    /// The same with a stream that may have proved to be of a host: then it connects no queue of another one.
+    pub async fn serve_of(&self, stream: Rc<dyn Stream>, host: Option<String>) -> SessionEnd {
+        let link = Link::new(stream, Arc::clone(&self.0.budget));
+        if let Some(host) = host {
+            link.is_of(host);
+        }
+        let Some(number) = self.admit(&link) else { return SessionEnd::Refused };
+        self.converse(&link, number, connection::run(&self.0, &link, number)).await
+    }
+
+    /// Lets a connection in, and gives its number among those of the shard; one for which there is no place
+    /// is ended.
+    fn admit(&self, link: &Rc<Link>) -> Option<u64> {
         let inner = &self.0;
-        let peer = stream.peer();
-        let link = Link::new(stream, Arc::clone(&inner.budget));
-        let admit = || inner.links.admit(peer, Rc::clone(&link), Link::cut);
-        let Some(number) = (!inner.stopping.get()).then(admit).flatten() else {
+        let admit = || inner.links.admit(link.stream.peer(), Rc::clone(link), Link::cut);
+        let number = (!inner.stopping.get()).then(admit).flatten();
+        if number.is_none() {
             link.stream.shutdown();
-            return SessionEnd::Refused;
-        };
-        self.converse(&link, number, connection::run(inner, &link, number)).await
+        }
+        number
     }
 
     /// Goes on with a connection that another process has left, when the subsystem was restored.
     pub async fn resume(&self, stream: Rc<dyn Stream>, left: &LeftQueue) -> SessionEnd {
+        self.resume_on(&Link::new(stream, Arc::clone(&self.0.budget)), left).await
+    }
+
+    async fn resume_on(&self, link: &Rc<Link>, left: &LeftQueue) -> SessionEnd {
         let inner = &self.0;
-        let link = Link::new(Rc::clone(&stream), Arc::clone(&inner.budget));
         // It was let in before.
-        let number = inner.links.put(stream.peer(), Rc::clone(&link));
+        let number = inner.links.put(link.stream.peer(), Rc::clone(link));
         if inner.stopping.get() {
             link.leave();
         }
-        let end = self.converse(&link, number, connection::resume(inner, &link, number, left)).await;
+        let end = self.converse(link, number, connection::resume(inner, link, number, left)).await;
         if !matches!(end, SessionEnd::Left(_)) {
             self.abandon(left);
         }

@@ -175,6 +175,7 @@ impl<S: BlockService> Session<S> {
             events,
             deferred: self.deferred.take().iter().flat_map(|command| command.as_bytes().to_vec()).collect(),
             received,
+            secured: None,
         }
     }
 

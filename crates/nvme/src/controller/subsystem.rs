@@ -36,7 +36,7 @@ const CHANGED_MAX: usize = 1025;
 pub struct NamespaceConfig {
     /// Its universally unique identifier; the same after a restart, or hosts refuse it.
     pub uuid: [u8; 16],
-    /// Size in bytes.
+    /// Size in bytes; 0 if it isn't there, so that its number stays free.
     pub size_bytes: u64,
     /// Bytes of the logical block: a power of two from 512 to 64 KiB.
     pub block_size: u32,
@@ -128,7 +128,7 @@ impl Namespace {
                 nguid: config.uuid,
             },
             uuid: config.uuid,
-            present: AtomicBool::new(true),
+            present: AtomicBool::new(config.size_bytes > 0),
             reserved: AtomicBool::new(false),
             reservations: Mutex::default(),
             offload: None,
@@ -708,7 +708,28 @@ impl Drop for Admitted {
 
 #[cfg(test)]
 mod tests {
-    use super::since;
+    use super::*;
+
+    #[test]
+    fn a_namespace_without_bytes_is_not_there_and_its_number_is_free() {
+        let namespace = |size_bytes| NamespaceConfig {
+            uuid: [0; 16],
+            size_bytes,
+            block_size: 512,
+            preferred_block: 512,
+            read_only: false,
+        };
+        let config = SubsystemConfig {
+            nqn: "nqn.2026-01.com.example:x".to_owned(),
+            serial: "1".to_owned(),
+            namespaces: [4096, 0, 4096].map(namespace).to_vec(),
+            queues_max: 1,
+            addresses: Vec::new(),
+        };
+        let subsystem = Subsystem::new(config).unwrap();
+        assert_eq!(subsystem.active_namespaces().collect::<Vec<_>>(), [1, 3]);
+        assert!(subsystem.namespace(2).is_none() && subsystem.namespaces_max() == 3);
+    }
 
     #[test]
     fn silence_counts_from_before_this_process_and_never_backwards() {

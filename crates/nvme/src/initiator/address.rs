@@ -1,6 +1,7 @@
 //! How a namespace of a server is named.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::str::FromStr;
 
 use crate::wire::{NQN_BYTES_MAX, nqn_is_valid};
@@ -39,6 +40,16 @@ impl Address {
     /// Whether a device of this name is a namespace and not a path.
     pub fn is_address(text: &str) -> bool {
         text.starts_with(SCHEME)
+    }
+
+    /// Whether the other one names the same namespace, as far as that is seen without asking: with other
+    /// digests, or the host written in another way.
+    pub fn names_what(&self, other: &Self) -> bool {
+        let is_host = match (self.host.parse::<IpAddr>(), other.host.parse::<IpAddr>()) {
+            (Ok(one), Ok(other)) => one == other,
+            _ => self.host.eq_ignore_ascii_case(&other.host),
+        };
+        is_host && (self.port, &self.nqn, self.namespace) == (other.port, &other.nqn, other.namespace)
     }
 
     /// Host and port, for messages.
@@ -128,6 +139,21 @@ mod tests {
         }
         let short: Address = "nvme-tcp://store/nqn.a?nsid=1".parse().unwrap();
         assert_eq!((short.port, short.host.as_str()), (4420, "store"));
+    }
+
+    #[test]
+    fn one_namespace_has_several_addresses() {
+        let names = |one: &str, other: &str| {
+            let read = |text: &str| format!("nvme-tcp://{text}").parse::<Address>().unwrap();
+            read(one).names_what(&read(other))
+        };
+        assert!(names("store/nqn.a?nsid=1", "Store:4420/nqn.a?nsid=1&hdgst=0"));
+        assert!(names("[::1]/nqn.a?nsid=1&ddgst=1", "[0::1]:4420/nqn.a?nsid=1"));
+        for other in
+            ["store:1/nqn.a?nsid=1", "store/nqn.b?nsid=1", "store/nqn.a?nsid=2", "other/nqn.a?nsid=1"]
+        {
+            assert!(!names("store/nqn.a?nsid=1", other), "{other}");
+        }
     }
 
     #[test]

@@ -234,7 +234,7 @@ impl Association {
     }
 
     pub fn stream(&self) -> Connecting {
-        self.connector.connect(&self.address.host, self.address.port)
+        self.connector.connect(&self.address)
     }
 
     /// Told when it has ended.
@@ -495,6 +495,7 @@ impl Association {
                 },
                 discards: has(optional::DATASET_MANAGEMENT),
                 in_memory: false,
+                moves_head: None,
             },
         })
     }

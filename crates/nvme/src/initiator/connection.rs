@@ -14,7 +14,7 @@ use pinstripe_runtime::{
     uring::{SocketStream, blocking, connect_tcp_from},
 };
 
-use super::{Connecting, Connector};
+use super::{Address, Connecting, Connector};
 
 /// How long one address of a server is tried from one of ours, before the next pair is.
 const ATTEMPT_NANOSECONDS: u64 = 2_000_000_000;
@@ -51,8 +51,9 @@ impl TcpConnector {
 }
 
 impl Connector for TcpConnector {
-    fn connect(&self, host: &str, port: u16) -> Connecting {
-        let (host, own) = (host.to_owned(), self.in_turn(host, port));
+    fn connect(&self, address: &Address) -> Connecting {
+        let (host, port) = (address.host.clone(), address.port);
+        let own = self.in_turn(&host, port);
         Box::pin(async move {
             let stream: Rc<dyn Stream> = dial(&host, port, &own).await?;
             Ok(stream)

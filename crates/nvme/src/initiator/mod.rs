@@ -28,6 +28,8 @@ mod identity;
 pub(crate) mod offload;
 mod queue;
 mod request;
+#[cfg(feature = "tls")]
+mod secure;
 
 use std::future::Future;
 use std::io;
@@ -41,6 +43,8 @@ pub use association::{Initiator, Options};
 #[cfg(target_os = "linux")]
 pub use connection::TcpConnector;
 pub use device::{NvmeSource, Presence};
+#[cfg(feature = "tls")]
+pub use secure::connector;
 
 use crate::auth::AuthenticationError;
 use crate::wire::pdu::FatalError;
@@ -51,8 +55,8 @@ pub type Connecting = Pin<Box<dyn Future<Output = io::Result<Rc<dyn Stream>>>>>;
 
 /// How to reach servers: sockets, or the simulator's streams.
 pub trait Connector: Send + Sync {
-    /// Connects the current shard to `host`, a name or an address.
-    fn connect(&self, host: &str, port: u16) -> Connecting;
+    /// Connects the current shard to the server of `address`, for its subsystem.
+    fn connect(&self, address: &Address) -> Connecting;
 }
 
 /// Why a namespace can't be used.

@@ -29,7 +29,7 @@ struct Network {
 pub struct Wires;
 
 impl Connector for Wires {
-    fn connect(&self, _: &str, _: u16) -> Connecting {
+    fn connect(&self, _: &Address) -> Connecting {
         Box::pin(async {
             NETWORK.with_borrow_mut(|network| {
                 let network = network.as_mut().unwrap();

@@ -45,8 +45,13 @@ pub enum Heard {
 impl Host {
     /// Connects the stream and agrees on digests.
     pub async fn initialize(random: &Rc<Random>, target: &Target<Array>, digests: u8) -> Self {
+        Self::initialize_on(dial(random, target), digests).await
+    }
+
+    /// The same on this connection.
+    pub async fn initialize_on(pipe: Rc<Pipe>, digests: u8) -> Self {
         let mut host = Self {
-            pipe: dial(random, target),
+            pipe,
             encoding: Encoding::default(),
             framer: Framer::new(Role::Host),
             subsystem: NQN,
@@ -169,9 +174,14 @@ impl Host {
         self.with_data(kind::H2C_DATA, flags, &transfer, data)
     }
 
+    /// The name of this host.
+    pub fn nqn(host: u8) -> String {
+        format!("nqn.2026-01.com.example:host{host}")
+    }
+
     /// Connect.
     pub async fn connect(&mut self, host: u8, queue: u16, controller: u16, keep_alive_ms: u32) -> Completion {
-        let nqn = format!("nqn.2026-01.com.example:host{host}");
+        let nqn = Self::nqn(host);
         let data = ConnectData::new([host; 16], controller, self.subsystem, &nqn);
         let command = Command::fabrics(fabrics::CONNECT)
             .with_dword(10, u32::from(queue) << 16)

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use pinstripe_nvme::controller::{LeftQueue, SessionEnd, Subsystem, Target};
-use pinstripe_nvme::initiator::{Connecting, Connector, Initiator, Options};
+use pinstripe_nvme::initiator::{Address, Connecting, Connector, Initiator, Options};
 use pinstripe_runtime::{DeviceSource, Signal, Stream, shard};
 
 use crate::both::{address, filled};
@@ -106,7 +106,7 @@ impl Post {
 struct Posts;
 
 impl Connector for Posts {
-    fn connect(&self, _: &str, _: u16) -> Connecting {
+    fn connect(&self, _: &Address) -> Connecting {
         Box::pin(async {
             let post = POST.with_borrow(Clone::clone).unwrap();
             let (ours, theirs) = pipe(&post.random, 1 << 16);

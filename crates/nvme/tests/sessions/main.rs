@@ -69,10 +69,19 @@ thread_local! {
 
 /// A connection that the target serves.
 fn dial(random: &Rc<world::Random>, target: &Target<world::Array>) -> Rc<world::Pipe> {
+    dial_of(random, target, None)
+}
+
+/// The same, which may have proved to be of a host.
+fn dial_of(
+    random: &Rc<world::Random>,
+    target: &Target<world::Array>,
+    host: Option<String>,
+) -> Rc<world::Pipe> {
     let (ours, theirs) = world::pipe(random, 1 << 16);
     let target = target.clone();
     shard::spawn(async move {
-        if let SessionEnd::Left(queue) = target.serve(Rc::clone(&theirs) as Rc<dyn Stream>).await {
+        if let SessionEnd::Left(queue) = target.serve_of(Rc::clone(&theirs) as Rc<dyn Stream>, host).await {
             LEFT.with_borrow_mut(|left| left.push((queue, theirs)));
         }
     });

@@ -7,20 +7,20 @@ use std::sync::Arc;
 use pinstripe_block::budget::Budget;
 use pinstripe_nvme::auth::Authentication;
 use pinstripe_nvme::controller::{OffloadConfig, Pipeline, Subsystem, SubsystemConfig, Target};
-use pinstripe_nvme::initiator::{Connecting, Connector};
+use pinstripe_nvme::initiator::{Address, Connecting, Connector};
 use pinstripe_nvme::wire::command::{Command, Sgl, nvm};
 use pinstripe_nvme::wire::offload::{Announcement, Attach, Blocks, Request, admin, feature};
 use pinstripe_nvme::wire::status::Status;
 use pinstripe_runtime::{OperationId, Ticket, shard};
 
-use crate::host::{Host, identify};
+use crate::host::{Heard, Host, identify};
 use crate::world::{Array, Random};
 use crate::{NQN, namespaces, seeds};
 
 struct Nowhere;
 
 impl Connector for Nowhere {
-    fn connect(&self, _: &str, _: u16) -> Connecting {
+    fn connect(&self, _: &Address) -> Connecting {
         Box::pin(async { Err(ErrorKind::ConnectionRefused.into()) })
     }
 }
@@ -53,11 +53,16 @@ pub fn computing_subsystem(arrays: &[Array], authentication: Option<Authenticati
 }
 
 fn attach(epoch: u64, incarnation: u8) -> Vec<u8> {
+    attach_as(false, epoch, incarnation)
+}
+
+/// Of a host, or of the server of another member.
+fn attach_as(peer: bool, epoch: u64, incarnation: u8) -> Vec<u8> {
     let attach = Attach {
         array: [7; 16],
         epoch,
         generation: 0,
-        peer: false,
+        peer,
         takeover: false,
         alone: false,
         incarnation: [incarnation; 16],
@@ -149,6 +154,29 @@ fn a_host_that_goes_while_sums_wait_for_memory_gives_back_what_it_holds_and_no_m
         assert_eq!((target.connections(), budget.held()), (1, 0));
         let mut io = first.io(&random, &target, 1, 1, 0).await;
         assert!(io.read(Command::new(nvm::READ, 1).with_blocks(0, 1), 512).await.is_ok());
+        target.stop().await;
+    });
+}
+
+/// Numbers of operations come again under the next epoch: an old part would become part of another's sum.
+#[test]
+fn a_part_whose_data_comes_when_the_epoch_has_risen_is_refused() {
+    seeds(3, |random: Rc<Random>| async move {
+        let array = Array::new(&random, 1 << 20, 0);
+        let target = computing(std::slice::from_ref(&array));
+        let mut first = Host::admin(&random, &target, 1).await;
+        assert_eq!(attached(&mut first, &attach(1, 9)).await, Status::SUCCESS);
+        let mut server = Host::admin(&random, &target, 2).await;
+        assert_eq!(attached(&mut server, &attach_as(true, 1, 9)).await, Status::SUCCESS);
+        let mut parts = server.io(&random, &target, 2, 1, 0).await;
+        let ticket = Ticket { operation: OperationId(1), oldest: OperationId(1) };
+        let mut part = Request::Peer { units: 1, place: 0 }.command(1, ticket);
+        part.sgl = Sgl::transport(512);
+        parts.command(part, &[]).await;
+        let Heard::Ready(ready) = parts.hear().await else { panic!("no R2T") };
+        assert_eq!(attached(&mut first, &attach(2, 9)).await, Status::SUCCESS);
+        parts.answer(&ready, 0, &[1; 512], true).await;
+        assert_eq!(parts.completion().await.status(), Status::FENCED);
         target.stop().await;
     });
 }

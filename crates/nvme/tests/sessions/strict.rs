@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use pinstripe_nvme::framing::{BLANK, Encoding, Event, Framer, Pdu, Role};
-use pinstripe_nvme::initiator::{Connecting, Connector, Initiator, InitiatorError, Options};
+use pinstripe_nvme::initiator::{Address, Connecting, Connector, Initiator, InitiatorError, Options};
 use pinstripe_nvme::wire::command::{Command, Completion, DataPlace, admin, fabrics};
 use pinstripe_nvme::wire::fabrics::{bits, property};
 use pinstripe_nvme::wire::identify::{ControllerInfo, NamespaceInfo, cns};
@@ -41,7 +41,7 @@ thread_local! {
 struct ToServer;
 
 impl Connector for ToServer {
-    fn connect(&self, _: &str, _: u16) -> Connecting {
+    fn connect(&self, _: &Address) -> Connecting {
         Box::pin(async {
             let (random, server) = SERVER.with_borrow(|server| server.clone().unwrap());
             let (ours, theirs) = pipe(&random, 1 << 16);

@@ -17,7 +17,7 @@ use zerocopy::IntoBytes;
 
 use crate::host::{Heard, Host, identify};
 use crate::world::{Array, stand_still};
-use crate::{dial, seeds, target};
+use crate::{dial, dial_of, seeds, target};
 
 const SIZE: usize = 1 << 20;
 
@@ -692,6 +692,23 @@ fn properties_and_identify_agree() {
         let namespace = admin.read(identify(0, 1), 4096).await.unwrap();
         let namespace = NamespaceInfo::parse(namespace.first_chunk().unwrap()).unwrap();
         assert_eq!((namespace.blocks, namespace.block_shift), ((SIZE / 512) as u64, 9));
+        admin.close();
+        target.stop().await;
+    });
+}
+
+#[test]
+fn a_connection_that_has_proved_its_host_connects_as_no_other_one() {
+    seeds(3, |random| async move {
+        let (subsystem, target) = target(&[Array::new(&random, SIZE, 0)]);
+        let mut admin = Host::initialize_on(dial_of(&random, &target, Some(Host::nqn(1))), 0).await;
+        let other = admin.connect(2, 0, CONTROLLER_ANY, 0).await;
+        assert_eq!(other.status(), Status::CONNECT_INVALID_HOST);
+        assert_eq!(subsystem.controller_count(), 0);
+        assert_eq!(admin.connect(1, 0, CONTROLLER_ANY, 0).await.status(), Status::SUCCESS);
+        admin.enable().await;
+        let mut io = Host::initialize_on(dial_of(&random, &target, Some(Host::nqn(2))), 0).await;
+        assert_eq!(io.connect(1, 1, admin.controller, 0).await.status(), Status::CONNECT_INVALID_HOST);
         admin.close();
         target.stop().await;
     });

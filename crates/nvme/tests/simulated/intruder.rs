@@ -146,7 +146,7 @@ impl Drop for Voice {
 
 impl Voice {
     async fn dial() -> Option<Self> {
-        let stream = Wires.connect("server", 4420).await.ok()?;
+        let stream = Wires.connect(&"nvme-tcp://server/nqn.a?nsid=1".parse().ok()?).await.ok()?;
         let mut voice = Self { stream, framer: Framer::new(Role::Host), received: Vec::new() };
         let request = InitializeConnection::new_zeroed();
         voice.send(Encoding::default().header(kind::IC_REQ, 0, &request, 0).bytes()).await?;

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::rc::Rc;
 
-use pinstripe_nvme::initiator::{Connecting, Connector};
+use pinstripe_nvme::initiator::{Address, Connecting, Connector};
 use pinstripe_runtime::{Signal, Stream, shard};
 use pinstripe_sim::{Rng, SimStream, SimStreamConfig, World};
 
@@ -115,7 +115,7 @@ impl Network {
 pub struct Wires;
 
 impl Connector for Wires {
-    fn connect(&self, _: &str, _: u16) -> Connecting {
+    fn connect(&self, _: &Address) -> Connecting {
         Box::pin(async {
             let network = NETWORK.with_borrow(Clone::clone).ok_or(ErrorKind::NetworkUnreachable)?;
             let wire = network.spare[shard::index()].borrow_mut().pop_front();

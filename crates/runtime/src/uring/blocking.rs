@@ -268,7 +268,7 @@ mod tests {
             }
         }
         TWO.staff();
-        assert!((0..2).all(|_| all.recv_timeout(Duration::from_secs(20)).is_ok()));
+        assert!((0..2).all(|_| all.recv_timeout(Duration::from_mins(1)).is_ok()));
     }
 
     #[test]

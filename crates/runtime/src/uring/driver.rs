@@ -550,7 +550,7 @@ mod tests {
         let (done, watched) = std::sync::mpsc::channel::<()>();
         let handle = shard.handle();
         let watcher = std::thread::spawn(move || {
-            let in_time = watched.recv_timeout(Duration::from_secs(20)).is_ok();
+            let in_time = watched.recv_timeout(Duration::from_mins(1)).is_ok();
             if !in_time {
                 handle.send(|| Driver::current().stop());
             }

@@ -295,6 +295,7 @@ impl OpenFile {
             zeroes: if is_block || discards { ZeroedReads::Zero } else { ZeroedReads::Unsupported },
             discards,
             in_memory: false,
+            moves_head: queue.and_then(|queue| queue.rotational),
         };
         let file = File::carried(fd, claims, carrier, None);
         let generation = if is_block { Generation::of(stat.st_rdev) } else { None };
@@ -341,7 +342,12 @@ impl OpenFile {
 
     /// What it is, whatever its path is of by now (C30). May block.
     pub fn storage(&self) -> io::Result<Storage> {
-        Storage::of(Path::new(&format!("/proc/self/fd/{}", self.file.fd.as_raw_fd())))
+        Storage::of(&self.own_path())
+    }
+
+    /// By which this process opens it once more while it is open, whatever its path is of by now.
+    pub fn own_path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.file.fd.as_raw_fd()))
     }
 
     /// Which device of the kernel's it is: `None` of a file, or a generic device of NVMe.
@@ -552,22 +558,28 @@ fn punches_holes(fd: &OwnedFd, end: u64) -> bool {
 struct Queue {
     volatile_cache: bool,
     discards: bool,
+    rotational: Option<bool>,
 }
 
 impl Queue {
     fn of(stat: &Stat) -> Self {
         let device = sysfs(stat.st_rdev);
         // A partition has its disk's queue.
-        let read = |name: &str| {
+        Self::told(|name| {
             fs::read_to_string(device.join("queue").join(name))
                 .or_else(|_| fs::read_to_string(device.join("../queue").join(name)))
                 .map(|text| text.trim().to_owned())
                 .unwrap_or_default()
-        };
+        })
+    }
+
+    /// By what attributes say; one that isn't there says nothing.
+    fn told(read: impl Fn(&str) -> String) -> Self {
         Self {
             // If it does not tell, the worse is assumed.
             volatile_cache: read("write_cache") != "write through",
             discards: read("discard_max_bytes").parse().is_ok_and(|bytes: u64| bytes > 0),
+            rotational: read("rotational").parse().ok().map(|rotates: u8| rotates != 0),
         }
     }
 }
@@ -634,4 +646,28 @@ fn holder_process(stat: &Stat, is_block: bool, asking: Option<&OwnedFd>) -> Opti
         }
     }
     ourselves
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_is_what_its_attributes_say_and_the_worse_where_they_say_nothing() {
+        let disk = Queue::told(|name| match name {
+            "write_cache" => "write back".to_owned(),
+            "rotational" => "1".to_owned(),
+            _ => String::new(),
+        });
+        assert_eq!((disk.volatile_cache, disk.discards, disk.rotational), (true, false, Some(true)));
+        let flash = Queue::told(|name| match name {
+            "write_cache" => "write through".to_owned(),
+            "discard_max_bytes" => "4096".to_owned(),
+            "rotational" => "0".to_owned(),
+            _ => String::new(),
+        });
+        assert_eq!((flash.volatile_cache, flash.discards, flash.rotational), (false, true, Some(false)));
+        let silent = Queue::told(|_| String::new());
+        assert_eq!((silent.volatile_cache, silent.discards, silent.rotational), (true, false, None));
+    }
 }

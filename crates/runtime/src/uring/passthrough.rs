@@ -175,6 +175,7 @@ fn finish(
         zeroes: if namespace.zeroes { ZeroedReads::Zero } else { ZeroedReads::Unsupported },
         discards: namespace.deallocates,
         in_memory: false,
+        moves_head: Some(false),
     };
     let carrier = if options.poll { Carrier::Polled } else { Carrier::Large };
     let mut claims = held.claims;

@@ -17,6 +17,7 @@ use std::{
 };
 
 use rustix::{
+    event::{PollFd, PollFlags, Timespec},
     io::Errno,
     net::{AddressFamily, SocketFlags, SocketType, sockopt},
 };
@@ -115,6 +116,19 @@ impl SocketStream {
         let fd = self.descriptor.file().fd.try_clone()?;
         self.is_left.set(true);
         Ok(Connection { fd })
+    }
+
+    /// It isn't left after all.
+    pub fn stay(&self) {
+        self.is_left.set(false);
+    }
+
+    /// Whether the other end is closed: it reads nothing any more. One that has only ended what it sends
+    /// still waits for answers.
+    pub fn is_abandoned(&self) -> bool {
+        let mut looked_at = [PollFd::new(&self.descriptor.file().fd, PollFlags::empty())];
+        let polled = rustix::event::poll(&mut looked_at, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        polled.is_ok() && looked_at[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{
     completion::Payload,
     shard,
     uring::{
-        RunError,
+        RunError, last_resort,
         operation::{Descriptor, File, Kind, Operation},
         socket::Pending,
     },
@@ -31,7 +31,7 @@ const ORDERS: [libc::c_int; 2] = [libc::SIGTERM, libc::SIGINT];
 /// closed, or another daemon would read its configuration again. They are held back and never taken.
 const STRAY: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGALRM];
 
-fn set_of(signals: impl IntoIterator<Item = libc::c_int>) -> libc::sigset_t {
+pub(super) fn set_of(signals: impl IntoIterator<Item = libc::c_int>) -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
     // SAFETY: `sigemptyset` initialises the set; the others take a valid set and valid signals.
     unsafe {
@@ -50,7 +50,9 @@ pub(super) struct Masked {
 
 impl Masked {
     pub(super) fn new() -> Result<Self, RunError> {
-        let (set, mut outer) = (set_of(ORDERS.into_iter().chain(STRAY)), MaybeUninit::uninit());
+        // The alarm has to end a start that hangs.
+        let stray = STRAY.into_iter().filter(|signal| *signal != libc::SIGALRM || !last_resort::is_due());
+        let (set, mut outer) = (set_of(ORDERS.into_iter().chain(stray)), MaybeUninit::uninit());
         // SAFETY: both sets are valid; `outer` is initialised when the call succeeds.
         let error = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, outer.as_mut_ptr()) };
         if error != 0 {
@@ -65,12 +67,17 @@ impl Masked {
 impl Drop for Masked {
     fn drop(&mut self) {
         // What came and was not taken would kill the process now, after all has ended well.
-        let (set, now) = (set_of(ORDERS.into_iter().chain(STRAY)), libc::timespec { tv_sec: 0, tv_nsec: 0 });
-        // SAFETY: a valid set and time; the kernel's description isn't asked for.
-        while unsafe { libc::sigtimedwait(&raw const set, std::ptr::null_mut(), &raw const now) } > 0 {}
+        take_pending(&set_of(ORDERS.into_iter().chain(STRAY)));
         // SAFETY: a valid set, of an earlier call.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.outer, std::ptr::null_mut()) };
     }
+}
+
+/// Takes signals of this set that came and were held back.
+pub(super) fn take_pending(set: &libc::sigset_t) {
+    let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a valid set and time; the kernel's description isn't asked for.
+    while unsafe { libc::sigtimedwait(set, std::ptr::null_mut(), &raw const now) } > 0 {}
 }
 
 /// Waits until the process is asked to end. Needs [`super::RuntimeConfig::termination_signals`], without

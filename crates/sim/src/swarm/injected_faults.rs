@@ -94,9 +94,9 @@ impl InjectedFaults {
         self.sick.contains(&disk)
     }
 
-    /// Whether a disk is on its way in, or out and in.
+    /// Whether a disk is on its way in, or out and in, or stays although a command was to take it out.
     pub(crate) fn is_joining(&self, disk: usize) -> bool {
-        self.joining.borrow().contains(&disk)
+        self.joining.borrow().contains(&disk) || self.spared.borrow().contains(&disk)
     }
 
     /// Says that a disk is on its way in.

@@ -60,8 +60,6 @@ pub const KILLERS: &[(Mutant, u64)] = &[
     (Mutant::RebuildingParityTrusted, 43),
     (Mutant::SpareCalledInSync, 21),
     (Mutant::JournalLossUnrecorded, 2_000_139),
-    (Mutant::FailedFlushNotAwaited, 89),
-    (Mutant::ZeroesBeforeIntent, 3_000_128),
     (Mutant::RegionPlaceWraps, 9_000_001),
     (Mutant::FirstPageOnly, 9_000_010),
     (Mutant::LogPlaceWraps, 9_000_038),
@@ -71,6 +69,7 @@ pub const KILLERS: &[(Mutant, u64)] = &[
 
 /// Defects that only a look at the crashes finds that could have happened in the run (see [`super::Depth`]).
 pub const EXPLORERS: &[(Mutant, u64)] = &[
+    (Mutant::FailedFlushNotAwaited, 113),
     (Mutant::ClearingIgnored, 6),
     (Mutant::RecoveryWithoutFlush, 2),
     (Mutant::GateOpenBeforeDirty, 4),

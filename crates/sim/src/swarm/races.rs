@@ -96,6 +96,8 @@ fn fail_too_many(bed: &mut Testbed) {
     for &(slot, disk) in &leaving {
         bed.doom(disk);
         let (users, spared) = (Rc::clone(&bed.service.users), bed.faults.spared());
+        // It may stay: until that is known, no fault is planned for it.
+        let joining = bed.faults.joining(disk);
         bed.command("fail", move |array| async move {
             let failed = array.fail(slot).await;
             if array.shared().has_failed() && !users.closing.get() {
@@ -106,6 +108,7 @@ fn fail_too_many(bed: &mut Testbed) {
                 Ok(()) | Err(CommandError::SlotEmpty(_)) => {}
                 Err(error) => return Err(error.to_string()),
             }
+            drop(joining);
             Ok(())
         });
     }

@@ -104,7 +104,7 @@ pub fn cached_parity_does_not_outlive_its_member() -> Result<(), Verdict> {
 
 /// C7: zeroing changes data, so its bit comes first.
 pub fn a_crash_while_stripes_are_zeroed_leaves_them_covered() -> Result<(), Verdict> {
-    for steps in 0..60 {
+    for steps in 0..400 {
         let mut scene = Scene::new(steps, Level::Raid5, NewBitmap::Internal { chunk_bytes: Some(4096) })?;
         let array =
             scene.start(&[0, 1, 2, 3], false)?.map_err(|error| Verdict::Refused(error.to_string()))?;
@@ -122,7 +122,7 @@ pub fn a_crash_while_stripes_are_zeroed_leaves_them_covered() -> Result<(), Verd
             let _ = volume.write_zeroes(0, 48 << 10, false).await;
             shard::yield_now().await;
         });
-        let _ = scene.world.run_until(steps * 4, |_| false);
+        let _ = scene.world.run_until(steps, |_| false);
         scene.crash(array);
         scene.check_covered()?;
     }

@@ -20,7 +20,7 @@ use crate::vm::machine::{self, Outcome};
 /// More boots than any form has.
 const BOOTS_MAX: usize = 5;
 /// How long the monitor may take to answer.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// What a guest is made of, and how far it is.
 pub struct Guest {

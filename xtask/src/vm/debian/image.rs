@@ -35,6 +35,9 @@ const FILES: &[(&str, &str)] = &[
 /// Units that would disturb: a console that waits for a login, and apt's own timers.
 const MASKED: &[&str] = &["serial-getty@ttyS0.service", "apt-daily.timer", "apt-daily-upgrade.timer"];
 
+/// Why not any user makes it.
+pub const NEEDS_ROOT: &str = "the image of Debian has files of root, and only root can make it";
+
 /// Makes the image, or takes it from the cache in `directory`: where it is.
 pub fn prepare(directory: &Path) -> Result<PathBuf> {
     fs::create_dir_all(directory)?;
@@ -45,7 +48,7 @@ pub fn prepare(directory: &Path) -> Result<PathBuf> {
         return Ok(image);
     }
     packages::ensure_mmdebstrap()?;
-    ensure!(packages::is_root(), "the image of Debian is made by root, whose files it has");
+    ensure!(packages::is_root(), "{NEEDS_ROOT}");
     println!("making the image of Debian: some minutes, once");
     for old in fs::read_dir(directory)?.flatten() {
         if old.file_name().to_string_lossy().starts_with("debian-") {

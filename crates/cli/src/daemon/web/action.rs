@@ -9,9 +9,9 @@ use pinstripe_control::{
     AddParameters, AddResult, Detail, DeviceResult, MemberName, ReplaceParameters,
     client::{Client, ClientError},
     detail::Member,
-    maintenance::{CheckParameters, CheckResult},
+    maintenance::{CheckParameters, CheckResult, SyncChange, SyncParameters, SyncResult},
     size::ByteSize,
-    text::printable,
+    text::{printable, shell_word},
 };
 use serde_json::Value;
 
@@ -31,8 +31,12 @@ pub enum Action {
     Replace { slot: usize, device: String, with: Option<String> },
     /// Compare parity with the data.
     Check,
+    /// End a check or a repair.
+    Stop,
     /// Put a device in.
     Add { device: String },
+    /// Forget a device that was dropped.
+    Remove { device: String },
 }
 
 /// Names and values of a query or a form.
@@ -61,6 +65,8 @@ impl Action {
                 Ok(Self::Replace { slot: slot()?, device: device(need("device")?)?, with })
             }
             "check" => Ok(Self::Check),
+            "stop" => Ok(Self::Stop),
+            "remove" => Ok(Self::Remove { device: device(need("device")?.trim())? }),
             "add" => Ok(Self::Add { device: device(need("device")?.trim())? }),
             other => Err(format!("there is no action \"{other}\"")),
         }
@@ -79,6 +85,8 @@ impl Action {
                 ("with", with.clone().unwrap_or_default()),
             ],
             Self::Check => vec![("action", "check".into())],
+            Self::Stop => vec![("action", "stop".into())],
+            Self::Remove { device } => vec![("action", "remove".into()), ("device", device.clone())],
             Self::Add { device } => vec![("action", "add".into()), ("device", device.clone())],
         }
     }
@@ -89,6 +97,8 @@ impl Action {
             Self::Fail { slot, .. } => format!("Fail the member in slot {slot}"),
             Self::Replace { slot, .. } => format!("Replace the member in slot {slot}"),
             Self::Check => "Check the parity".to_owned(),
+            Self::Stop => "Stop the check".to_owned(),
+            Self::Remove { .. } => "Remove the faulty device".to_owned(),
             Self::Add { .. } => "Add the device".to_owned(),
         }
     }
@@ -101,6 +111,8 @@ impl Action {
                 replace_effects(detail, member(detail, *slot, device)?, with.as_deref())
             }
             Self::Check => check_effects(detail),
+            Self::Stop => stop_effects(detail),
+            Self::Remove { device } => remove_effects(detail, device),
             Self::Add { device } => add_effects(detail, device),
         }
     }
@@ -143,6 +155,15 @@ impl Action {
                     Err(ClientError::Silent { .. }) => Ok("the check has begun".to_owned()),
                     Err(error) => Err(error),
                 }
+            }
+            Self::Stop => {
+                let stop = SyncParameters { action: Some(SyncChange::Stop), ..SyncParameters::default() };
+                let _: SyncResult = client.call("sync", stop)?;
+                Ok("the check was stopped".to_owned())
+            }
+            Self::Remove { device } => {
+                let result: DeviceResult = client.call("remove", MemberName::Device(device.clone()))?;
+                Ok(format!("{} is out of the array", result.device))
             }
             Self::Add { device } => {
                 let parameters = AddParameters { device: device.clone(), force: false, spare_of: None };
@@ -254,7 +275,37 @@ fn check_effects(detail: &Detail) -> Result<Vec<String>, String> {
             ByteSize(detail.size_bytes)
         ),
         "Nothing is written. Clients come first, and can still be slower meanwhile.".to_owned(),
-        format!("`pinstripe sync {} --stop` ends it early.", detail.name),
+        format!("`pinstripe sync {} stop` ends it early, and so does this page.", shell_word(&detail.name)),
+    ])
+}
+
+/// Whether it can be ended: a resync or a rebuild makes the array redundant, and can only be paused.
+pub fn can_stop(detail: &Detail) -> bool {
+    detail.sync.as_ref().is_some_and(|sync| ["check", "repair"].contains(&sync.action.as_str()))
+}
+
+fn stop_effects(detail: &Detail) -> Result<Vec<String>, String> {
+    match &detail.sync {
+        Some(sync) if can_stop(detail) => Ok(vec![
+            format!("The {} of the array {} ends where it is now.", sync.action, detail.name),
+            "The next one begins at the start, unless the daemon's schedule has it go on.".to_owned(),
+        ]),
+        Some(sync) => Err(format!("a {} can't be stopped: `pinstripe sync` can pause it", sync.action)),
+        None => Err("no check is under way".to_owned()),
+    }
+}
+
+fn remove_effects(detail: &Detail, device: &str) -> Result<Vec<String>, String> {
+    if !detail.failed.iter().any(|failed| failed.device == device) {
+        return Err(format!(
+            "{device} is no faulty device of the array {} now: nothing was done",
+            detail.name
+        ));
+    }
+    Ok(vec![
+        format!("The array {} forgets {device}, which it has stopped using.", detail.name),
+        "Nothing is written to it. It doesn't come back by itself then, also where its disk or server does."
+            .to_owned(),
     ])
 }
 
@@ -296,6 +347,8 @@ mod tests {
             Action::Replace { slot, device: device.clone(), with: None },
             Action::Replace { slot, device: device.clone(), with: Some("nvme-tcp://x".into()) },
             Action::Check,
+            Action::Stop,
+            Action::Remove { device: device.clone() },
             Action::Add { device },
         ] {
             let own: Fields =
@@ -308,7 +361,8 @@ mod tests {
     fn what_is_no_action_is_refused() {
         for pairs in [
             &[][..],
-            &[("action", "stop")],
+            &[("action", "erase")],
+            &[("action", "remove")],
             &[("action", "fail"), ("slot", "1")],
             &[("action", "fail"), ("slot", "-1"), ("device", "/a")],
             &[("action", "fail"), ("slot", "1"), ("slot", "2"), ("device", "/a")],
@@ -363,6 +417,25 @@ mod tests {
         assert!(replace(Some("/dev/n")).effects(&detail).is_err());
         detail.members[1].state = "recovering".into();
         assert!(replace(Some("/dev/n")).effects(&detail).unwrap_err().contains("recovering"));
+    }
+
+    #[test]
+    fn a_check_can_be_stopped_and_a_rebuild_can_not() {
+        let mut detail = sample::detail("data");
+        assert!(Action::Stop.effects(&detail).unwrap_err().contains("no check"));
+        detail.sync = Some(sample::sync("check", 1, 2));
+        assert!(Action::Stop.effects(&detail).unwrap()[0].contains("The check of the array data ends"));
+        detail.sync = Some(sample::sync("rebuild", 1, 2));
+        assert!(Action::Stop.effects(&detail).unwrap_err().contains("can't be stopped"));
+    }
+
+    #[test]
+    fn only_a_faulty_device_is_removed() {
+        let detail = sample::view("/dev/old").arrays.remove(0).detail.unwrap();
+        let remove = |device: &str| Action::Remove { device: device.into() }.effects(&detail);
+        assert!(remove("/dev/old").unwrap()[0].contains("forgets /dev/old"));
+        assert!(remove("/dev/m0").unwrap_err().contains("no faulty device"));
+        assert!(remove("/dev/spare").unwrap_err().contains("no faulty device"));
     }
 
     #[test]

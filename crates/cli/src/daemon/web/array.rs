@@ -9,6 +9,7 @@ use pinstripe_control::{
 };
 
 use super::{
+    action::can_stop,
     page::{shown, time},
     picture,
     view::ArrayView,
@@ -57,7 +58,11 @@ pub fn card(array: &ArrayView) -> Markup {
                 }
                 (facts(status, detail))
                 p class="acts" data-key="acts" {
-                    a class="button" href={ "/confirm?" (query(&detail.uuid, "check", None)) } { "Check…" }
+                    @if can_stop(detail) {
+                        a class="button" href={ "/confirm?" (query(&detail.uuid, "stop", None)) } { "Stop the check…" }
+                    } @else {
+                        a class="button" href={ "/confirm?" (query(&detail.uuid, "check", None)) } { "Check…" }
+                    }
                     " "
                     a class="button" href={ "/confirm?" (query(&detail.uuid, "add", None)) } { "Add a device…" }
                 }
@@ -76,6 +81,12 @@ pub fn query(uuid: &str, action: &str, member: Option<(usize, &str)>) -> String 
     query.finish()
 }
 
+/// Of a link to the confirmation that a device is forgotten.
+fn removal(uuid: &str, device: &str) -> String {
+    let mut query = form_urlencoded::Serializer::new(query(uuid, "remove", None));
+    query.append_pair("device", device).finish()
+}
+
 fn members(status: &ArrayStatus, detail: &Detail) -> Markup {
     html! {
         ul class="disks" data-key="disks" {
@@ -91,7 +102,10 @@ fn members(status: &ArrayStatus, detail: &Detail) -> Markup {
                 }
             }
             @for one in &detail.failed {
-                li class="disk faulty" data-key={ "faulty " (shown(&one.device)) } { (failed(one)) }
+                li class="disk faulty" data-key={ "faulty " (shown(&one.device)) } {
+                    (failed(one))
+                    p class="acts" { a href={ "/confirm?" (removal(&detail.uuid, &one.device)) } { "Remove…" } }
+                }
             }
         }
     }
@@ -254,6 +268,18 @@ mod tests {
         assert_eq!(text.matches("action=fail").count(), 2, "{text}");
         assert!(text.contains("action=fail&amp;slot=0&amp;device=%2Fdev%2Fm0"), "{text}");
         assert!(!text.contains("slot=1&amp;"), "{text}");
+    }
+
+    #[test]
+    fn a_faulty_device_can_be_removed_and_a_check_be_stopped() {
+        let mut array = sample::view("/dev/a b&c").arrays.remove(0);
+        let text = card(&array).into_string();
+        assert_eq!(text.matches("action=remove").count(), 1, "{text}");
+        assert!(text.contains("action=remove&amp;device=%2Fdev%2Fa+b%26c"), "{text}");
+        assert!(text.contains("action=check") && !text.contains("action=stop"), "{text}");
+        array.detail.as_mut().unwrap().sync = Some(sample::sync("check", 1, 4));
+        let text = card(&array).into_string();
+        assert!(text.contains("action=stop") && !text.contains("action=check"), "{text}");
     }
 
     #[test]

@@ -89,8 +89,11 @@ fn confirm(detail: &Detail, action: &Action, effects: &[String], form: &str) -> 
 /// The device that it is about.
 fn device(action: &Action) -> Option<&str> {
     match action {
-        Action::Fail { device, .. } | Action::Replace { device, .. } | Action::Add { device } => Some(device),
-        Action::Check => None,
+        Action::Fail { device, .. }
+        | Action::Replace { device, .. }
+        | Action::Add { device }
+        | Action::Remove { device } => Some(device),
+        Action::Check | Action::Stop => None,
     }
 }
 

@@ -69,7 +69,7 @@ use crate::{
 pub use sessions::Token;
 
 /// Connections at a time, streams among them; further ones wait.
-const CONNECTIONS_MAX: usize = 64;
+const CONNECTIONS_MAX: usize = 128;
 /// Streams at a time; one more is refused.
 const STREAMS_MAX: usize = 16;
 /// Actions under way at a time; one more is refused.

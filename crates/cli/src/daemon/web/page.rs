@@ -70,9 +70,8 @@ pub fn content(view: &View) -> Markup {
         main id="content" data-live="/live" {
             h1 { "Arrays on " (shown(&view.host)) }
             p class="sum" { (summary(view)) }
-            @if !view.alerts.is_empty() || view.configuration_error.is_some() || !view.remarks.is_empty() {
-                (alerts(view))
-            }
+            @let is_wrong = view.configuration_error.is_some() || view.unserved.is_some();
+            @if is_wrong || !view.alerts.is_empty() || !view.remarks.is_empty() { (alerts(view)) }
             @for array in &view.arrays { (card(array)) }
             (events(view))
             p class="small" data-key="version" { "Pinstripe " (shown(&view.pinstripe)) }
@@ -102,6 +101,9 @@ fn alerts(view: &View) -> Markup {
             ul {
                 @if let Some(problem) = &view.configuration_error {
                     li { strong { "Configuration" } " The new one does not count: " (shown(problem)) }
+                }
+                @if let Some(problem) = &view.unserved {
+                    li { strong { "Not served" } " It is tried again: " (shown(problem)) }
                 }
                 @for alert in &view.alerts {
                     li {

@@ -79,6 +79,7 @@ pub fn view(name: &str) -> View {
         host: text(),
         pinstripe: "0.1.0".into(),
         configuration_error: Some(text()),
+        unserved: Some(text()),
         remarks: vec![text()],
         alerts: vec![AlertStatus { array: text(), alert: text(), device: text(), since: 5, message: text() }],
         arrays: vec![ArrayView { status, detail: Some(detail), rates }],

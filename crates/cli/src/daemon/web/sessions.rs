@@ -53,6 +53,10 @@ impl Token {
         }
         let mut text = String::new();
         file.take(TOKEN_MAX).read_to_string(&mut text).map_err(failed)?;
+        // The file that the daemon makes isn't written by people: a full disk has left it so.
+        if make && text.is_empty() {
+            return Self::make(path);
+        }
         let token = text.trim();
         if token.len() < TOKEN_MIN || token.contains(char::is_whitespace) {
             return Err(format!(
@@ -67,10 +71,11 @@ impl Token {
     fn make(path: &Path) -> Result<Self, String> {
         let failed = |error: io::Error| format!("the page's token {} can't be made: {error}", path.display());
         let token = random().map_err(failed)?;
-        let mut options = fs::File::options();
-        options.write(true).create_new(true).mode(0o600);
-        let mut file = options.open(path).map_err(failed)?;
+        let folder = path.parent().unwrap_or(Path::new("."));
+        // Whole or not at all, for its user only, and unlinked unless it gets its name.
+        let mut file = tempfile::Builder::new().prefix(".web.token-").tempfile_in(folder).map_err(failed)?;
         file.write_all(format!("{token}\n").as_bytes()).map_err(failed)?;
+        file.persist(path).map_err(|error| failed(error.error))?;
         Ok(Self(token))
     }
 
@@ -268,6 +273,43 @@ mod tests {
         assert!(Token::of_file(&path, true).unwrap().is(&text), "it is the same again");
     }
 
+    /// What a full disk left of a token.
+    #[test]
+    fn an_empty_token_of_the_daemon_is_made_anew_and_one_of_a_person_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("web.token");
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        assert!(Token::of_file(&path, false).err().unwrap().contains("at least 32"));
+        let made = Token::of_file(&path, true).unwrap();
+        assert!(made.is(&fs::read_to_string(&path).unwrap()));
+        assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o600);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left");
+    }
+
+    #[test]
+    fn a_token_that_cannot_be_written_leaves_no_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("web.token");
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "daemon::web::sessions::tests::makes_a_token", "--test-threads=1"]);
+        // No file may have a byte: as on a full disk, but for the error's name.
+        let limits = format!("trap '' XFSZ; ulimit -f 0; exec {:?} \"$@\"", child.get_program());
+        let mut limited = std::process::Command::new("sh");
+        limited.args(["-c", &limits, "sh"]).args(child.get_args()).env("TOKEN", &path);
+        let output = limited.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains("can't be made"), "{text} {}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    /// For the test before, which runs this in a process of its own.
+    #[test]
+    fn makes_a_token() {
+        let Some(path) = std::env::var_os("TOKEN") else { return };
+        assert_eq!(Token::of_file(Path::new(&path), true).err(), None);
+    }
+
     #[test]
     fn a_token_that_others_can_read_or_guess_is_refused() {
         let folder = tempfile::tempdir().unwrap();
@@ -275,7 +317,7 @@ mod tests {
         let refused = |text: &str, mode: u32| {
             fs::write(&path, text).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-            Token::of_file(&path, true).err()
+            Token::of_file(&path, false).err()
         };
         let good = "0123456789abcdef0123456789abcdef\n";
         assert_eq!(refused(good, 0o600), None);

@@ -16,6 +16,8 @@ pub struct View {
     pub pinstripe: String,
     /// Why a later configuration doesn't count.
     pub configuration_error: Option<String>,
+    /// Why metrics or the page are not served as the configuration says.
+    pub unserved: Option<String>,
     /// What the latest look for members could not read.
     pub remarks: Vec<String>,
     /// The alerts that aren't over.

@@ -25,7 +25,7 @@ use pinstripe_runtime::{
 use super::{SUPERBLOCK_NANOSECONDS, Trouble, add, is_over};
 use crate::{
     member::{self, Disk, Member},
-    scan::{block_devices, look},
+    scan::{LIMIT, Looked, block_devices, look},
     serve::stopping::Stopping,
 };
 
@@ -118,7 +118,7 @@ impl Disks {
             return Vec::new();
         }
         let paths: Vec<PathBuf> = new.iter().map(|(path, _)| path.clone()).collect();
-        let (candidates, unread) = blocking(move || look(&paths)).await;
+        let Looked { candidates, unread, .. } = blocking(move || look(&paths, LIMIT)).await;
         let ours = self.array.detail().uuid;
         let mut found = Vec::new();
         for (path, generation) in new {
@@ -181,7 +181,7 @@ async fn try_it(array: &Array, path: &Path, poll: bool, lost: &Lost) -> Result<(
     let options = OpenOptions { poll, ..OpenOptions::default() };
     let opened = member::open(path.to_owned(), options).await;
     let member = opened.map_err(|failure| later(&failure.sentence()))?;
-    let Member::Local(file) = &member else { return Err(later(&"it is no device of this machine")) };
+    let Member::Local(file, _) = &member else { return Err(later(&"it is no device of this machine")) };
     let file = std::sync::Arc::clone(file);
     let storage = blocking(move || file.storage()).await.map_err(|error| later(&error))?;
     if !lost.is_on(&storage) {
@@ -194,7 +194,7 @@ async fn try_it(array: &Array, path: &Path, poll: bool, lost: &Lost) -> Result<(
     let read = read.ok_or_else(|| later(&"its superblock was not read in time"))?;
     match read.map_err(|error| later(&error))? {
         Some(superblock) if lost.is_in(&superblock, &array.detail().uuid) => {
-            add(member.source(), array).await
+            member.join(add(member.source(), array)).await
         }
         _ => Err(later(&"its superblock was changed")),
     }

@@ -5,7 +5,7 @@
 //! still holds the member of this array, it is added again. A server is found to be lost on an idle array
 //! too, for its connections are kept alive. A member that failed while its server was there isn't waited for.
 
-use std::rc::Rc;
+use std::{rc::Rc, sync::Arc};
 
 use pinstripe_block::first_of::{First, first_of};
 use pinstripe_control::detail::Reconnecting;
@@ -16,7 +16,10 @@ use pinstripe_nvme::initiator::{Address, NvmeSource};
 use pinstripe_runtime::{DeviceErrorKind, DeviceSource, shard};
 
 use super::{PAUSE_NANOSECONDS_MIN, Reconnector, SUPERBLOCK_NANOSECONDS, Trouble, add};
-use crate::{member, serve::stopping::Stopping};
+use crate::{
+    member::{self, Member},
+    serve::stopping::Stopping,
+};
 
 /// The longest pause. Each is twice the one before.
 const PAUSE_NANOSECONDS_MAX: u64 = 30_000_000_000;
@@ -91,14 +94,7 @@ impl Reconnector {
                 };
                 // From here on it isn't left half done.
                 let result = match opened {
-                    Ok(source) => {
-                        let before = member::remember(&source);
-                        let added = add(source, array).await;
-                        if added.is_err() {
-                            member::restore(&device, before);
-                        }
-                        added
-                    }
+                    Ok(source) => Member::Remote(Arc::clone(&source)).join(add(source, array)).await,
                     Err(trouble) => Err(trouble),
                 };
                 match result {
@@ -169,11 +165,7 @@ fn server(address: &Address) -> String {
 }
 
 /// Connects, and sees whether it is the same namespace and still holds the array's member.
-async fn reach(
-    device: &str,
-    address: &Address,
-    array: &Array,
-) -> Result<std::sync::Arc<NvmeSource>, Trouble> {
+async fn reach(device: &str, address: &Address, array: &Array) -> Result<Arc<NvmeSource>, Trouble> {
     let later = |error: &dyn std::fmt::Display| Trouble::Later(error.to_string());
     let initiator = member::initiator().map_err(|failure| Trouble::Later(failure.sentence().to_owned()))?;
     let source = initiator.open(address).await.map_err(|error| later(&error))?;

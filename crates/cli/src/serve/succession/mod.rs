@@ -7,6 +7,7 @@
 //!   the new    has the sockets, the connections and the locks of the members, assembles the array, goes on,
 //!              and answers the call that asked for it
 //!   else       if the new one can't serve in time, it becomes the old program again, by the same way
+//!   or         it hangs: then an alarm, which outlives execve, ends the process, and its manager starts anew
 //! ```
 //!
 //! The process stays the same one, for its service manager too. What goes over is told in a file of memory
@@ -35,6 +36,9 @@ pub use will::{Caller, Estate, Inheritance, Means, Taken};
 const FORMAT: u32 = 3;
 /// Time that a program that was asked then has to serve the array.
 const START_NANOSECONDS: u64 = 30_000_000_000;
+/// Time that a program gets until the kernel ends it: what serves or goes back within the time above has
+/// called that off, also on a busy machine.
+const LIFE_SECONDS: u32 = 60;
 
 /// The wish to be taken over. Nothing that it takes to hand over can fail any more.
 pub struct Wish {

@@ -18,7 +18,7 @@ use pinstripe_export::nbd::{Left, Negotiated};
 use pinstripe_nvme::controller::{LeftQueue, LeftSubsystem};
 use pinstripe_runtime::{
     shard,
-    uring::{inheritance, run_wherever_the_process_may},
+    uring::{inheritance, last_resort, run_wherever_the_process_may},
 };
 use rustix::{
     fs::{MemfdFlags, Mode, OFlags},
@@ -27,7 +27,9 @@ use rustix::{
 use serde::{Deserialize, Serialize, de::Error};
 use serde_json::Value;
 
-use super::{Agreed, Candidate, Connected, FORMAT, LeftListener, Settings, Wish, candidate::with_role};
+use super::{
+    Agreed, Candidate, Connected, FORMAT, LIFE_SECONDS, LeftListener, Settings, Wish, candidate::with_role,
+};
 use crate::{failure::Failure, log};
 
 /// What goes over, as it is written down: what every format has, so that a program that can't read the rest
@@ -265,7 +267,11 @@ fn become_program<R: Serialize>(
         Ok(number) => {
             log::flush();
             run_wherever_the_process_may();
-            Command::new(program).args(with_role(&will.words, &number.to_string())).exec().to_string()
+            // What the other program does is up to it: it may hang.
+            last_resort::end_after(LIFE_SECONDS);
+            let error = Command::new(program).args(with_role(&will.words, &number.to_string())).exec();
+            last_resort::cancel();
+            error.to_string()
         }
         Err(error) => error.to_string(),
     }
@@ -293,6 +299,8 @@ impl Inheritance {
             ))
         };
         let mut file = File::from(inheritance::adopt(number).map_err(|error| cannot(&error))?);
+        // Its time begins now: what it took to load the program may have been long.
+        last_resort::end_after(LIFE_SECONDS);
         let mut text = Vec::new();
         file.read_to_end(&mut text).map_err(|error| cannot(&error))?;
         let will = serde_json::from_slice(&text).and_then(|will: Will| match will.format {

@@ -5,7 +5,7 @@ use pinstripe_runtime::{Slice, SubmissionSet};
 use super::pre_read::PreRead;
 use crate::{
     consistency::Logged,
-    geometry::Set64,
+    geometry::{MEMBERS_MAX, Set64},
     members::missed::Missed,
     offload::assign::Assignment,
     plan::{Plan, Transfer},
@@ -75,6 +75,7 @@ impl Default for WriteContext {
                 bytes: Vec::with_capacity(ROOM_FOR_TRANSFERS),
                 rows: Vec::with_capacity(2 * ROOM),
                 recovered: Vec::new(),
+                columns: Vec::with_capacity(MEMBERS_MAX),
             },
             parity: Vec::with_capacity(2 * ROOM),
             avoid: Set64::EMPTY,

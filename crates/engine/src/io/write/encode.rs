@@ -5,7 +5,7 @@ use pinstripe_runtime::{Buffer, Slice, shard};
 use super::{needs_parity_from_data, pre_read::PreRead};
 use crate::{
     error::IoError,
-    geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeId, StripeMap},
+    geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeMap},
     io::{parity::ParityVolume, write::context::WriteContext},
     membership::snapshot::Snapshot,
     mutants::{Mutant, active},
@@ -21,16 +21,15 @@ impl ParityVolume {
     /// Computes the new parity of every run. From here on the image doesn't change.
     pub(super) fn encode(
         &self,
-        stripe: StripeId,
+        map: StripeMap,
         snapshot: &Snapshot,
         context: &mut WriteContext,
     ) -> Result<(), IoError> {
-        let map = self.geometry.slots(stripe);
-        let totals = context.plan.totals();
-        self.counters().full_runs.add(totals.full_runs.into());
-        self.counters().rmw_runs.add(totals.rmw_runs.into());
-        self.counters().rcw_runs.add(totals.rcw_runs.into());
-        self.counters().cache_hits.add(totals.cached_bytes / u64::from(PAGE_BYTES));
+        let (totals, counters) = (context.plan.totals(), self.counters());
+        counters.full_runs.add(totals.full_runs.into());
+        counters.rmw_runs.add(totals.rmw_runs.into());
+        counters.rcw_runs.add(totals.rcw_runs.into());
+        counters.cache_hits.add(totals.cached_bytes / u64::from(PAGE_BYTES));
         context.parity.clear();
         for (number, run) in context.plan.runs().iter().enumerate() {
             if context.remote.takes(number) {
@@ -72,11 +71,11 @@ impl ParityVolume {
         for column in run.written {
             let old = pre_read.old(map.data_slot(column), run.start, run.end);
             let new = run.new_bytes(image, column);
-            let exponent = exponent(map, column).wrapping_add(u8::from(active(Mutant::WrongCoefficient)));
+            let exponent = || exponent(map, column).wrapping_add(u8::from(active(Mutant::WrongCoefficient)));
             match (&mut p, &mut q) {
-                (Some(p), Some(q)) => self.kernel.update_pq(p, q, &old, new, exponent),
+                (Some(p), Some(q)) => self.kernel.update_pq(p, q, &old, new, exponent()),
                 (Some(p), None) => self.kernel.update_p(p, &old, new),
-                (None, Some(q)) => self.kernel.update_q(q, &old, new, exponent),
+                (None, Some(q)) => self.kernel.update_q(q, &old, new, exponent()),
                 (None, None) => {}
             }
         }
@@ -94,7 +93,8 @@ impl ParityVolume {
         image: &Image,
         pre_read: &mut PreRead,
     ) -> Result<[Option<Buffer>; 2], IoError> {
-        let mut old: [Option<Slice>; MEMBERS_MAX] = [const { None }; MEMBERS_MAX];
+        let mut old = std::mem::take(&mut pre_read.columns);
+        old.resize(map.columns(), None);
         let unwritten = Set64::below(map.columns()).without(run.written);
         let lost = match recovery {
             Reconstruction::None => Set64::EMPTY,
@@ -106,7 +106,7 @@ impl ParityVolume {
             old[column] = Some(pre_read.range(map.data_slot(column), run.start, run.end));
         }
         if !lost.is_empty() {
-            self.recover(map, run, recovery, lost, &mut old[..map.columns()], pre_read)?;
+            self.recover(map, run, recovery, lost, &mut old, pre_read)?;
             for column in lost.without(run.written) {
                 let bytes = old[column].clone();
                 pre_read.recovered.extend(bytes.map(|bytes| (map.data_slot(column), run.start, bytes)));
@@ -123,6 +123,8 @@ impl ParityVolume {
         let mut parity = targets.map(|wanted| wanted.then(|| shard::buffer(run.length() as usize)));
         let [p, q] = &mut parity;
         encode(self.kernel, map, &data[..map.columns()], p.as_deref_mut(), q.as_deref_mut());
+        old.clear();
+        pre_read.columns = old;
         Ok(parity)
     }
 

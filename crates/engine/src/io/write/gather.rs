@@ -20,12 +20,17 @@ const PAUSE_NS_MIN: u64 = 1_000;
 
 impl ParityVolume {
     /// The same, if the batch has a claim to join at.
+    #[inline]
     pub(super) fn join_claim(
         &self,
         claim: Option<&mut Claim<'_, Piece, Answer>>,
         context: &mut WriteContext,
     ) -> usize {
-        claim.map_or(0, |claim| self.join(claim, context))
+        claim.map_or(0, |claim| match self.gates() {
+            None if !claim.has_arrivals() => 0,
+            None => self.join(claim, context),
+            Some(gates) => self.join_within(gates, claim, context),
+        })
     }
 
     /// Lets what has arrived join the batch.

@@ -8,7 +8,7 @@ use pinstripe_runtime::memory::change_in_place;
 
 use super::Aborted;
 use crate::{
-    geometry::StripeId,
+    geometry::{StripeId, StripeMap},
     io::{entry::Inside, parity::ParityVolume, write::context::WriteContext},
     membership::snapshot::View,
     mutants::{Mutant, active},
@@ -21,17 +21,19 @@ use crate::{
 };
 
 impl ParityVolume {
-    /// Writes a batch so, if it can be. If it can't, nothing has changed, but that others may have joined.
+    /// Writes a batch so, if it can be, in a membership that lets it. If it can't, nothing has changed, but
+    /// that others may have joined.
     pub(super) async fn write_in_place(
         &self,
         inside: &Inside<'_>,
         stripe: StripeId,
+        map: StripeMap,
         claim: Option<&mut Claim<'_, Piece, Answer>>,
         context: &mut WriteContext,
     ) -> Result<bool, Aborted> {
         let view = inside.view();
         // What is timed is read and written, so that it is known what that costs.
-        if !view.in_place || context.timed || context.is_split {
+        if context.timed || context.is_split {
             return Ok(false);
         }
         context.image.build_extents(self.geometry.chunk_bytes());
@@ -48,12 +50,11 @@ impl ParityVolume {
         }
         let writing = inside.begin(intended, None).await?;
         let [extent] = context.image.extents() else { unreachable!("it was one before") };
-        Ok(self.change_column(writing.view(), stripe, extent))
+        Ok(self.change_column(writing.view(), stripe, map, extent))
     }
 
     /// False if a device doesn't want it.
-    fn change_column(&self, view: &View, stripe: StripeId, extent: &Extent) -> bool {
-        let map = self.geometry.slots(stripe);
+    fn change_column(&self, view: &View, stripe: StripeId, map: StripeMap, extent: &Extent) -> bool {
         let at = self.geometry.member_offset(stripe) + u64::from(extent.start);
         let new = &*extent.data;
         let range = |slot: usize| {

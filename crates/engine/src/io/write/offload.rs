@@ -105,7 +105,7 @@ impl ParityVolume {
             .map(|(index, &participants)| Sent { ticket: reserved.ticket(index), participants })
             .collect();
         self.counters().offload_operations.add(sent.len() as u64);
-        self.encode(stripe, &view.snapshot, context)?;
+        self.encode(map, &view.snapshot, context)?;
         self.first_phase(view, stripe, &reserved, &sent, context).await?;
         self.second_phase(view, stripe, &reserved, &sent, context).await;
         Ok(())

@@ -18,6 +18,8 @@ pub(super) struct PreRead {
     pub(super) rows: Vec<(Parity, u32, Slice)>,
     /// What was recovered of columns that are not written: slot, start, and the bytes.
     pub(super) recovered: Vec<(MemberSlot, u32, Slice)>,
+    /// Room for a run's old bytes by column; empty.
+    pub(super) columns: Vec<Option<Slice>>,
 }
 
 /// Old bytes, borrowed or put together.

@@ -80,6 +80,8 @@ fn raid6() -> ParityLayout {
 /// Facts with a price per slot and cached rows as a set: bit 2 * row + (1 for Q).
 struct World {
     prices: Vec<Price>,
+    /// By slot: how many requests are under way there, and where in the chunk a read has ended.
+    ahead: Vec<(u32, Option<u32>)>,
     cached: u64,
     may_ask: bool,
     shares_link: bool,
@@ -92,7 +94,8 @@ impl World {
 
     fn alike(members: usize, latency_ns: u32) -> Self {
         Self {
-            prices: vec![Price { latency_ns, ns_per_kib: 350 }; members],
+            prices: vec![Price { latency_ns, ns_per_kib: 350, moves_head: latency_ns >= 1_000_000 }; members],
+            ahead: vec![(0, None); members],
             cached: 0,
             may_ask: true,
             shares_link: false,
@@ -104,22 +107,24 @@ impl World {
             .map(|_| Price {
                 latency_ns: [0, 100, 5000, 80_000][random.below(4)] + u32::from(random.byte()),
                 ns_per_kib: [40, 350, 9000][random.below(3)] + u32::from(random.byte()),
+                moves_head: random.below(2) == 1,
             })
             .collect();
-        Self { prices, cached: 0, may_ask: true, shares_link: random.below(2) == 1 }
-    }
-}
-
-impl World {
-    /// Whether every member is a disk that moves a head.
-    fn moves_heads(&self) -> bool {
-        self.prices.iter().all(|price| price.latency_ns >= 1_000_000)
+        let ahead = (0..members)
+            .map(|_| ([0, 1, 7][random.below(3)], [None, Some(0), Some(3584)][random.below(3)]))
+            .collect();
+        Self { prices, ahead, cached: 0, may_ask: true, shares_link: random.below(2) == 1 }
     }
 }
 
 impl Facts for World {
     fn price(&self, slot: MemberSlot) -> Price {
         self.prices[slot.index()]
+    }
+
+    fn ahead(&self, slot: MemberSlot, start: u32) -> Ahead {
+        let (requests, ended) = self.ahead[slot.index()];
+        Ahead { requests, goes_on: ended == Some(start) }
     }
 
     fn shares_link(&self) -> bool {

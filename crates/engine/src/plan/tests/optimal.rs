@@ -135,16 +135,26 @@ fn bytes_by_slot(map: StripeMap, each: &Described, run: Run, world: &World) -> V
     reads
 }
 
-/// The objective of `Cost` from its definition, times the members and 1024 so that it is a whole number.
+/// The objective of `Cost` from its definition, times twice the members and 1024 so that it is a whole
+/// number.
 fn price(map: StripeMap, each: &Described, run: Run, world: &World) -> u64 {
-    let times: Vec<u64> = bytes_by_slot(map, each, run, world)
-        .into_iter()
-        .filter(|(_, bytes)| *bytes > 0)
-        .map(|(slot, bytes)| (world.prices[slot], bytes))
-        .map(|(price, bytes)| 1024 * u64::from(price.latency_ns) + bytes * u64::from(price.ns_per_kib))
-        .collect();
+    let (mut longest, mut busy) = (0, 0);
+    for (slot, bytes) in bytes_by_slot(map, each, run, world).into_iter().filter(|(_, bytes)| *bytes > 0) {
+        let (price, (requests, ended)) = (world.prices[slot], world.ahead[slot]);
+        let transfer = bytes * u64::from(price.ns_per_kib);
+        let latency = 1024 * u64::from(price.latency_ns);
+        let (alone, keeps) = match (price.moves_head, ended == Some(run.start)) {
+            (true, true) => (transfer, transfer),
+            (true, false) => (latency + transfer, latency + transfer),
+            (false, _) => (latency + transfer, transfer),
+        };
+        longest = longest.max(alone);
+        let (requests, members) = (u64::from(requests), map.members() as u64);
+        busy +=
+            keeps * if price.moves_head { (requests + 2) * members } else { 2 * (requests * members + 1) };
+    }
     let compute = each.kernel_sources * u64::from(run.length()) * COMPUTE_NS_PER_KIB;
-    (times.iter().max().unwrap_or(&0) + compute) * map.members() as u64 + times.iter().sum::<u64>()
+    (longest + compute) * 2 * map.members() as u64 + busy
 }
 
 /// Bytes that are read from each slot.
@@ -229,7 +239,10 @@ fn check_choice(
             assert_eq!(chosen.map(weight), best);
             let is_best = |of_rmw| candidates.iter().any(|c| c.is_rmw == of_rmw && Some(weight(c)) == best);
             if is_best(true) && is_best(false) {
-                assert_eq!(is_rmw, !world.moves_heads(), "equals");
+                let modifies = candidates.iter().find(|each| each.is_rmw).unwrap();
+                let mut reads = bytes_by_slot(map, modifies, run, world).into_iter();
+                let seeks = reads.any(|(slot, bytes)| bytes > 0 && world.prices[slot].moves_head);
+                assert_eq!(is_rmw, !seeks, "equals");
             }
             if world.shares_link {
                 assert_eq!(read, rmw.into_iter().chain(rcw).min().unwrap(), "no policy reads less");

@@ -91,6 +91,8 @@ pub struct Server {
     /// Commands that are refused from now on, each once.
     pub refuses: Cell<u32>,
     pub refuses_attach: Cell<bool>,
+    /// It is a stock one: it stores blocks, and knows nothing of hosts.
+    pub is_plain: Cell<bool>,
     /// Bytes per second that its link can take, as it says.
     pub free_to_receive: Cell<usize>,
     /// So many operations are dropped when they are to be committed.
@@ -159,6 +161,7 @@ pub fn serve(
                 rng: RefCell::new(rng(1000 + number as u64)),
                 refuses: Cell::new(0),
                 refuses_attach: Cell::new(false),
+                is_plain: Cell::new(false),
                 free_to_receive: Cell::new(0),
                 refuses_commit: Cell::new(0),
                 commands: RefCell::default(),
@@ -567,7 +570,10 @@ impl Device for Link {
             .map_or_else(|| self.disk.write_zeroes(offset, length), |e| Submission::done(Err(e), None))
     }
     fn offload(&self) -> Option<&dyn Offload> {
-        Some(self)
+        if self.server.is_plain.get() { None } else { Some(self) }
+    }
+    fn is_remote(&self) -> bool {
+        self.server.is_plain.get()
     }
 }
 

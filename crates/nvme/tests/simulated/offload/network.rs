@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::io::ErrorKind;
 use std::rc::Rc;
 
-use pinstripe_nvme::initiator::{Connecting, Connector};
+use pinstripe_nvme::initiator::{Address, Connecting, Connector};
 use pinstripe_runtime::{Signal, Stream, shard};
 use pinstripe_sim::{Rng, SimStream, SimStreamConfig, World};
 
@@ -117,8 +117,8 @@ pub fn close() {
 pub struct Dialler;
 
 impl Connector for Dialler {
-    fn connect(&self, host: &str, _: u16) -> Connecting {
-        let to = host.to_owned();
+    fn connect(&self, address: &Address) -> Connecting {
+        let to = address.host.clone();
         Box::pin(async move {
             let network = NETWORK.with_borrow(Clone::clone).ok_or(ErrorKind::NetworkUnreachable)?;
             let answer = Answer::default();

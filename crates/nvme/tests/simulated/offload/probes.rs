@@ -245,12 +245,44 @@ impl Run {
                 "resolve",
                 async move { there.offload().unwrap().resolve(ticket).await.result },
             )?;
+        self.forced_when_repeated(&member, pair, ticket)?;
         self.array.finished(ticket);
         self.drop_on_host(member);
         if outcome != Ok(Outcome::Applied as usize) {
             return Err(format!("a Resolve says {outcome:?} of a commit"));
         }
         self.check_slots(sources)
+    }
+
+    /// The first commits of an operation had no FUA, and a repeated one has: it is answered when what they
+    /// wrote is durable. The same of one that comes while the first is under way.
+    fn forced_when_repeated(&mut self, member: &Member, pair: &Pair, done: Ticket) -> Result<(), String> {
+        let ticket = self.array.ticket();
+        let bytes = self.places[pair.sender].2.peek(0, LENGTH);
+        let there = Rc::clone(member);
+        let prepared = self.ask(self.host, "prepare", async move {
+            there.offload().unwrap().partial_write(ticket, 0, slice(&bytes), true, [None, None]).await.result
+        })?;
+        prepared.map_err(|error| format!("the first phase fails: {error}"))?;
+        for (what, ticket, first) in [("over", done, false), ("under way", ticket, true)] {
+            let before = self.places[pair.sender].2.counters().flushes;
+            let there = Rc::clone(member);
+            let committed = self.ask(self.host, "commit", async move {
+                let offload = there.offload().unwrap();
+                let first = first.then(|| offload.commit(ticket, false));
+                let forced = offload.commit(ticket, true).await.result;
+                match first {
+                    Some(first) => forced.and(first.await.result),
+                    None => forced,
+                }
+            })?;
+            committed.map_err(|error| error.to_string())?;
+            if self.places[pair.sender].2.counters().flushes == before {
+                return Err(format!("a forced commit of what is {what} is answered without a flush"));
+            }
+        }
+        self.array.finished(ticket);
+        Ok(())
     }
 
     /// A part is held up between two servers until the epoch is another one, in which its operation's number

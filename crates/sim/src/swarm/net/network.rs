@@ -7,7 +7,7 @@ use std::{
     rc::Rc,
 };
 
-use pinstripe_nvme::initiator::{Connecting, Connector};
+use pinstripe_nvme::initiator::{Address, Connecting, Connector};
 use pinstripe_runtime::{Signal, Stream, shard};
 
 use crate::{Rng, SimStream, SimStreamConfig, Wiring};
@@ -205,8 +205,8 @@ pub(crate) fn close() {
 pub(crate) struct Dialler;
 
 impl Connector for Dialler {
-    fn connect(&self, host: &str, _: u16) -> Connecting {
-        let to = host.to_owned();
+    fn connect(&self, address: &Address) -> Connecting {
+        let to = address.host.clone();
         Box::pin(async move {
             let network = NETWORK.with_borrow(Clone::clone).ok_or(ErrorKind::NetworkUnreachable)?;
             Ok(network.connect(&to).await?)

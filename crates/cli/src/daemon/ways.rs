@@ -1,0 +1,231 @@
+//! The ways by which alerts are sent: a program, mail, a webhook. Each is a process that ends.
+
+use std::{
+    io::{self, Write},
+    os::unix::process::CommandExt,
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use pinstripe_config::Alerts;
+use pinstripe_control::text::printable;
+use rustix::process::{Pid, Signal, kill_process_group};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::alerts::Tell;
+
+/// How long a program may take to send an alert.
+pub const SEND_LIMIT: Duration = Duration::from_mins(1);
+const SEND_LOOK: Duration = Duration::from_millis(20);
+
+/// How an alert is sent. Where to is for the configuration to say, at the time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Way {
+    Program,
+    Mail,
+    Webhook,
+}
+
+/// Why an alert was not sent.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Unsent {
+    Failed(String),
+    /// The daemon ends, and the program was ended with it.
+    Over,
+}
+
+impl Way {
+    pub const ALL: [Self; 3] = [Self::Program, Self::Mail, Self::Webhook];
+
+    /// The name of its thread.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Program => "program",
+            Self::Mail => "mail",
+            Self::Webhook => "webhook",
+        }
+    }
+
+    pub fn is_configured(self, alerts: &Alerts) -> bool {
+        match self {
+            Self::Program => alerts.program.is_some(),
+            Self::Mail => alerts.mail.is_some(),
+            Self::Webhook => alerts.webhook.is_some(),
+        }
+    }
+
+    pub fn in_words(self, alerts: &Alerts) -> String {
+        let given = match self {
+            Self::Program => alerts.program.as_ref().map(|path| path.display().to_string()),
+            Self::Mail => alerts.mail.as_ref().map(|address| format!("mail to {address}")),
+            // A URL may have a secret in its path.
+            Self::Webhook => alerts.webhook.as_ref().map(|url| {
+                let host = url.split('/').nth(2).unwrap_or_default();
+                format!("the webhook of {}", host.rsplit('@').next().unwrap_or_default())
+            }),
+        };
+        given.unwrap_or_else(|| format!("the {} of [alerts], which is not configured any more", self.name()))
+    }
+
+    /// Sends an alert. `over`: the daemon ends.
+    pub fn send(self, alerts: &Alerts, tell: &Tell, over: &AtomicBool) -> Result<(), Unsent> {
+        let command = match self {
+            Self::Program => alerts.program.as_ref().map(|path| {
+                let mut program = Command::new(path);
+                let state = if tell.cleared { "cleared" } else { "raised" };
+                program.args([state, &tell.subject.kind, &tell.subject.array, &tell.subject.device]);
+                (program, value(tell).to_string())
+            }),
+            Self::Mail => alerts.mail.as_ref().map(|address| {
+                let mut sendmail = Command::new(Alerts::SENDMAIL);
+                // The address stands in the text, so that none is taken for an option.
+                sendmail.args(["-i", "-t"]);
+                (sendmail, mail(address, tell))
+            }),
+            Self::Webhook => alerts.webhook.as_ref().map(|url| (curl(url), value(tell).to_string())),
+        };
+        let (mut command, input) =
+            command.ok_or_else(|| Unsent::Failed("nothing says where to".to_owned()))?;
+        run(&mut command, &input, over)
+    }
+}
+
+fn curl(url: &str) -> Command {
+    let mut curl = Command::new(Alerts::CURL);
+    curl.args(["--silent", "--show-error", "--fail", "--max-time", "30", "--proto", "=http,https"]);
+    curl.args(["--header", "Content-Type: application/json", "--data-binary", "@-", "--output", "/dev/null"]);
+    curl.args(["--url", url]);
+    curl
+}
+
+/// Runs a program with this input, and says why it failed.
+fn run(command: &mut Command, input: &str, over: &AtomicBool) -> Result<(), Unsent> {
+    let name = command.get_program().display().to_string();
+    let words = |error: io::Error| Unsent::Failed(format!("{name}: {error}"));
+    // A file: a program that reads nothing keeps none waiting, and what it says may be of any length.
+    let mut text = tempfile::tempfile().map_err(words)?;
+    let mut said = tempfile::tempfile().map_err(words)?;
+    text.write_all(input.as_bytes()).and_then(|()| io::Seek::rewind(&mut text)).map_err(words)?;
+    let errors = said.try_clone().map_err(words)?;
+    // A group of its own: what the program has started ends with it.
+    command.stdin(text).stdout(Stdio::null()).stderr(errors).process_group(0);
+    let mut child = command.spawn().map_err(words)?;
+    let begun = Instant::now();
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) if status.success() => return Ok(()),
+            Ok(Some(status)) => {
+                let mut text = String::new();
+                let _ = io::Seek::rewind(&mut said)
+                    .and_then(|()| io::Read::read_to_string(&mut io::Read::take(&said, 1024), &mut text));
+                return Err(Unsent::Failed(format!("{}: {}", crate::assemble::how(status), text.trim())));
+            }
+            Err(error) => return Err(words(error)),
+            Ok(None) if over.load(Ordering::Relaxed) => {
+                end(&mut child);
+                return Err(Unsent::Over);
+            }
+            Ok(None) if begun.elapsed() >= SEND_LIMIT => {
+                end(&mut child);
+                let seconds = SEND_LIMIT.as_secs();
+                return Err(Unsent::Failed(format!("{name} has not ended after {seconds} seconds")));
+            }
+            Ok(None) => thread::sleep(SEND_LOOK),
+        }
+    }
+}
+
+/// Ends a program and its group.
+fn end(child: &mut Child) {
+    let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
+    let _ = child.wait();
+}
+
+/// This machine's name.
+pub fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// For programs.
+fn value(tell: &Tell) -> Value {
+    let Tell { subject, open, cleared } = tell;
+    json!({
+        "host": host(), "array": subject.array, "alert": subject.kind, "device": subject.device,
+        "state": if *cleared { "cleared" } else { "raised" }, "since": open.since, "message": open.message,
+    })
+}
+
+fn mail(address: &str, tell: &Tell) -> String {
+    let Tell { subject, open, cleared } = tell;
+    let over = if *cleared { "over: " } else { "" };
+    let line = |text: &str| printable(text);
+    format!(
+        "To: {}\nSubject: pinstripe on {}: {over}{} of {}\nMIME-Version: 1.0\nContent-Type: text/plain; charset=utf-8\n\
+        Content-Transfer-Encoding: 8bit\nAuto-Submitted: auto-generated\n\n{over}{}\n\nThe array {} on {}. `pinstripe status` and \
+        `pinstripe detail` show more.\n",
+        line(address),
+        line(&host()),
+        subject.kind,
+        line(&subject.array),
+        line(&open.message),
+        line(&subject.array),
+        line(&host()),
+    )
+}
+
+#[cfg(test)]
+pub mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+    use crate::daemon::alerts::{Open, Subject};
+
+    /// Writes a program. Not this process: a child that another test starts has what is open here until its
+    /// exec, and the kernel runs nothing that is open for writing.
+    pub fn write_program(path: &Path, text: &str) {
+        let mut writer = Command::new("sh");
+        writer.args(["-c", "cat >\"$0\" && chmod 755 \"$0\""]).arg(path);
+        let mut writer = writer.stdin(Stdio::piped()).spawn().unwrap();
+        writer.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        assert!(writer.wait().unwrap().success());
+    }
+
+    fn tell(message: &str, cleared: bool) -> Tell {
+        let subject = Subject { array: "da\nta".into(), kind: "Degraded".into(), device: String::new() };
+        Tell { subject, open: Open { since: 5, message: message.into() }, cleared }
+    }
+
+    #[test]
+    fn a_name_makes_no_header_of_a_mail() {
+        let text = mail("root\nBcc: x", &tell("slot 1\n.\n", true));
+        let (head, body) = text.split_once("\n\n").unwrap();
+        assert!(head.lines().all(|line| !line.starts_with("Bcc")), "{head}");
+        assert!(head.contains("over: Degraded of da\u{fffd}ta"), "{head}");
+        assert!(body.starts_with("over: slot 1\u{fffd}.\u{fffd}\n"), "{body}");
+    }
+
+    #[test]
+    fn a_program_gets_the_alert_and_its_failure_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("out");
+        let program = folder.path().join("program");
+        let put = |script: &str| write_program(&program, script);
+        let alerts = Alerts {
+            program: Some(program.clone()),
+            webhook: Some("https://user:key@hooks.example/T0/secret".into()),
+            ..Alerts::default()
+        };
+        let send = || Way::Program.send(&alerts, &tell("x", false), &AtomicBool::new(false));
+        put(&format!("#!/bin/sh\necho \"$1 $2 $4.\" >>{0}; cat >>{0}\n", out.display()));
+        send().unwrap();
+        let text = fs::read_to_string(&out).unwrap();
+        assert!(text.starts_with("raised Degraded .\n{") && text.contains("\"since\":5"), "{text}");
+        put("#!/bin/sh\necho no >&2; exit 3\n");
+        assert_eq!(send(), Err(Unsent::Failed("ended with status 3: no".to_owned())));
+        assert_eq!(Way::Webhook.in_words(&alerts), "the webhook of hooks.example");
+    }
+}

@@ -1,0 +1,220 @@
+//! `cargo xtask figures`: the papers' figures again, measured on ours, as docs/results/papers/.
+//!
+//! What is bound by drives is measured over models of them under virtual time: then a point is the same on
+//! every machine, and takes a second. Points are measured side by side, each by a process of its own. What is
+//! bound by the CPU, as locks are, is measured over members in memory, one run at a time, in turns.
+//!
+//! ```text
+//!   raid4s      policies over models of drives
+//!   straid      a paper of experiment x figures ─┐
+//!   scalaraid   another one, and the bitmap ─────┴> paper ─> page, table, pictures
+//! ```
+
+mod bitmap;
+mod chart;
+mod experiment;
+mod paper;
+mod quantity;
+mod raid4s;
+mod scalaraid;
+mod straid;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Args, ValueEnum};
+
+/// Where pages, tables and pictures lie.
+const FOLDER: &str = "docs/results/papers";
+
+/// Rounds, unless the user says how many.
+const ROUNDS: u32 = 3;
+
+/// What to do.
+#[derive(Args)]
+pub struct Figures {
+    /// Only this paper's
+    #[arg(long, value_enum, value_name = "PAPER")]
+    only: Option<Which>,
+    /// A few points, to see that it works; with --out, because the pages would be wrong
+    #[arg(long, requires = "out")]
+    short: bool,
+    /// Rounds of StRAID's and ScalaRAID's points [default: 3]
+    #[arg(long, value_name = "N", conflicts_with_all = ["short", "page"], value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: Option<u32>,
+    /// Measure only this of the paper again, as its table calls it, and keep the rest (may be repeated)
+    #[arg(long, value_name = "EXPERIMENT", requires = "only", conflicts_with_all = ["short", "page"])]
+    experiment: Vec<String>,
+    /// Measure nothing: write pages and pictures again from the tables
+    #[arg(long, conflicts_with = "short")]
+    page: bool,
+    /// Write below this folder instead of into the documents
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+/// A paper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Which {
+    Raid4s,
+    Straid,
+    Scalaraid,
+}
+
+/// Measures, and writes the pages.
+pub fn run(root: &Path, figures: &Figures) -> Result<()> {
+    ensure!(
+        figures.experiment.is_empty() || figures.only != Some(Which::Raid4s),
+        "RAID4S is measured as a whole"
+    );
+    let folder = figures.out.clone().unwrap_or_else(|| root.join(FOLDER));
+    let is_wanted = |which| figures.only.is_none_or(|only| only == which);
+    if figures.page {
+        if is_wanted(Which::Raid4s) {
+            raid4s::write(&folder, &raid4s::load(&folder)?)?;
+        }
+        if is_wanted(Which::Straid) {
+            straid::PAPER.write(&folder, &straid::PAPER.load(&folder)?, "")?;
+        }
+        if is_wanted(Which::Scalaraid) {
+            let bitmap = bitmap::load(&folder)?;
+            scalaraid::PAPER.write(&folder, &scalaraid::PAPER.load(&folder)?, &bitmap)?;
+        }
+        return Ok(());
+    }
+    let pinstripe = crate::cargo::build(
+        root,
+        &["build", "--release", "-p", "pinstripe", "--bin", "pinstripe"],
+        "pinstripe",
+    )?;
+    // A short run is told by there being no rounds.
+    let rounds = (!figures.short).then(|| figures.rounds.unwrap_or(ROUNDS));
+    let measure = |paper: &paper::Paper| match rounds {
+        Some(rounds) if !figures.experiment.is_empty() => {
+            paper.measure_again(root, &pinstripe, rounds, &figures.experiment, paper.load(&folder)?)
+        }
+        _ => paper.measure(root, &pinstripe, rounds),
+    };
+    if is_wanted(Which::Straid) {
+        straid::PAPER.write(&folder, &measure(&straid::PAPER)?, "")?;
+    }
+    if is_wanted(Which::Scalaraid) {
+        let kept = measure(&scalaraid::PAPER)?;
+        // Callgrind may be missing; what was measured is kept all the same.
+        scalaraid::PAPER.write(&folder, &kept, &bitmap::load(&folder)?)?;
+        let bitmap = bitmap::measure(root, &folder, figures.short)?;
+        scalaraid::PAPER.write(&folder, &kept, &bitmap)?;
+    }
+    if is_wanted(Which::Raid4s) {
+        raid4s::write(&folder, &raid4s::measure(root, &pinstripe, figures.short)?)?;
+    }
+    Ok(())
+}
+
+/// Of this machine.
+fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// What one `pinstripe bench` says, of what is used here.
+#[derive(Clone, Debug)]
+struct Measurement {
+    bytes_per_second: f64,
+    member_reads: f64,
+    member_writes: f64,
+    p99_ns: f64,
+}
+
+/// Runs them all, as many at a time as there are CPUs.
+fn measure_all(pinstripe: &Path, commands: &[Vec<String>]) -> Result<Vec<Measurement>> {
+    let next = AtomicUsize::new(0);
+    let found: Mutex<Vec<Option<Result<Measurement>>>> = Mutex::new(commands.iter().map(|_| None).collect());
+    let work = || {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(arguments) = commands.get(index) else { break };
+            let measured = measure(pinstripe, arguments);
+            found.lock().unwrap_or_else(std::sync::PoisonError::into_inner)[index] = Some(measured);
+            if index.is_multiple_of(100) {
+                eprintln!("{index} of {} points", commands.len());
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..cpus() {
+            scope.spawn(work);
+        }
+    });
+    let found = found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    found.into_iter().map(|each| each.context("a point was not measured")?).collect()
+}
+
+/// One point.
+fn measure(pinstripe: &Path, arguments: &[String]) -> Result<Measurement> {
+    parse(&report(pinstripe, arguments)?).with_context(|| format!("pinstripe bench {}", arguments.join(" ")))
+}
+
+/// One run. The bench scrubs the array and reads back what it has written, and fails if anything is wrong.
+fn report(pinstripe: &Path, arguments: &[String]) -> Result<serde_json::Value> {
+    let output = Command::new(pinstripe)
+        .args(["bench", "--json"])
+        .args(arguments)
+        .output()
+        .with_context(|| format!("run {}", pinstripe.display()))?;
+    if !output.status.success() {
+        bail!("pinstripe bench {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+    }
+    serde_json::from_slice(&output.stdout).with_context(|| format!("pinstripe bench {}", arguments.join(" ")))
+}
+
+fn parse(report: &serde_json::Value) -> Result<Measurement> {
+    let number = |pointer: &str| {
+        report.pointer(pointer).and_then(serde_json::Value::as_f64).with_context(|| format!("no {pointer}"))
+    };
+    if report.pointer("/settings/series").and_then(serde_json::Value::as_str) != Some("virtual device") {
+        bail!("not of a virtual device");
+    }
+    Ok(Measurement {
+        bytes_per_second: number("/bytes_per_second")?,
+        member_reads: number("/per_write/member_reads")?,
+        member_writes: number("/per_write/member_writes")?,
+        p99_ns: number("/latency_ns/p99")?,
+    })
+}
+
+/// A command in lines that a page has room for.
+fn command(arguments: &[String]) -> String {
+    let (mut text, mut column) = ("pinstripe bench".to_owned(), 15);
+    for option in arguments.chunk_by(|_, next| !next.starts_with("--")) {
+        let option = option.join(" ");
+        if column + option.len() > 100 {
+            text.push_str(" \\\n   ");
+            column = 3;
+        }
+        column += 1 + option.len();
+        text.push(' ');
+        text.push_str(&option);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_taken_only_if_it_is_of_a_virtual_device() {
+        let report = |series: &str| {
+            serde_json::json!({
+                "settings": {"series": series}, "bytes_per_second": 5.0, "latency_ns": {"p99": 7},
+                "per_write": {"member_reads": 2.0, "member_writes": 3.0}
+            })
+        };
+        let taken = parse(&report("virtual device")).unwrap();
+        assert!((taken.bytes_per_second - 5.0).abs() < 1e-9 && (taken.p99_ns - 7.0).abs() < 1e-9);
+        assert!(parse(&report("real CPU")).is_err());
+    }
+}

@@ -1,0 +1,489 @@
+//! A paper's page: what was to be reached, and for each figure what the paper says, a picture and a table.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
+use super::chart::{Chart, Series as Line};
+use super::experiment::{self, At, Experiment, Row, Rows, Series};
+use super::quantity::Quantity;
+use crate::bars::Bars;
+use crate::bench::Spread;
+use crate::origin::{self, Origin};
+
+/// A paper, and what is run for it.
+pub struct Paper {
+    /// Of the page and its folder.
+    pub name: &'static str,
+    /// All before the first table.
+    pub head: &'static str,
+    pub experiments: &'static [Experiment],
+    pub claims: &'static [Claim],
+    pub figures: &'static [Figure],
+    /// What differs and why.
+    pub differs: &'static str,
+    /// The most threads of the paper.
+    pub threads: usize,
+}
+
+/// Columns of a line of text.
+const COLUMNS: usize = 110;
+/// Of the real CPU, fewer rounds tell nothing.
+const ROUNDS_MIN: u32 = 3;
+
+/// Which way a comparison goes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Wanted {
+    More,
+    Less,
+    /// As much, to this share.
+    Alike(f64),
+}
+
+/// A comparison that was published.
+#[derive(Clone, Copy)]
+pub struct Claim {
+    /// Figure, and the comparison with the paper's number.
+    pub words: &'static str,
+    pub experiment: &'static str,
+    /// Where, or the last place if this is empty.
+    pub place: &'static str,
+    pub arm: &'static str,
+    pub base: &'static str,
+    pub quantity: Quantity,
+    pub wanted: Wanted,
+}
+
+/// A figure or table.
+pub struct Figure {
+    pub title: &'static str,
+    /// What the paper shows.
+    pub paper: &'static str,
+    pub panels: &'static [Panel],
+}
+
+/// A picture, and the table under it.
+pub struct Panel {
+    pub experiment: &'static str,
+    pub quantity: Quantity,
+    /// The arm by which the table has ratios, or none.
+    pub base: &'static str,
+}
+
+/// How a comparison came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Kept,
+    NotKept,
+    /// The rounds' interval lies on both sides.
+    NotTold,
+}
+
+impl Wanted {
+    /// Of the ratios of rounds.
+    pub fn verdict(self, ratio: Spread) -> Verdict {
+        match self {
+            Self::Alike(share) if (ratio.median - 1.0).abs() <= share => Verdict::Kept,
+            Self::Alike(share) if ratio.low <= 1.0 + share && ratio.high >= 1.0 - share => Verdict::NotTold,
+            Self::More if ratio.low > 1.0 => Verdict::Kept,
+            Self::Less if ratio.high < 1.0 => Verdict::Kept,
+            Self::More if ratio.high >= 1.0 => Verdict::NotTold,
+            Self::Less if ratio.low <= 1.0 => Verdict::NotTold,
+            Self::More | Self::Less | Self::Alike(_) => Verdict::NotKept,
+        }
+    }
+
+    fn words(self) -> String {
+        match self {
+            Self::More => "> 1".to_owned(),
+            Self::Less => "< 1".to_owned(),
+            Self::Alike(share) => format!("1 ± {share}"),
+        }
+    }
+}
+
+impl Verdict {
+    fn words(self) -> &'static str {
+        match self {
+            Self::Kept => "yes",
+            Self::NotKept => "**no**",
+            Self::NotTold => "can't be told",
+        }
+    }
+}
+
+/// What was measured, and where.
+pub struct Kept {
+    pub rows: Rows,
+    pub origin: Origin,
+    /// Of experiments that were measured again, by name.
+    pub later: BTreeMap<String, Origin>,
+    /// The machine's CPUs.
+    pub cpus: usize,
+}
+
+impl Paper {
+    /// Measures all in so many rounds, or a few points once without a number.
+    pub fn measure(&self, root: &Path, pinstripe: &Path, rounds: Option<u32>) -> Result<Kept> {
+        let origin = Origin::now(root)?;
+        let chosen = self.experiments.iter().filter(|experiment| experiment.is_short || rounds.is_some());
+        let rows = run(pinstripe, &chosen.collect::<Vec<_>>(), rounds)?;
+        Ok(Kept { rows: Rows(rows), origin, later: BTreeMap::new(), cpus: super::cpus() })
+    }
+
+    /// Measures these again, and takes the others from what is kept.
+    pub fn measure_again(
+        &self,
+        root: &Path,
+        pinstripe: &Path,
+        rounds: u32,
+        names: &[String],
+        mut kept: Kept,
+    ) -> Result<Kept> {
+        ensure!(kept.cpus == super::cpus(), "the others were measured on {} CPUs", kept.cpus);
+        let find = |name: &String| {
+            let found = self.experiments.iter().find(|experiment| experiment.name == name);
+            found.with_context(|| format!("{} has no experiment {name}", self.name))
+        };
+        let chosen: Vec<&Experiment> = names.iter().map(find).collect::<Result<_>>()?;
+        let origin = Origin::now(root)?;
+        let rows = run(pinstripe, &chosen, Some(rounds))?;
+        kept.rows.0.retain(|row| !names.contains(&row.experiment));
+        kept.rows.0.extend(rows);
+        kept.later.extend(names.iter().map(|name| (name.clone(), origin.clone())));
+        Ok(kept)
+    }
+
+    /// What [`Self::write`] has kept.
+    pub fn load(&self, folder: &Path) -> Result<Kept> {
+        let beside = folder.join(self.name);
+        let name = format!("{}.csv", self.name);
+        let text = std::fs::read_to_string(beside.join(&name)).with_context(|| name.clone())?;
+        let origin = origin::load(&beside.join("origin.json"))?.context("nothing was measured yet")?;
+        let cpus = cpus_of(&origin).context("origin.json doesn't say how many CPUs there were")?;
+        let later = origin::load(&beside.join("later.json"))?.unwrap_or_default();
+        Ok(Kept { rows: Rows::parse(&text).context(name)?, origin, later, cpus })
+    }
+
+    /// Writes page, table and pictures below `folder`; `more` comes before what differs.
+    pub fn write(&self, folder: &Path, kept: &Kept, more: &str) -> Result<()> {
+        let beside = folder.join(self.name);
+        std::fs::create_dir_all(&beside).with_context(|| format!("make {}", beside.display()))?;
+        let write = |path: &Path, text: &str| {
+            std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
+        };
+        write(&beside.join(format!("{}.csv", self.name)), &kept.rows.csv())?;
+        origin::save(&kept.origin, &beside.join("origin.json"))?;
+        origin::save(&kept.later, &beside.join("later.json"))?;
+        for panel in self.panels(kept) {
+            write(&beside.join(panel.file()), &self.picture(panel, kept)?)?;
+        }
+        write(&folder.join(format!("{}.md", self.name)), &self.page(kept, more))
+    }
+
+    /// Each picture once, of what was measured.
+    fn panels(&self, kept: &Kept) -> Vec<&Panel> {
+        let all = self.figures.iter().flat_map(|figure| figure.panels);
+        all.filter(|panel| !kept.rows.places(panel.experiment).is_empty()).collect()
+    }
+
+    fn experiment(&self, name: &str) -> &Experiment {
+        let found = self.experiments.iter().find(|experiment| experiment.name == name);
+        found.unwrap_or_else(|| unreachable!("a test looks for {name}"))
+    }
+
+    fn picture(&self, panel: &Panel, kept: &Kept) -> Result<String> {
+        let experiment = self.experiment(panel.experiment);
+        let places = kept.rows.places(panel.experiment);
+        let value = |arm: &str, place: &str| {
+            kept.rows.spread(At { experiment: panel.experiment, place, arm }, panel.quantity)
+        };
+        let series = experiment.series.name();
+        let numbers: Option<Vec<u32>> = places.iter().map(|place| place.parse().ok()).collect();
+        let title = format!("{} ({series})", experiment.title);
+        if let Some(numbers) = numbers.filter(|numbers| numbers.len() > 2) {
+            let line = |&(arm, _): &(&str, &str)| Line {
+                name: arm.to_owned(),
+                points: numbers
+                    .iter()
+                    .zip(&places)
+                    .filter_map(|(number, place)| Some((*number, value(arm, place)?)))
+                    .collect(),
+            };
+            let series: Vec<Line> = experiment.arms.iter().map(line).collect();
+            let across = experiment.across();
+            return Chart {
+                title: &title,
+                across,
+                quantity: panel.quantity.words(),
+                logarithmic: true,
+                series: &series,
+            }
+            .svg();
+        }
+        let names: Vec<String> = places.iter().map(|place| experiment.label(place)).collect();
+        let group = |(place, name)| -> (&str, Vec<Option<Spread>>) {
+            (name, experiment.arms.iter().map(|(arm, _)| value(arm, place)).collect())
+        };
+        Bars {
+            title: &title,
+            quantity: panel.quantity.words(),
+            arms: experiment.arms.iter().map(|(arm, _)| (*arm).to_owned()).collect(),
+            groups: places.iter().copied().zip(names.iter().map(String::as_str)).map(group).collect(),
+        }
+        .svg()
+    }
+
+    fn page(&self, kept: &Kept, more: &str) -> String {
+        let mut text = self.head.to_owned();
+        text.push_str(&self.state(kept));
+        text.push_str(&self.reached(kept));
+        text.push_str(more);
+        text.push_str(self.differs);
+        for figure in self.figures {
+            let paper = in_lines(&format!("The paper: {}", figure.paper));
+            let _ = writeln!(text, "## {}\n\n{paper}\n", figure.title);
+            for panel in figure.panels {
+                text.push_str(&self.section(panel, kept));
+            }
+        }
+        let _ = writeln!(
+            text,
+            "## Again\n\n`cargo xtask figures --only {}`; with `--page` page and pictures are written again from the table. One point:\n\n```sh\n{}\n```",
+            self.name,
+            self.one_point(kept)
+        );
+        text
+    }
+
+    /// How the machine was.
+    fn state(&self, kept: &Kept) -> String {
+        let Origin { commit, date, load, machine } = &kept.origin;
+        let (real, seeds) = (kept.rows.rounds(Series::Real), kept.rows.rounds(Series::Virtual));
+        let cores = if kept.cpus < self.threads {
+            format!(
+                "**The paper has up to {} threads; more than {} needs more CPUs than this machine has.** The same command \
+                 on a larger machine goes as far as its CPUs.",
+                self.threads, kept.cpus
+            )
+        } else {
+            "The machine has as many CPUs as the paper has threads.".to_owned()
+        };
+        let few = if real < ROUNDS_MIN {
+            "**Real CPU series have too few rounds to tell anything by; the run is to be repeated.** "
+        } else {
+            ""
+        };
+        let bars = if Spread::is_whole(real.min(seeds)) {
+            "go from the lowest to the highest"
+        } else {
+            "are the interval that has the median with 95 % (order statistics)"
+        };
+        let mut text = format!(
+            "Commit {commit}, {date} UTC, {machine}, load average before: {load}. {cores} {few}Points are medians of {real} rounds \
+             (real CPU) or {seeds} seeds (virtual device); bars and brackets {bars}. Ratios are taken within a round, in which \
+             the arms come one right after the other."
+        );
+        for (name, Origin { commit, date, load, .. }) in &kept.later {
+            let _ = write!(
+                text,
+                " `{name}` was measured again: commit {commit}, {date} UTC, load average {load}."
+            );
+        }
+        in_lines(&text) + "\n\n"
+    }
+
+    /// The table of comparisons.
+    fn reached(&self, kept: &Kept) -> String {
+        let mut text = "## What was to be reached\n\nRatios at the most threads, or at the greatest depth.\n\n\
+                        | published comparison | series | wanted | measured | kept |\n|---|---|---|---:|---|\n"
+            .to_owned();
+        for claim in self.claims {
+            let series = self.experiment(claim.experiment).series;
+            let is_enough = series == Series::Virtual || kept.rows.rounds(series) >= ROUNDS_MIN;
+            let (measured, verdict) =
+                claim.ratio(&kept.rows).map_or((claim.without_ratio(&kept.rows), ""), |ratio| {
+                    let verdict = if is_enough { claim.wanted.verdict(ratio) } else { Verdict::NotTold };
+                    (in_brackets(ratio), verdict.words())
+                });
+            let _ = writeln!(
+                text,
+                "| {} | {} | {} | {measured} | {verdict} |",
+                claim.words,
+                series.name(),
+                claim.wanted.words()
+            );
+        }
+        text + "\n"
+    }
+
+    fn section(&self, panel: &Panel, kept: &Kept) -> String {
+        let experiment = self.experiment(panel.experiment);
+        let (places, words) = (kept.rows.places(panel.experiment), panel.quantity.words());
+        let title = format!("{}: {words} ({})", experiment.title, experiment.series.name());
+        if places.is_empty() {
+            return format!("{title}: not measured in this run.\n\n");
+        }
+        let arms: Vec<&str> = experiment.arms.iter().map(|(arm, _)| *arm).collect();
+        let by = arms.iter().filter(|arm| !panel.base.is_empty() && **arm != panel.base);
+        let by: Vec<&str> = by.copied().collect();
+        let mut text = format!("![{title}]({}/{})\n\n", self.name, panel.file());
+        let heads = arms.iter().map(|arm| format!("{arm}, {words}"));
+        let heads: Vec<String> =
+            heads.chain(by.iter().map(|arm| format!("{arm} by {}", panel.base))).collect();
+        let _ = writeln!(text, "| {} | {} |", experiment.across(), heads.join(" | "));
+        let _ = writeln!(text, "|---|{}", "---:|".repeat(heads.len()));
+        for place in places {
+            let at = |arm| At { experiment: panel.experiment, place, arm };
+            let values = arms.iter().map(|arm| kept.rows.spread(at(arm), panel.quantity));
+            let ratios = by.iter().map(|arm| kept.rows.ratio(at(arm), panel.base, panel.quantity));
+            let cells: Vec<String> =
+                values.chain(ratios).map(|spread| spread.map_or(String::new(), in_brackets)).collect();
+            let _ = writeln!(text, "| {place} | {} |", cells.join(" | "));
+        }
+        text + "\n"
+    }
+
+    /// The command of one run.
+    fn one_point(&self, kept: &Kept) -> String {
+        let tasks = self.experiments.first().map(|experiment| experiment.tasks(1, kept.cpus, true));
+        let task = tasks.and_then(|tasks| tasks.into_iter().nth(1));
+        task.map_or(String::new(), |task| super::command(&task.arguments))
+    }
+}
+
+impl Claim {
+    /// Where the base is 0 in every round.
+    fn without_ratio(&self, rows: &Rows) -> String {
+        let is_there = !rows.places(self.experiment).is_empty();
+        (if is_there { "no ratio: the base is 0" } else { "not measured" }).to_owned()
+    }
+
+    fn ratio(&self, rows: &Rows) -> Option<Spread> {
+        let last = rows.places(self.experiment).last().copied()?;
+        let place = if self.place.is_empty() { last } else { self.place };
+        rows.ratio(At { experiment: self.experiment, place, arm: self.arm }, self.base, self.quantity)
+    }
+}
+
+impl Panel {
+    fn file(&self) -> String {
+        format!("{}-{}.svg", self.experiment, self.quantity.column().replace('_', "-"))
+    }
+}
+
+/// Runs the experiments, a round of all after the other; once at one place without a number of rounds.
+fn run(pinstripe: &Path, experiments: &[&Experiment], rounds: Option<u32>) -> Result<Vec<Row>> {
+    let tasks: Vec<_> = (1..=rounds.unwrap_or(1))
+        .flat_map(|round| experiments.iter().map(move |experiment| (round, experiment)))
+        .flat_map(|(round, experiment)| experiment.tasks(round, super::cpus(), rounds.is_none()))
+        .collect();
+    experiment::run(pinstripe, &tasks)
+}
+
+/// A paragraph, broken before a line gets too long.
+fn in_lines(text: &str) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= COLUMNS => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines.join("\n")
+}
+
+/// With as many digits as say something.
+fn in_brackets(spread: Spread) -> String {
+    let digits = match spread.median.abs() {
+        0.0..10.0 => 2,
+        10.0..100.0 => 1,
+        _ => 0,
+    };
+    let Spread { median, low, high } = spread;
+    format!("{median:.digits$} ({low:.digits$} to {high:.digits$})")
+}
+
+fn cpus_of(origin: &Origin) -> Option<usize> {
+    origin.machine.split_once(" CPU")?.0.parse().ok()
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::figures::experiment::tests::throughput;
+
+    fn spread(low: f64, median: f64, high: f64) -> Spread {
+        Spread { median, low, high }
+    }
+
+    #[test]
+    fn a_direction_is_kept_only_if_the_whole_interval_has_it() {
+        assert_eq!(Wanted::More.verdict(spread(1.01, 1.5, 2.0)), Verdict::Kept);
+        assert_eq!(Wanted::More.verdict(spread(0.9, 1.5, 2.0)), Verdict::NotTold);
+        assert_eq!(Wanted::More.verdict(spread(0.7, 0.8, 0.99)), Verdict::NotKept);
+        assert_eq!(Wanted::Less.verdict(spread(0.7, 0.8, 0.99)), Verdict::Kept);
+        assert_eq!(Wanted::Less.verdict(spread(0.7, 0.8, 1.2)), Verdict::NotTold);
+        assert_eq!(Wanted::Less.verdict(spread(1.1, 1.2, 1.3)), Verdict::NotKept);
+        assert_eq!(Wanted::Alike(0.05).verdict(spread(0.8, 1.04, 1.3)), Verdict::Kept);
+        assert_eq!(Wanted::Alike(0.05).verdict(spread(0.94, 1.1, 1.3)), Verdict::NotTold);
+        assert_eq!(Wanted::Alike(0.05).verdict(spread(1.06, 1.1, 1.3)), Verdict::NotKept);
+    }
+
+    /// Rows of all that `paper` runs on two CPUs: the first arm has 10, the others 20.
+    fn full(paper: &Paper) -> Kept {
+        let tasks = paper.experiments.iter().flat_map(|experiment| {
+            let tasks = (1..=2).flat_map(|round| experiment.tasks(round, 2, false));
+            tasks.map(|task| (experiment, task)).collect::<Vec<_>>()
+        });
+        let rows = tasks.map(|(experiment, task)| {
+            let value = if task.arm() == experiment.arms[0].0 { 10.0 } else { 20.0 };
+            let mut row = throughput(experiment.name, task.place(), task.arm(), task.round(), value);
+            experiment.series.name().clone_into(&mut row.series);
+            row.with_all(value)
+        });
+        let [commit, date, load, machine] =
+            ["abc", "2026-01-02", "0.5, 0.5", "2 CPUs, Linux 6"].map(str::to_owned);
+        let origin = Origin { commit, date, load, machine };
+        let again = Origin { commit: "def".to_owned(), ..origin.clone() };
+        let later = [(paper.experiments[0].name.to_owned(), again)].into();
+        Kept { rows: Rows(rows.collect()), origin, later, cpus: 2 }
+    }
+
+    /// That all which a paper's page names is run, drawn, kept and read again.
+    pub fn check(paper: &Paper) {
+        let kept = full(paper);
+        let folder = std::env::temp_dir().join(format!("figures-{}-{}", paper.name, std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        paper.write(&folder, &kept, "more\n\n").unwrap();
+        let page = std::fs::read_to_string(folder.join(format!("{}.md", paper.name))).unwrap();
+        let loaded = paper.load(&folder).unwrap();
+        assert_eq!((&loaded.rows, loaded.cpus, &loaded.origin.commit), (&kept.rows, 2, &"abc".to_owned()));
+        paper.write(&folder, &loaded, "more\n\n").unwrap();
+        assert_eq!(std::fs::read_to_string(folder.join(format!("{}.md", paper.name))).unwrap(), page);
+        for panel in paper.panels(&kept) {
+            let svg = std::fs::read_to_string(folder.join(paper.name).join(panel.file())).unwrap();
+            let experiment = paper.experiment(panel.experiment);
+            assert!(svg.contains(experiment.series.name()) && svg.contains(experiment.arms[0].0));
+            assert!(page.contains(&panel.file()), "{}", panel.file());
+            assert!(panel.base.is_empty() || experiment.arms.iter().any(|(arm, _)| *arm == panel.base));
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+        for word in ["abc", "again: commit def", "0.5, 0.5", "more than 2 needs more CPUs", "more\n"] {
+            assert!(page.contains(word), "{word}");
+        }
+        assert!(!page.contains("| not measured |") && !page.contains("not measured in this run"), "{page}");
+        for claim in paper.claims {
+            let ratio = claim.ratio(&kept.rows).unwrap_or_else(|| panic!("{} has no ratio", claim.words));
+            assert!(ratio.median > 0.0);
+        }
+        let short = paper.experiments.iter().filter(|experiment| experiment.is_short);
+        assert!((1..=4).contains(&short.count()), "CI has little time");
+    }
+}

@@ -1,0 +1,219 @@
+//! ScalaRAID (Yi and others, HotStorage 2022): fine locks for stripes and for the bitmap's counters beside
+//! MD's coarse ones; and what the bitmap costs at all.
+
+mod text;
+
+use super::experiment::{Arm, Experiment, Places, Series};
+use super::paper::{Claim, Figure, Panel, Paper, Wanted};
+use super::quantity::Quantity;
+
+const ORIG: Arm = ("orig-raid", "--ablate orig-raid");
+const HEMI: Arm = ("hemi-raid", "--ablate hemi-raid");
+const SCALA: Arm = ("scala-raid", "--ablate scala-raid");
+const OURS: Arm = ("pinstripe", "--ablate pinstripe");
+const ALL: &[Arm] = &[ORIG, HEMI, SCALA, OURS];
+const PAPERS: &[Arm] = &[ORIG, HEMI, SCALA];
+const BITMAP: &[Arm] = &[("no bitmap", "--bitmap none"), ("bitmap", "--bitmap internal")];
+
+/// The paper's 2+1, 4+1 and 6+1, with full stripes of 128, 256 and 384 KiB.
+const STRIPES: Places = Places::Named(&[
+    ("2+1", "--members 3 --size 128K"),
+    ("4+1", "--members 5 --size 256K"),
+    ("6+1", "--members 7 --size 384K"),
+]);
+const SMALL: Places = Places::Named(&[
+    ("2+1", "--members 3 --size 4K"),
+    ("4+1", "--members 5 --size 4K"),
+    ("6+1", "--members 7 --size 4K"),
+]);
+const LOADS: Places = Places::Named(&[
+    ("random 4 KiB, depth 1", "--pattern random --size 4K --depth 1"),
+    ("random 4 KiB", "--pattern random --size 4K --depth 32"),
+    ("random 64 KiB", "--pattern random --size 64K --depth 32"),
+    ("stream 4 KiB", "--pattern sequential --size 4K --depth 32"),
+    ("stream of stripes", "--pattern sequential --size 128K --depth 32"),
+]);
+
+const fn experiment(
+    name: &'static str,
+    title: &'static str,
+    places: Places,
+    arms: &'static [Arm],
+    options: &'static str,
+) -> Experiment {
+    Experiment { name, title, series: Series::Real, places, arms, options, is_short: false }
+}
+
+/// Members in memory.
+macro_rules! real {
+    ($rest:literal) => {
+        concat!("--level 5 --device mem:64M --depth 32 --seconds 0.2 --warm-up 0.05 ", $rest)
+    };
+}
+
+const EXPERIMENTS: &[Experiment] = &[
+    Experiment {
+        is_short: true,
+        ..experiment(
+            "threads",
+            "2+1, a stream of full stripes",
+            Places::Threads(&[1, 2, 3, 5, 9, 17, 33]),
+            ALL,
+            real!("--members 3 --pattern sequential --size 128K"),
+        )
+    },
+    experiment(
+        "threads-reads",
+        "2+1, a stream of reads of 128 KiB",
+        Places::Threads(&[1, 2, 3, 5, 9, 17, 33]),
+        PAPERS,
+        real!("--members 3 --pattern sequential --size 128K --reads 100"),
+    ),
+    experiment(
+        "threads-4k",
+        "2+1, random writes of 4 KiB",
+        Places::Threads(&[1, 2, 3, 5, 9, 17, 33]),
+        ALL,
+        real!("--members 3 --pattern random --size 4K"),
+    ),
+    experiment("small", "Random writes of 4 KiB", SMALL, ALL, real!("--pattern random")),
+    experiment("small-reads", "Random reads of 4 KiB", SMALL, PAPERS, real!("--pattern random --reads 100")),
+    experiment("streams", "Streams of full stripes", STRIPES, ALL, real!("--pattern sequential")),
+    experiment("stripes", "Random full stripes", STRIPES, ALL, real!("--pattern random")),
+    Experiment {
+        series: Series::Virtual,
+        is_short: true,
+        ..experiment(
+            "bitmap",
+            "2+1 of 980 Pro, writes with and without a bitmap",
+            LOADS,
+            BITMAP,
+            "--level 5 --members 3 --device model:980-pro:64M --seconds 0.03 --warm-up 0.02",
+        )
+    },
+];
+
+const fn panel(experiment: &'static str, quantity: Quantity) -> Panel {
+    Panel { experiment, quantity, base: ORIG.0 }
+}
+
+use Quantity::{Cpu, HandOff, Inside, Mean, P999, Throughput, Waiting};
+
+const FIGURES: &[Figure] = &[
+    Figure {
+        title: "Figure 3: what MD makes of its SSDs",
+        paper: text::FIGURE_3,
+        panels: &[
+            panel("threads", Waiting),
+            panel("threads", Inside),
+            panel("threads", HandOff),
+            panel("streams", Waiting),
+            panel("streams", HandOff),
+        ],
+    },
+    Figure {
+        title: "Figure 5: throughput and latency",
+        paper: text::FIGURE_5,
+        panels: &[
+            panel("threads", Throughput),
+            panel("threads-reads", Throughput),
+            panel("threads-4k", Throughput),
+            panel("small", P999),
+            panel("small", Mean),
+            panel("small-reads", P999),
+        ],
+    },
+    Figure {
+        title: "Figure 6: more SSDs, and the CPU",
+        paper: text::FIGURE_6,
+        panels: &[
+            panel("streams", Throughput),
+            panel("stripes", Throughput),
+            panel("streams", Cpu),
+            panel("small", Cpu),
+            panel("small", Waiting),
+            panel("small", Inside),
+        ],
+    },
+    Figure {
+        title: "The bitmap",
+        paper: text::BITMAP,
+        panels: &[Panel { experiment: "bitmap", quantity: Throughput, base: "no bitmap" }],
+    },
+];
+
+const fn claim(words: &'static str, experiment: &'static str, quantity: Quantity, wanted: Wanted) -> Claim {
+    Claim { words, experiment, place: "", arm: SCALA.0, base: ORIG.0, quantity, wanted }
+}
+
+const fn bitmap(words: &'static str, place: &'static str) -> Claim {
+    let wanted = Wanted::Alike(0.02);
+    Claim {
+        words,
+        experiment: "bitmap",
+        place,
+        arm: "bitmap",
+        base: "no bitmap",
+        quantity: Throughput,
+        wanted,
+    }
+}
+
+use Wanted::{Alike, Less, More};
+
+const CLAIMS: &[Claim] = &[
+    Claim {
+        arm: HEMI.0,
+        ..claim(
+            "5a: HemiRAID over MD, a stream of full stripes, 33 threads: 1.40",
+            "threads",
+            Throughput,
+            More,
+        )
+    },
+    Claim {
+        base: HEMI.0,
+        ..claim("5a: ScalaRAID over HemiRAID, the same: 1.35 on average", "threads", Throughput, More)
+    },
+    claim("5a: ScalaRAID over MD, the same: 1.89", "threads", Throughput, More),
+    claim("5b: reads: alike", "threads-reads", Throughput, Alike(0.05)),
+    Claim { place: "2+1", ..claim("5c: tail of 4 KiB writes, 2+1: 0.45", "small", P999, Less) },
+    Claim { place: "4+1", ..claim("5c: the same, 4+1: 0.15", "small", P999, Less) },
+    Claim { place: "6+1", ..claim("5c: the same, 6+1: 0.16", "small", P999, Less) },
+    Claim { place: "2+1", ..claim("5d: tail of 4 KiB reads: alike", "small-reads", P999, Alike(0.25)) },
+    Claim { place: "2+1", ..claim("6a: streams of stripes, 2+1: 1.9", "streams", Throughput, More) },
+    Claim { place: "4+1", ..claim("6a: the same, 4+1: 1.8", "streams", Throughput, More) },
+    Claim { place: "6+1", ..claim("6a: the same, 6+1: 1.6", "streams", Throughput, More) },
+    Claim {
+        place: "2+1",
+        ..claim("6b: random full stripes: 1.67 on average; 2+1", "stripes", Throughput, More)
+    },
+    Claim { place: "6+1", ..claim("6b: the same, 6+1", "stripes", Throughput, More) },
+    Claim { arm: HEMI.0, ..claim("6c: CPU for as much, HemiRAID: 0.80", "threads", Cpu, Less) },
+    claim("6c: CPU for as much, ScalaRAID: 0.57", "threads", Cpu, Less),
+    claim("6d: waiting for locks: less", "threads", Waiting, Less),
+    bitmap("our bitmap, random 4 KiB, depth 1", "random 4 KiB, depth 1"),
+    bitmap("our bitmap, random 4 KiB", "random 4 KiB"),
+    bitmap("our bitmap, random 64 KiB", "random 64 KiB"),
+    bitmap("our bitmap, a stream of 4 KiB", "stream 4 KiB"),
+    bitmap("our bitmap, a stream of stripes", "stream of stripes"),
+];
+
+/// The page of it.
+pub const PAPER: Paper = Paper {
+    name: "scalaraid",
+    head: text::HEAD,
+    experiments: EXPERIMENTS,
+    claims: CLAIMS,
+    figures: FIGURES,
+    differs: text::DIFFERS,
+    threads: 33,
+};
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn all_that_the_page_names_is_run_drawn_and_read_again() {
+        super::super::paper::tests::check(&super::PAPER);
+    }
+}

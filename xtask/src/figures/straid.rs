@@ -1,0 +1,430 @@
+//! StRAID (Wang and others, USENIX ATC 2022): a worker for each stripe write beside MD's workers for all.
+
+mod text;
+
+use super::experiment::{Arm, Experiment, Places, Series};
+use super::paper::{Claim, Figure, Panel, Paper, Wanted};
+use super::quantity::Quantity;
+
+const MD: Arm = ("orig-raid", "--ablate orig-raid");
+const STRAID: Arm = ("straid", "--ablate straid");
+const ALONE: Arm = ("straid, no joining", "--ablate straid,join=off");
+const OURS: Arm = ("pinstripe", "--ablate pinstripe");
+const BARE: Arm = ("straid, no cache", "--ablate straid,cache=0");
+const ALL: &[Arm] = &[MD, STRAID, OURS];
+const PAIR: &[Arm] = &[MD, STRAID];
+
+const THREADS: Places = Places::Threads(&[1, 2, 4, 8, 16, 32, 64]);
+const DEPTHS: Places = Places::Depths(&[1, 4, 16, 64]);
+
+/// Members in memory, and 64 requests under way for the paper's 64 user threads.
+macro_rules! real {
+    ($rest:literal) => {
+        concat!("--members 6 --device mem:64M --depth 64 --seconds 0.2 --warm-up 0.05 ", $rest)
+    };
+}
+
+/// Models of the paper's SSDs.
+macro_rules! modelled {
+    ($rest:literal) => {
+        concat!("--members 6 --seconds 0.015 --warm-up 0.01 ", $rest)
+    };
+}
+
+/// A trace's requests, as the paper has them: chunks of 8 KiB, 32 at a time.
+macro_rules! trace {
+    ($rest:literal) => {
+        concat!("--members 6 --device mem:256M --chunk 8K --depth 32 ", $rest)
+    };
+}
+
+const fn real(
+    name: &'static str,
+    title: &'static str,
+    arms: &'static [Arm],
+    options: &'static str,
+) -> Experiment {
+    Experiment { name, title, series: Series::Real, places: THREADS, arms, options, is_short: false }
+}
+
+const fn modelled(
+    name: &'static str,
+    title: &'static str,
+    arms: &'static [Arm],
+    options: &'static str,
+) -> Experiment {
+    Experiment { name, title, series: Series::Virtual, places: DEPTHS, arms, options, is_short: false }
+}
+
+const WORKLOADS: Places = Places::Named(&[
+    ("Pangu-A", "--synthetic pangu-a --requests 20000"),
+    ("Pangu-B", "--synthetic pangu-b --requests 20000"),
+    ("prxy_0", "--synthetic prxy_0 --requests 60000"),
+    ("prn_0", "--synthetic prn_0 --requests 40000"),
+    ("varmail", "--synthetic varmail --requests 40000"),
+    ("fileserver", "--synthetic fileserver --requests 15000"),
+]);
+
+const EXPERIMENTS: &[Experiment] = &[
+    Experiment {
+        is_short: true,
+        ..real(
+            "random-4k",
+            "RAID5, random writes of 4 KiB",
+            &[MD, STRAID, BARE, OURS],
+            real!("--level 5 --pattern random --size 4K"),
+        )
+    },
+    real("random-64k", "RAID5, random writes of 64 KiB", ALL, real!("--level 5 --pattern random --size 64K")),
+    real("random-stripe", "RAID5, random full stripes", ALL, real!("--level 5 --pattern random --size 320K")),
+    real(
+        "stream-64k",
+        "RAID5, a stream of 64 KiB writes",
+        &[MD, STRAID, ALONE, OURS],
+        real!("--level 5 --pattern sequential --size 64K"),
+    ),
+    real(
+        "stream-stripe",
+        "RAID5, a stream of full stripes",
+        &[MD, STRAID, ALONE, OURS],
+        real!("--level 5 --pattern sequential --size 320K"),
+    ),
+    real(
+        "raid6-4k",
+        "RAID6, random writes of 4 KiB",
+        &[MD, STRAID, BARE],
+        real!("--level 6 --pattern random --size 4K"),
+    ),
+    real("raid6-64k", "RAID6, random writes of 64 KiB", PAIR, real!("--level 6 --pattern random --size 64K")),
+    real("raid6-stripe", "RAID6, random full stripes", PAIR, real!("--level 6 --pattern random --size 256K")),
+    real(
+        "raid6-64k-chunk-8k",
+        "RAID6, chunks of 8 KiB, 64 KiB writes",
+        &[MD, STRAID, BARE],
+        real!("--level 6 --pattern random --size 64K --chunk 8K"),
+    ),
+    real(
+        "md-16-users",
+        "RAID5, random 64 KiB, 16 requests under way",
+        &[MD],
+        "--members 6 --device mem:64M --depth 16 --seconds 0.2 --warm-up 0.05 --pattern random --size 64K",
+    ),
+    real("reads-4k", "RAID5, random reads of 4 KiB", PAIR, real!("--reads 100 --size 4K")),
+    real("reads-64k", "RAID5, random reads of 64 KiB", PAIR, real!("--reads 100 --size 64K")),
+    Experiment {
+        places: Places::Named(&[
+            ("reads of 64 KiB", "--reads 100 --size 64K"),
+            ("reads of a stripe", "--reads 100 --size 320K"),
+            ("writes of 64 KiB", "--size 64K"),
+            ("writes of a stripe", "--size 320K"),
+        ]),
+        ..real("degraded", "RAID5, a member missing, random", PAIR, real!("--lost 0"))
+    },
+    Experiment {
+        places: WORKLOADS,
+        ..real("traces", "Synthetic traces, RAID5", &[MD, STRAID, BARE, OURS], trace!("--level 5"))
+    },
+    Experiment {
+        places: WORKLOADS,
+        ..real("traces-raid6", "Synthetic traces, RAID6", &[STRAID], trace!("--level 6"))
+    },
+    Experiment {
+        places: Places::Named(&[("prxy_0", "--synthetic prxy_0 --requests 100000")]),
+        ..real(
+            "caches",
+            "StRAID's parity cache, prxy_0",
+            &[
+                ("no cache", "--ablate straid,cache=0"),
+                ("4 MiB", "--ablate straid,cache=4M"),
+                ("16 MiB", "--ablate straid,cache=16M"),
+                ("64 MiB", "--ablate straid,cache=64M"),
+                ("256 MiB", "--ablate straid,cache=256M"),
+                MD,
+            ],
+            trace!("--level 5"),
+        )
+    },
+    Experiment {
+        is_short: true,
+        ..modelled(
+            "ssd-random-64k",
+            "Six 980 Pro, random writes of 64 KiB",
+            ALL,
+            modelled!("--device model:980-pro:32M --pattern random --size 64K"),
+        )
+    },
+    modelled(
+        "ssd-random-4k",
+        "Six 980 Pro, random writes of 4 KiB",
+        &[MD, STRAID, BARE, OURS],
+        modelled!("--device model:980-pro:32M --pattern random --size 4K"),
+    ),
+    modelled(
+        "ssd-stream-64k",
+        "Six 980 Pro, a stream of 64 KiB writes",
+        &[MD, STRAID, ALONE, OURS],
+        modelled!("--device model:980-pro:32M --pattern sequential --size 64K"),
+    ),
+    modelled(
+        "ssd-stream-stripe",
+        "Six 980 Pro, a stream of full stripes",
+        &[MD, STRAID, ALONE, OURS],
+        modelled!("--device model:980-pro:32M --pattern sequential --size 320K"),
+    ),
+    Experiment {
+        places: Places::Named(&[
+            ("860 Pro, 64 KiB", "--device model:860-pro:32M --size 64K"),
+            ("970 Pro, 64 KiB", "--device model:970-pro:32M --size 64K"),
+            ("980 Pro, 64 KiB", "--device model:980-pro:32M --size 64K"),
+            ("Optane, 64 KiB", "--device model:optane-pm:32M --size 64K"),
+            ("970 Pro, stripe", "--device model:970-pro:32M --size 320K"),
+            ("980 Pro, stripe", "--device model:980-pro:32M --size 320K"),
+            ("Optane, stripe", "--device model:optane-pm:32M --size 320K"),
+        ]),
+        ..modelled("devices", "RAID5 of six, random writes", ALL, modelled!("--depth 64"))
+    },
+];
+
+const fn panel(experiment: &'static str, quantity: Quantity) -> Panel {
+    Panel { experiment, quantity, base: MD.0 }
+}
+
+use Quantity::{Cpu, HandOff, Hits, Inside, Mean, P99, PreRead, Throughput, Waiting, Written};
+
+const FIGURES: &[Figure] = &[
+    Figure {
+        title: "Figure 4: MD's workers",
+        paper: text::FIGURE_4,
+        panels: &[
+            Panel { experiment: "md-16-users", quantity: Throughput, base: "" },
+            panel("random-64k", Throughput),
+        ],
+    },
+    Figure {
+        title: "Figures 5 and 13: where CPU cycles go",
+        paper: text::FIGURE_5_13,
+        panels: &[
+            panel("random-64k", Waiting),
+            panel("random-64k", Inside),
+            panel("random-64k", HandOff),
+            panel("random-stripe", Waiting),
+        ],
+    },
+    Figure {
+        title: "Figure 10: writes",
+        paper: text::FIGURE_10,
+        panels: &[
+            panel("random-4k", Throughput),
+            panel("random-stripe", Throughput),
+            panel("stream-64k", Throughput),
+            panel("stream-stripe", Throughput),
+            panel("raid6-4k", Throughput),
+            panel("raid6-64k", Throughput),
+            panel("raid6-stripe", Throughput),
+            panel("ssd-random-4k", Throughput),
+            panel("ssd-random-64k", Throughput),
+        ],
+    },
+    Figure {
+        title: "Figure 11: reads",
+        paper: text::FIGURE_11,
+        panels: &[panel("reads-4k", Throughput), panel("reads-64k", Throughput)],
+    },
+    Figure {
+        title: "Figure 12: latency",
+        paper: text::FIGURE_12,
+        panels: &[
+            panel("random-4k", Mean),
+            panel("random-4k", P99),
+            panel("random-64k", Mean),
+            panel("random-64k", P99),
+            panel("random-stripe", Mean),
+            panel("ssd-random-64k", Mean),
+            panel("ssd-random-64k", P99),
+        ],
+    },
+    Figure {
+        title: "Figure 14: CPU",
+        paper: text::FIGURE_14,
+        panels: &[panel("random-4k", Cpu), panel("random-64k", Cpu), panel("random-stripe", Cpu)],
+    },
+    Figure {
+        title: "Figure 15: what is read and written",
+        paper: text::FIGURE_15,
+        panels: &[
+            panel("ssd-random-64k", Written),
+            panel("ssd-random-64k", PreRead),
+            panel("ssd-stream-64k", Written),
+            panel("ssd-stream-64k", PreRead),
+        ],
+    },
+    Figure {
+        title: "Figure 16: chunks",
+        paper: text::FIGURE_16,
+        panels: &[panel("raid6-64k-chunk-8k", Throughput)],
+    },
+    Figure {
+        title: "Figures 17 and 18: traces",
+        paper: text::FIGURE_17_18,
+        panels: &[
+            panel("traces", Throughput),
+            panel("traces", Mean),
+            panel("traces", P99),
+            Panel { experiment: "traces-raid6", quantity: Throughput, base: "" },
+        ],
+    },
+    Figure { title: "Figure 19: devices", paper: text::FIGURE_19, panels: &[panel("devices", Throughput)] },
+    Figure {
+        title: "Figure 20: two-phase submission",
+        paper: text::FIGURE_20,
+        panels: &[panel("ssd-stream-64k", Throughput), panel("ssd-stream-stripe", Throughput)],
+    },
+    Figure {
+        title: "Table 5: the parity cache",
+        paper: text::TABLE_5,
+        panels: &[
+            Panel { experiment: "caches", quantity: Throughput, base: "no cache" },
+            Panel { experiment: "caches", quantity: Hits, base: "" },
+            Panel { experiment: "caches", quantity: PreRead, base: "no cache" },
+        ],
+    },
+    Figure {
+        title: "Figure 21: a member missing",
+        paper: text::FIGURE_21,
+        panels: &[panel("degraded", Throughput)],
+    },
+];
+
+const fn claim(words: &'static str, experiment: &'static str, quantity: Quantity, wanted: Wanted) -> Claim {
+    Claim { words, experiment, place: "", arm: STRAID.0, base: MD.0, quantity, wanted }
+}
+
+use Wanted::{Alike, Less, More};
+
+/// Of StRAID without its cache, by which nothing is gained where a read of a member is one of memory.
+const fn bare(claim: Claim) -> Claim {
+    Claim { arm: BARE.0, ..claim }
+}
+
+const CLAIMS: &[Claim] = &[
+    claim("10: StRAID over MD, 4 KiB random: 2.1", "random-4k", Throughput, More),
+    bare(claim("10: the same without StRAID's cache", "random-4k", Throughput, More)),
+    claim("10: 4 KiB random, over models of drives", "ssd-random-4k", Throughput, More),
+    claim("10: 64 KiB random: 2.9", "random-64k", Throughput, More),
+    claim("10, 19: full stripes, random: 2.1 (in RAM up to 5.8)", "random-stripe", Throughput, More),
+    claim("10: full stripes, a stream: 2.1", "stream-stripe", Throughput, More),
+    claim("10: RAID6, 4 KiB random: more", "raid6-4k", Throughput, More),
+    bare(claim("10: the same without StRAID's cache", "raid6-4k", Throughput, More)),
+    claim("10: RAID6, 64 KiB random: more", "raid6-64k", Throughput, More),
+    claim("10: RAID6, full stripes, random: 2.1", "raid6-stripe", Throughput, More),
+    claim("11: reads of 4 KiB: within 5 %", "reads-4k", Throughput, Alike(0.05)),
+    claim("11: reads of 64 KiB: within 5 %", "reads-64k", Throughput, Alike(0.05)),
+    claim("12: mean latency, 4 KiB: 0.25", "random-4k", Mean, Less),
+    claim("12: mean latency, 64 KiB: 0.24", "random-64k", Mean, Less),
+    claim("12: mean latency, full stripes: 0.31", "random-stripe", Mean, Less),
+    claim("12: 99 % latency, 64 KiB: 0.33 to 0.78", "random-64k", P99, Less),
+    claim("13: lock time, 64 KiB: 5.1 % beside 46.1 %", "random-64k", Waiting, Less),
+    claim("14: CPU for as much, 4 KiB: less", "random-4k", Cpu, Less),
+    bare(claim("14: the same without StRAID's cache", "random-4k", Cpu, Less)),
+    claim("14: CPU for as much, 64 KiB: less", "random-64k", Cpu, Less),
+    claim("14: CPU for as much, full stripes: less", "random-stripe", Cpu, Less),
+    claim("15: bytes written, random: 1", "ssd-random-64k", Written, Alike(0.02)),
+    claim("15: bytes read, random: 1", "ssd-random-64k", PreRead, Alike(0.02)),
+    claim("15: bytes written, a stream: up to 1.12", "ssd-stream-64k", Written, More),
+    claim("15: bytes read, a stream: up to 12", "ssd-stream-64k", PreRead, More),
+    Claim {
+        place: "1",
+        ..claim("15: bytes read, a stream of one user: 0.5", "ssd-stream-64k", PreRead, Less)
+    },
+    claim("16: chunks of 8 KiB, full stripes: 2.2", "raid6-64k-chunk-8k", Throughput, More),
+    bare(claim("16: the same without StRAID's cache", "raid6-64k-chunk-8k", Throughput, More)),
+    Claim { place: "Pangu-A", ..claim("17: Pangu-A: 3.1", "traces", Throughput, More) },
+    bare(Claim {
+        place: "Pangu-A",
+        ..claim("17: the same without StRAID's cache", "traces", Throughput, More)
+    }),
+    Claim { place: "Pangu-B", ..claim("17: Pangu-B: 3", "traces", Throughput, More) },
+    bare(Claim {
+        place: "Pangu-B",
+        ..claim("17: the same without StRAID's cache", "traces", Throughput, More)
+    }),
+    Claim { place: "prxy_0", ..claim("17: prxy_0: 3", "traces", Throughput, More) },
+    bare(Claim {
+        place: "prxy_0",
+        ..claim("17: the same without StRAID's cache", "traces", Throughput, More)
+    }),
+    Claim { place: "prn_0", ..claim("17: prn_0: more", "traces", Throughput, More) },
+    bare(Claim {
+        place: "prn_0",
+        ..claim("17: the same without StRAID's cache", "traces", Throughput, More)
+    }),
+    Claim { place: "varmail", ..claim("17: varmail: more", "traces", Throughput, More) },
+    bare(Claim {
+        place: "varmail",
+        ..claim("17: the same without StRAID's cache", "traces", Throughput, More)
+    }),
+    Claim { place: "fileserver", ..claim("17: fileserver: 2.5", "traces", Throughput, More) },
+    bare(Claim {
+        place: "fileserver",
+        ..claim("17: the same without StRAID's cache", "traces", Throughput, More)
+    }),
+    Claim { place: "Pangu-A", ..claim("18: mean latency, Pangu-A: 0.2", "traces", Mean, Less) },
+    bare(Claim { place: "Pangu-A", ..claim("18: the same without StRAID's cache", "traces", Mean, Less) }),
+    Claim { place: "prxy_0", ..claim("18: mean latency, prxy_0: at most 0.51", "traces", Mean, Less) },
+    Claim { place: "Optane, 64 KiB", ..claim("19: Optane, 64 KiB: up to 1.5", "devices", Throughput, More) },
+    Claim {
+        arm: STRAID.0,
+        base: ALONE.0,
+        ..claim("20: two phases, a stream of 64 KiB: 3.5", "ssd-stream-64k", Throughput, More)
+    },
+    Claim {
+        base: ALONE.0,
+        ..claim("20: two phases, full stripes: within 4 %", "ssd-stream-stripe", Throughput, Alike(0.04))
+    },
+    Claim {
+        arm: "64 MiB",
+        base: "no cache",
+        ..claim("Table 5: 64 MiB of cache, throughput: 1.15", "caches", Throughput, More)
+    },
+    Claim {
+        arm: "64 MiB",
+        base: "4 MiB",
+        ..claim("Table 5: hits, 64 MiB by 4 MiB: 1.41", "caches", Hits, More)
+    },
+    Claim {
+        arm: "256 MiB",
+        base: "64 MiB",
+        ..claim("Table 5: 256 MiB by 64 MiB, throughput: 1.01", "caches", Throughput, Alike(0.05))
+    },
+    Claim {
+        place: "reads of 64 KiB",
+        ..claim("21: degraded reads of 64 KiB: within 5 %", "degraded", Throughput, Alike(0.05))
+    },
+    Claim {
+        place: "writes of 64 KiB",
+        ..claim("21: degraded writes of 64 KiB: 1.5 to 1.7", "degraded", Throughput, More)
+    },
+    Claim {
+        place: "writes of a stripe",
+        ..claim("21: degraded writes of stripes: 1.5 to 1.7", "degraded", Throughput, More)
+    },
+];
+
+/// The page of it.
+pub const PAPER: Paper = Paper {
+    name: "straid",
+    head: text::HEAD,
+    experiments: EXPERIMENTS,
+    claims: CLAIMS,
+    figures: FIGURES,
+    differs: text::DIFFERS,
+    threads: 64,
+};
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn all_that_the_page_names_is_run_drawn_and_read_again() {
+        super::super::paper::tests::check(&super::PAPER);
+    }
+}

@@ -1,0 +1,98 @@
+//! The page's words.
+
+pub const HEAD: &str = r#"# StRAID on Pinstripe
+
+Written by `cargo xtask figures`. Wang and others, "StRAID" (USENIX ATC 2022): a worker thread for each
+stripe write in place of MD's workers for all. `pinstripe bench --ablate` puts older designs' locks,
+workers, joining and caches in the place of ours, in the same array ([decision
+41](../../decisions/0041-older-designs-behind-gates.md) has what each preset is, and what it lacks).
+`orig-raid` is MD's way, `straid` the paper's, `pinstripe` ours. It is not MD: kernel code is not run here
+([beside MD](../performance.md)).
+
+Every series is of one of two kinds:
+
+- **real CPU**: members in memory, so no device's time hides what software costs. 64 requests under way in
+  place of the paper's 64 user threads. Runs come one at a time.
+- **virtual device**: models of the paper's drives under virtual time
+  ([models](../../../crates/sim/src/drive/models.rs)). Locks and hand-offs take none of it. So the arms
+  differ by what they read, write, join and cache, and the numbers are the same on every machine.
+
+Chunks are 64 KiB, full stripes 320 KiB (RAID5 5+1) and 256 KiB (RAID6 4+2), with a bitmap. After every run
+all that was written is read back and all parity is scrubbed; a mismatch ends the whole. All numbers are in
+[straid.csv](straid/straid.csv).
+
+"#;
+pub const DIFFERS: &str = "## What differs, and why
+
+What is called a guess was not measured.
+
+- **Threads.** The paper's locks hurt where many cores meet. Where this machine has few CPUs, threads hardly
+  meet, and figures 5 and 13 show next to no waiting in any arm. What `straid` gains on the real CPU is then
+  the hand-off: how much of a stripe write's time goes from task to worker and back is the table *hand-off*
+  below. So ratios are smaller than the paper's.
+- **CPU cycles by function** (figures 5 and 13) need a sampling profiler. Waiting for locks, time inside
+  them and the hand-off are metered here; XOR and I/O are not told apart. Time inside is sampled, and
+  contains what other programs take of the CPU.
+- **Waiting of `straid` is 0 by construction**: it has no lock to wait for. A ratio by `orig-raid` is left
+  out where that is 0 as well.
+- **A stream of 64 KiB writes** (figures 10, 15, 20). MD's presets hold a stripe's writes back until it is
+  whole, as MD does. StRAID reads first and takes what comes meanwhile. In the paper the lock made MD slow
+  all the same. Without 64 threads the lock costs little, and gathering wins. So MD's way can be ahead here,
+  with the paper's own reason: it reads next to nothing (figure 15).
+- **Bytes written of a stream** (figure 15) are the same in both at 64 requests under way: so many neighbours arrive during
+  StRAID's read that stripes become whole, too.
+- **One user's stream** (figure 15). The paper has StRAID's cache read half of what MD reads. Here the
+  presets of MD hold a write back only if others are under way.
+- **Full stripes on the real CPU** are copies and XOR in all arms, and the memory's bandwidth bounds them.
+- **Two-phase submission** (figure 20): joining takes time in which others can arrive, so it shows on
+  drives; memory answers at once.
+- **The 980 Pro's model writes at its data sheet's 5 GB/s** while its cache has room. The paper's drives had
+  a stable 2.6 GB/s.
+- **Optane and slower SSDs** (figure 19): the arms do the same I/O for random writes, so with virtual
+  devices they are alike. What the paper has StRAID gain is CPU time, which is in the real series. The
+  paper's drop of Optane above 8 users is not in the model.
+- **Traces** (figures 17 and 18, Table 5) are synthetic: made after Table 4 alone, so places and sizes are
+  chosen. They are replayed over members in memory of 256 MiB, not for the paper's hours. Their hit rates
+  can't be those of the originals. Figure 17 has throughput over time: here one mean. Figure 18 has whole
+  distributions: here mean and 99 %.
+- **The parity cache over memory** (figures 10, 17, Table 5): a hit saves a read of memory, which takes as long as the
+  cache's own copy. So the cache costs more than it saves here, and StRAID with it is behind `orig-raid` on
+  small writes where StRAID without it is ahead: the rows *without StRAID's cache*. Over models of drives it
+  saves reads and time (figure 10, six 980 Pro, 4 KiB). Ours keeps nothing in its cache over memory.
+  Comparable are hits and bytes read. A guess: the synthetic prxy_0 hits less because its random places are
+  drawn evenly, where the original's repeat.
+- **Two runs of the same program** on one day, of 3 and of 9 rounds: the bars overlap at 94 of 98 points of throughput on
+  the real CPU, and at 96 of 98 of mean latency and of CPU time.
+- **99 % latency on the real CPU** is a scheduler's time slice where other programs run.
+- **EPLOG** is not here. Of the paper's sizes, 1 MiB is not a multiple of a stripe of 320 KiB; full stripes
+  stand for it.
+- **Figure 16** compares within chunks of 8 KiB; by chunks of 64 KiB compare with RAID6 in figure 10.
+
+";
+pub const FIGURE_4: &str = "more workers help up to 16 (2.4 times one worker's throughput with 16 user threads and 8 more workers, \
+     3.6 times with 64), and cost 5 % at 64 workers.";
+pub const FIGURE_5_13: &str = "MD's device lock takes 4.3 % of a worker's cycles with one worker and 54.6 % with 64. With 64 user \
+     threads locks take 46.1 % in MD and 5.1 % in StRAID at 64 KiB, 36.7 % and 1.3 % on full stripes.";
+pub const FIGURE_10: &str = "with 64 user threads StRAID has 2.1 times MD's throughput at 4 KiB, 2.9 times at 64 KiB and 2.1 times on \
+     full stripes; with one, 2.1, 1.5 and 4.6 (random) or 5.2 times (a stream). EPLOG is slower; there is no \
+     such arm here.";
+pub const FIGURE_11: &str = "reads are alike, to less than 5 %.";
+pub const FIGURE_12: &str = "with 64 user threads StRAID's mean latency is 75 % less at 4 KiB, 76 % at 64 KiB and 69 % on full \
+     stripes; its 99 % latency is 22 to 67 % less.";
+pub const FIGURE_14: &str = "MD takes up to 6.3 times the CPU of StRAID with 64 user threads, and twice with fewer than 8, for less \
+     throughput.";
+pub const FIGURE_15: &str = "random writes read and write as much. A stream has StRAID write up to 12 % more; with one user StRAID \
+     reads half, with 64 twelve times as much as MD.";
+pub const FIGURE_16: &str = "RAID6, writes of 64 KiB: with chunks of 8 KiB, so full stripes, StRAID has 1.9 times what it has with \
+     chunks of 64 KiB, and MD up to 3.1 times.";
+pub const FIGURE_17_18: &str = "32 requests at a time, chunks of 8 KiB: StRAID has 2 to 3.1 times MD's throughput, and 49 to 80 % less \
+     mean latency. Its RAID5 has 10 to 15 % more than its RAID6. The 99 % latency is 25 % less on average.";
+pub const FIGURE_19: &str = "StRAID on 980 Pro has up to 20 % more than on 970 Pro, MD less than 5 %. On Optane it has up to 1.5 \
+     times MD's throughput at 64 KiB and 1.35 times on full stripes. In RAM it has up to 5.8 times (here: \
+     figure 10, real CPU).";
+pub const FIGURE_20: &str = "a stream of 64 KiB writes by 64 users has 3.5 times the throughput with two-phase submission, full \
+     stripes less than 4 % more.";
+pub const FIGURE_21: &str =
+    "degraded reads are alike, to less than 5 %; degraded writes have 1.5 to 1.7 times MD's throughput.";
+pub const TABLE_5: &str = "prxy_0 on RAID5 with chunks of 8 KiB: 4, 16, 64 and 256 MiB hit 39, 45, 55 and 57 %, and have 1.07, \
+     1.10, 1.15 and 1.16 times the throughput without a cache. MD has 0.45 times, and reads half as much.";

@@ -1,0 +1,128 @@
+//! `cargo xtask net --rocksdb`: RocksDB on a file system on an array behind limited links, by the side that
+//! computes parity. dRAID's figure 19.
+//!
+//! The array is served as a file (FUSE), over which lies a loop device with ext4 or XFS. The load is that of
+//! `apps/ycsb`, a package outside the workspace, for it links Debian's RocksDB.
+
+mod host;
+mod page;
+mod plan;
+mod table;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use self::host::Host;
+use self::table::{Kept, Run, Setting};
+use super::network::Network;
+use super::rounds::ARMS;
+use crate::origin::Origin;
+
+/// Records that are loaded, of 1000 bytes.
+const RECORDS: u64 = 50_000;
+/// Members.
+const SERVERS: usize = 8;
+/// Of each, so that XFS, which wants 300 MiB, and the tables before and after a compaction fit.
+const MEMBER_BYTES: u64 = 96 << 20;
+/// Where the page lies, from the root, and what is beside it.
+const FOLDER: &str = "docs/results/papers";
+const BESIDE: &str = "applications";
+
+/// What to measure.
+pub struct Wish<'a> {
+    /// The sources' root.
+    pub root: &'a Path,
+    /// The command.
+    pub pinstripe: &'a Path,
+    /// How often. None is needed to write the page again.
+    pub rounds: u32,
+    /// Only points with this in their words.
+    pub only: Option<&'a str>,
+    /// Seconds of each run.
+    pub seconds: f64,
+    /// Clients of the database.
+    pub threads: u32,
+    /// All links.
+    pub mbit: f64,
+    /// Where the page goes instead of the documents.
+    pub out: Option<&'a Path>,
+}
+
+/// Measures, and writes table and page after each point.
+pub fn run(wish: &Wish) -> Result<()> {
+    let papers = wish.out.unwrap_or(wish.root).join(FOLDER);
+    let known = table::load(&papers.join(BESIDE))?;
+    if wish.rounds == 0 {
+        return write(&papers, &known.context("nothing was measured yet")?);
+    }
+    crate::mounts::be_private()?;
+    let ycsb = build_client(wish.root)?;
+    let setting = Setting {
+        origin: Origin::now(wish.root)?,
+        mbit: wish.mbit,
+        seconds: wish.seconds,
+        threads: wish.threads,
+    };
+    let mut kept = known.filter(|known| known.is_of(&setting)).unwrap_or(Kept { setting, runs: Vec::new() });
+    let network = Network::new(SERVERS + 1)?;
+    let scratch = Scratch::new()?;
+    let host = Host { wish, network: &network, ycsb: &ycsb, folder: &scratch.0 };
+    for _ in 0..wish.rounds {
+        for point in plan::points() {
+            if wish.only.is_some_and(|only| !point.to_string().contains(only)) {
+                continue;
+            }
+            let round = kept.next_round(point);
+            for arm in ARMS {
+                let measured =
+                    host.measure(point, arm).with_context(|| format!("{point} by {}", arm.name()))?;
+                let run = Run::new(point, arm, round, &measured);
+                println!("{round} {point:48} {:12} {run}", arm.name());
+                kept.runs.push(run);
+            }
+            write(&papers, &kept)?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes page, table and pictures.
+fn write(papers: &Path, kept: &Kept) -> Result<()> {
+    let beside = papers.join(BESIDE);
+    table::save(&beside, kept)?;
+    for figure in page::FIGURES {
+        let path = beside.join(format!("{}.svg", figure.name));
+        fs::write(&path, figure.svg(kept)?).with_context(|| format!("write {}", path.display()))?;
+    }
+    let path = papers.join("applications.md");
+    fs::write(&path, page::page(kept)).with_context(|| format!("write {}", path.display()))
+}
+
+/// A folder that goes with what is in it.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Result<Self> {
+        let folder = std::env::temp_dir().join(format!("pinstripe-rocksdb-{}", std::process::id()));
+        fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
+        Ok(Self(folder))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Builds the YCSB client, which is no member of the workspace.
+pub fn build_client(root: &Path) -> Result<PathBuf> {
+    crate::packages::ensure_rocksdb()?;
+    let folder = root.join("apps/ycsb");
+    let mut build = crate::cargo::command();
+    let status = build.args(["build", "--quiet", "--release"]).current_dir(&folder).status()?;
+    ensure!(status.success(), "{} does not build", folder.display());
+    Ok(folder.join("target/release/pinstripe-ycsb"))
+}
