@@ -39,6 +39,7 @@ mod writer;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -65,6 +66,9 @@ enum Task {
         /// Leave out those that CI has no time for.
         #[arg(long, conflicts_with = "only")]
         sample: bool,
+        /// Begin no scenario that might not end within so many seconds from now; say which were left out.
+        #[arg(long, value_name = "SECONDS")]
+        within: Option<u64>,
         /// Show the scenarios and what each one tries.
         #[arg(long)]
         list: bool,
@@ -172,7 +176,10 @@ fn run(task: Task) -> Result<()> {
         Task::Vm { debian, .. } if debian.is_meant() => vm::debian::run(root, &debian),
         Task::Vm { bench: true, .. } => bench::in_vm(root, root, &bench::Plan::default()),
         Task::Bench(bench) => bench::run(root, &bench),
-        Task::Vm { only, sample, keep, jobs, .. } => vm::run(root, only.as_deref(), sample, keep, jobs),
+        Task::Vm { only, sample, within, keep, jobs, .. } => {
+            let end = within.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+            vm::run(root, only.as_deref(), sample, end, keep, jobs)
+        }
         Task::Golden { directory } => golden::make(root, &root.join(directory)),
         Task::Pattern(PatternTask::Write { path, runs }) => {
             pattern::write(&mut pattern::open(&path, true)?, &runs)
