@@ -50,8 +50,13 @@ pub struct BenchArgs {
     /// 7200rpm, x25-e, 860-pro, 970-pro, 980-pro or optane-pm (or 7200rpm-write-through, which has no write
     /// cache, or 7200rpm-in-order, which doesn't sort what waits either). Then time is virtual too, and
     /// nothing but the drives takes any: what the CPU takes, and what shards wait for each other, doesn't
-    /// show
-    #[arg(long = "device", value_name = "mem:SIZE|model:NAME:SIZE|PATH", default_value = "mem:1G")]
+    /// show. Or `model:NAME:PATH`, with a `/` in it: the file, device or namespace of that path, in real
+    /// time, of which no request ends sooner than on such a drive
+    #[arg(
+        long = "device",
+        value_name = "mem:SIZE|model:NAME:SIZE|PATH|model:NAME:PATH",
+        default_value = "mem:1G"
+    )]
     pub devices: Vec<DeviceSpec>,
 
     /// Poll reads and writes of NVMe devices that have poll queues: kernel option nvme.poll_queues=N
@@ -316,6 +321,13 @@ pub enum DeviceSpec {
     },
     /// One member's file or block device.
     Path(PathBuf),
+    /// The same, which answers no sooner than such a drive.
+    Paced {
+        /// How slow it is at least.
+        model: Model,
+        /// The file or block device.
+        path: PathBuf,
+    },
 }
 
 /// What can't be a member.
@@ -324,8 +336,8 @@ pub enum BadDevice {
     /// Of memory or a model.
     #[error(transparent)]
     Size(#[from] BadSize),
-    /// Not model:NAME:SIZE.
-    #[error("a model is model:NAME:SIZE with one of these names: {}", drive::NAMES.join(", "))]
+    /// Not model:NAME:SIZE, nor model:NAME:PATH.
+    #[error("a model is model:NAME:SIZE or model:NAME:PATH with one of these names: {}", drive::NAMES.join(", "))]
     Model,
 }
 
@@ -337,9 +349,13 @@ impl FromStr for DeviceSpec {
             return Ok(Self::Memory(parse_size(size)?));
         }
         let Some(rest) = text.strip_prefix("model:") else { return Ok(Self::Path(text.into())) };
-        let (name, size) = rest.split_once(':').ok_or(BadDevice::Model)?;
+        let (name, rest) = rest.split_once(':').ok_or(BadDevice::Model)?;
         let model = Model::named(name).ok_or(BadDevice::Model)?;
-        Ok(Self::Model { model, bytes: parse_size(size)? })
+        Ok(if rest.contains('/') {
+            Self::Paced { model, path: rest.into() }
+        } else {
+            Self::Model { model, bytes: parse_size(rest)? }
+        })
     }
 }
 
@@ -349,6 +365,7 @@ impl fmt::Display for DeviceSpec {
             Self::Memory(bytes) => write!(f, "mem:{bytes}"),
             Self::Model { model, bytes } => write!(f, "model:{}:{bytes}", model.name),
             Self::Path(path) => write!(f, "{}", path.display()),
+            Self::Paced { model, path } => write!(f, "model:{}:{}", model.name, path.display()),
         }
     }
 }
@@ -581,5 +598,9 @@ mod tests {
         let spelled: Vec<String> = arguments.devices.iter().map(ToString::to_string).collect();
         assert_eq!(spelled, ["/dev/a", "b", "mem:4194304", "model:x25-e:1048576"]);
         assert!(arguments.is_virtual() && !parse("").unwrap().is_virtual());
+        let paced = parse("--device model:7200rpm:/dev/a --device model:x25-e:./b").unwrap();
+        let spelled: Vec<String> = paced.devices.iter().map(ToString::to_string).collect();
+        assert_eq!(spelled, ["model:7200rpm:/dev/a", "model:x25-e:./b"]);
+        assert!(!paced.is_virtual());
     }
 }

@@ -29,7 +29,8 @@
 //! ([`objects`]).
 //!
 //! Over models of drives ([`DeviceSpec::Model`]) the same run goes on in the simulator's world, under virtual
-//! time ([`virtual_time`]).
+//! time ([`virtual_time`]). Under such a model a file or device is a member that is as slow, in real time
+//! ([`DeviceSpec::Paced`]).
 //!
 //! `pinstripe plan` ([`plan`]) runs the engine over such models to say what an array would do, and `--probe`
 //! ([`probe`]) measures a device for a model of it.
@@ -51,6 +52,7 @@ mod ledger;
 mod loss;
 mod nbd;
 mod objects;
+mod paced;
 mod plan;
 mod probe;
 mod progress;

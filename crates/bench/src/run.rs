@@ -79,6 +79,9 @@ pub enum BenchError {
     /// What is not measured under virtual time.
     #[error("models of drives, and the virtual time that they need, don't go with {0}")]
     NotVirtual(&'static str),
+    /// A server's members.
+    #[error("only the bench itself paces its members: model:NAME:PATH doesn't go with --through")]
+    NotPaced,
     /// The world of the models can't go on: our own mistake.
     #[error("{0}: a bug of Pinstripe")]
     Stuck(String),

@@ -25,11 +25,14 @@ use pinstripe_runtime::{
     Device, DeviceError, DeviceSource, Memory, MemorySource, shard,
     uring::{Context, OpenFile, OpenOptions, blocking},
 };
+use pinstripe_sim::{Drive, Rng};
 
 use crate::{
     arguments::{BenchArgs, BitmapChoice, DeviceSpec},
     loss::random_uuid,
+    paced::PacedSource,
     run::BenchError,
+    virtual_time::PHASE_NS_MAX,
 };
 
 /// Logical block of memory members.
@@ -80,6 +83,13 @@ pub(crate) async fn set_up(arguments: &BenchArgs, context: &Context) -> Result<S
         let initiator = Initiator::new(options, connector);
         for (slot, address) in remote {
             sources.insert(slot, initiator.open(&address).await?);
+        }
+    }
+    let mut rng = Rng::new(arguments.seed);
+    for (source, device) in sources.iter_mut().zip(&arguments.devices) {
+        if let DeviceSpec::Paced { model, .. } = device {
+            let drive = Drive::new(*model, rng.below(PHASE_NS_MAX));
+            *source = Arc::new(PacedSource::new(Arc::clone(source), drive));
         }
     }
     set_up_on(arguments, context, sources, memories, wants_memory).await
@@ -134,7 +144,10 @@ impl Devices {
         let paths: Option<Vec<PathBuf>> = arguments
             .devices
             .iter()
-            .map(|device| if let DeviceSpec::Path(path) = device { Some(path.clone()) } else { None })
+            .map(|device| match device {
+                DeviceSpec::Path(path) | DeviceSpec::Paced { path, .. } => Some(path.clone()),
+                DeviceSpec::Memory(_) | DeviceSpec::Model { .. } => None,
+            })
             .collect();
         let paths = paths.ok_or(BenchError::MixedDevices)?;
         if let Some(members) = arguments.members.filter(|&members| members != paths.len()) {

@@ -21,7 +21,7 @@ use crate::{
 /// Of each shard, as in `RuntimeConfig`.
 const ARENA_BYTES: usize = 64 << 20;
 /// Platters have turned so far at most: more than a revolution of any.
-const PHASE_NS_MAX: u64 = 1_000_000_000;
+pub(crate) const PHASE_NS_MAX: u64 = 1_000_000_000;
 
 /// Makes the array, measures it, checks it.
 pub(crate) fn run(arguments: &BenchArgs, tell: &Tell) -> Result<Report, BenchError> {
@@ -62,7 +62,9 @@ fn members(arguments: &BenchArgs, used_up: bool) -> Result<Vec<SimDiskConfig>, B
     }
     let model = |device: &DeviceSpec| match device {
         DeviceSpec::Model { model, bytes } => Ok((*model, *bytes)),
-        DeviceSpec::Memory(_) | DeviceSpec::Path(_) => Err(BenchError::MixedDevices),
+        DeviceSpec::Memory(_) | DeviceSpec::Path(_) | DeviceSpec::Paced { .. } => {
+            Err(BenchError::MixedDevices)
+        }
     };
     let mut models: Vec<_> = arguments.devices.iter().map(model).collect::<Result<_, _>>()?;
     let devices = models.len();

@@ -154,3 +154,31 @@ fn what_virtual_time_cant_show_is_refused() {
     let two = devices(&["model:980-pro:16M", "model:980-pro:16M"]);
     assert!(matches!(run(&BenchArgs { devices: two, ..arguments() }), Err(BenchError::MemberCount { .. })));
 }
+
+#[test]
+fn files_under_a_model_are_as_slow_in_real_time_as_the_models_are_in_virtual_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |slot: u32| {
+        let path = folder.path().join(format!("disk{slot}"));
+        std::fs::File::create(&path).unwrap().set_len(16 << 20).unwrap();
+        format!("model:7200rpm:{}", path.display())
+    };
+    let files: Vec<String> = (0..3).map(file).collect();
+    let reads = BenchArgs {
+        level: Level::Raid0,
+        devices: devices(&["model:7200rpm:16M"; 3]),
+        members: None,
+        reads: 100,
+        depth: 12,
+        seconds: 3.0,
+        ..arguments()
+    };
+    let virtually = run(&reads).unwrap();
+    let files = devices(&files.iter().map(String::as_str).collect::<Vec<_>>());
+    let really = run(&BenchArgs { devices: files, force: true, ..reads }).unwrap();
+    assert_eq!(really.settings.series, "real CPU");
+    assert!(really.settings.members.iter().all(|name| name.ends_with(" as 7200rpm")), "{really}");
+    // A busy machine wakes a task late. None is woken early.
+    let share = really.iops / virtually.iops;
+    assert!((0.5..1.05).contains(&share), "{} of {} reads a second", really.iops, virtually.iops);
+}

@@ -202,6 +202,7 @@ fn members(arguments: &BenchArgs) -> Result<Vec<String>, Failure> {
         DeviceSpec::Path(path) => Ok(path.display().to_string()),
         DeviceSpec::Memory(_) => Err(BenchError::MixedDevices.into()),
         DeviceSpec::Model { .. } => Err(BenchError::NotVirtual("--through").into()),
+        DeviceSpec::Paced { .. } => Err(BenchError::NotPaced.into()),
     };
     arguments.devices.iter().map(path).collect()
 }

@@ -195,6 +195,7 @@ impl FromStr for PlanDevice {
             DeviceSpec::Memory(_) => {
                 Err("memory is as fast as the CPU, of which a plan knows nothing".to_owned())
             }
+            DeviceSpec::Paced { .. } => Err("a plan takes the model alone: model:NAME:SIZE".to_owned()),
             DeviceSpec::Path(path) => Ok(match text.rsplit_once(':') {
                 Some((path, size)) if parse_size(size).is_ok() => {
                     Self::Probed(path.into(), parse_size(size).ok())
