@@ -18,8 +18,8 @@ use pinstripe_md::{
     bad_block_table::BadBlockTable,
     bitmap::BitmapImage,
     superblock::{
-        ErrorKind, ReadOnlyReason, Role, SUPERBLOCK_BYTES_MAX, Superblock, SuperblockError, Support,
-        candidate_sectors, event_is_current,
+        ErrorKind, ReadOnlyReason, ResyncOffset, Role, SUPERBLOCK_BYTES_MAX, Superblock, SuperblockError,
+        Support, candidate_sectors, event_is_current,
     },
     units::{SECTOR_BYTES, Sector},
 };
@@ -190,7 +190,11 @@ async fn assemble_attached(
     is_attached: bool,
     options: &ArrayOptions,
 ) -> Result<Assembled, AssembleError> {
-    if is_attached && !active(Mutant::ReadBeforeAttach) {
+    let late_ns = if options.read_only { 0 } else { late_writes_ns(&found) };
+    if late_ns > 0 && !active(Mutant::AssembledTooEarly) {
+        shard::sleep(late_ns).await;
+    }
+    if (is_attached || late_ns > 0) && !active(Mutant::ReadBeforeAttach) {
         read_again(&mut found).await?;
     }
     if !options.read_only && !active(Mutant::AssembledUnflushed) {
@@ -200,6 +204,20 @@ async fn assemble_attached(
     let (freshest, seats) = (&assembled.freshest, &assembled.seated.seats);
     assembled.bitmap = read_bitmap(freshest, seats).await?;
     Ok(assembled)
+}
+
+/// For how long writes of a process that has died may still come (C16), in nanoseconds. One that had stopped the
+/// array, or found it idle, had waited for all its writes and left superblocks that are clean; level 0 has no
+/// such mark.
+fn late_writes_ns(found: &[Found]) -> u64 {
+    let is_clean = |member: &Found| {
+        let array = &member.superblock.array;
+        array.level.has_parity() && !array.journal && array.resync_offset == ResyncOffset::Clean
+    };
+    if found.iter().all(is_clean) {
+        return 0;
+    }
+    found.iter().map(|member| member.device.late_writes_ns()).max().unwrap_or(0)
 }
 
 /// A start has failed, and no array will give up what it has attached: else other hosts would find a host

@@ -158,6 +158,8 @@ pinstripe_runtime::mutants! {
     TornLogBelieved,
     /// What assembly has read isn't made durable before anything is built on it.
     AssembledUnflushed,
+    /// An array is started while writes of a process that has died may still come (C16).
+    AssembledTooEarly,
     /// The journal is replayed and emptied before the superblocks say which members are missing (C2).
     AbsentMissReplay,
     /// The journal's tail is moved before the members are flushed (C4).
@@ -405,6 +407,7 @@ impl Mutant {
         Self::NeededJournalTakenOut,
         Self::StopForgetsCommands,
         Self::AssembledUnflushed,
+        Self::AssembledTooEarly,
         Self::BadSettledSilently,
         Self::StopSettlesLate,
     ];

@@ -170,6 +170,11 @@ pub trait Device {
     fn is_remote(&self) -> bool {
         false
     }
+    /// For how long, in nanoseconds, a write of a process that has died may still take effect, though this
+    /// process has the device.
+    fn late_writes_ns(&self) -> u64 {
+        0
+    }
 }
 
 /// Where every shard gets its own [`Device`] of one member.

@@ -68,6 +68,9 @@ pub struct SimDiskConfig {
     /// a disk is for measuring and not for crashes: what was completed is never lost, and what was under way
     /// at a crash still keeps the drive busy.
     pub drive: Option<Drive>,
+    /// For so long after a process has died its writes may still take effect, as behind a server that
+    /// doesn't know of hosts. None after a power loss.
+    pub late_writes_ns: u64,
 }
 
 impl SimDiskConfig {
@@ -87,6 +90,7 @@ impl SimDiskConfig {
             latency_tail: 20,
             inline: 0,
             drive: None,
+            late_writes_ns: 0,
         }
     }
 
@@ -350,6 +354,10 @@ impl Device for SimDevice {
         self.submit(operation, offset, data.len() as u64, bytes, Payload::Slice(data))
     }
 
+    fn late_writes_ns(&self) -> u64 {
+        self.shared.state.borrow().config.late_writes_ns
+    }
+
     fn flush(&self) -> Submission {
         self.submit(Operation::Flush, 0, 0, Rc::default(), Payload::None)
     }
@@ -595,13 +603,22 @@ impl DiskState {
         self.due_min = self.requests.values().map(Request::next_due).min().unwrap_or(u64::MAX);
     }
 
-    /// Requests in flight when their shards die: each may have happened or not, in part too.
-    fn abort_requests(&mut self, power: bool) {
+    /// Requests in flight when their shards die: each may have happened or not, in part too, or is yet to
+    /// come.
+    fn abort_requests(&mut self, now: u64, power: bool) {
         let mut requests: Vec<(u64, Request)> = std::mem::take(&mut self.requests).into_iter().collect();
         self.rng.shuffle(&mut requests);
         self.due_min = u64::MAX;
         for (number, mut request) in requests {
             if !request.changes_contents() || self.faults.gone {
+                continue;
+            }
+            if !power && self.config.late_writes_ns > 0 && self.rng.chance(1, 2) {
+                request.completion = None;
+                request.end_at = now + self.rng.below(self.config.late_writes_ns);
+                request.parts.iter_mut().for_each(|part| part.due = request.end_at);
+                self.requests.insert(number, request);
+                self.update_due_min();
                 continue;
             }
             let whole = self.rng.chance(1, 2);
@@ -750,8 +767,9 @@ impl EventSource for Shared {
     }
 
     fn crash(&self, power: bool) {
+        let now = self.clock.get();
         let state = &mut *self.state.borrow_mut();
-        state.abort_requests(power);
+        state.abort_requests(now, power);
         if power {
             state.medium.power_loss(&mut state.rng);
         }

@@ -137,6 +137,10 @@ impl Device for Bounded {
     fn is_remote(&self) -> bool {
         self.device.is_remote()
     }
+
+    fn late_writes_ns(&self) -> u64 {
+        self.device.late_writes_ns()
+    }
 }
 
 impl Bounded {

@@ -25,6 +25,7 @@ use pinstripe_md::{
     identity::Uuid,
     level::Level,
     placement::{InitialSync, NewArray, NewBitmap, NewDevice, NewLog, journal::add_journal},
+    superblock::ResyncOffset,
 };
 use pinstripe_runtime::{DeviceError, DeviceErrorKind, DeviceSource, shard};
 use pinstripe_sim::{Fault, SimDisk, SimDiskConfig, Trigger, World, WorldConfig};
@@ -503,6 +504,54 @@ fn an_assembly_that_rests_on_caches_is_found() {
     use pinstripe_engine::mutants::Mutant;
     let scene = the_next_process_reads_what_lies_in_caches;
     assert!(arrays::defects::find(Mutant::AssembledUnflushed, 4, scene).is_some());
+}
+
+/// A process dies under writes, which are behind servers that know of no hosts: some come after the next process
+/// has begun, and must not come after its writes (C16).
+fn writes_of_a_dead_process_come_late(seed: u64) {
+    let mut world = World::new(WorldConfig::new(seed, 2));
+    let late_writes_ns = 6 * SECOND;
+    let disk = |i| SimDiskConfig { late_writes_ns, ..SimDiskConfig::new(&format!("disk{i}"), 2048 * 512) };
+    let disks: Vec<SimDisk> = (0..4).map(|i| world.add_disk(disk(i))).collect();
+    let place = shape(Level::Raid5, 4).place_with(NewLog::None).unwrap();
+    lay_out(&mut world, place, &disks).unwrap();
+    let mut scene = Scene::over(world, disks, 4, options());
+    scene.write(0, 96, true).unwrap();
+
+    let (volume, ledger) = (scene.volume(), Rc::clone(&scene.ledger));
+    scene.world.spawn(0, "write", async move {
+        let _ = write(&volume, &ledger, 0, 96, false).await;
+    });
+    // Its superblocks say that it is dirty, and there are bytes that no flush has made durable.
+    let is_written = |scene: &Scene| scene.disks.iter().any(|disk| disk.unflushed_sectors() > 0);
+    while !is_written(&scene) || superblock_on(&scene.disks[0]).array.resync_offset == ResyncOffset::Clean {
+        assert!(scene.world.step());
+    }
+    scene.world.kill();
+    scene.ledger.borrow_mut().kill();
+    scene.reassemble();
+    scene.write(0, 96, true).unwrap();
+    scene.run(async move { shard::sleep(late_writes_ns).await });
+    scene.is_right_and_stays_so();
+    // In order it is stopped and started without a wait.
+    let stopped = scene.world.now();
+    scene.stop();
+    scene.reassemble();
+    assert!(scene.world.now() - stopped < SECOND);
+}
+
+#[test]
+fn an_array_is_not_started_before_writes_of_a_dead_process_are_over() {
+    (0..8).for_each(writes_of_a_dead_process_come_late);
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn a_start_before_they_are_over_is_found() {
+    use pinstripe_engine::mutants::Mutant;
+    assert!(
+        arrays::defects::find(Mutant::AssembledTooEarly, 8, writes_of_a_dead_process_come_late).is_some()
+    );
 }
 
 #[test]

@@ -54,6 +54,11 @@ pub struct Options {
 }
 
 impl Options {
+    /// For how long a server may carry out commands of an association that was lost, in nanoseconds.
+    pub(crate) fn patience_ns(&self) -> u64 {
+        if self.repeats_harmlessly { 0 } else { (u64::from(self.keep_alive_ms) + GRACE_MS) * 1_000_000 }
+    }
+
     /// With these identities and so many queues; keep-alive of 5 s, 10 s to connect, 30 s for a command.
     pub fn new(host_nqn: String, host_id: [u8; 16], queues: u16) -> Self {
         Self {
@@ -259,11 +264,11 @@ impl Association {
     /// The server may still carry out commands of this association: no other one begins before it must have
     /// let go.
     pub fn hold_back(&self) {
-        if active(Mutant::ReturnsTooEarly) || self.options.repeats_harmlessly {
+        let patience = self.options.patience_ns();
+        if active(Mutant::ReturnsTooEarly) || patience == 0 {
             return;
         }
-        let patience = u64::from(self.options.keep_alive_ms) + GRACE_MS;
-        let until = shard::now() + patience * 1_000_000;
+        let until = shard::now() + patience;
         if let Some(initiator) = self.initiator.upgrade() {
             lock(&initiator.lost).insert(self.address.server(), until);
         }

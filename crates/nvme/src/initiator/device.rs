@@ -217,6 +217,11 @@ impl Device for NvmeDevice {
         true
     }
 
+    fn late_writes_ns(&self) -> u64 {
+        let ends_others = self.offload.is_some_and(|extension| extension.ends_others());
+        if ends_others { 0 } else { self.lease.association.options().patience_ns() }
+    }
+
     fn read(&self, offset: u64, buffer: Buffer) -> Submission {
         let length = buffer.len();
         match self.blocks(offset, length as u64) {

@@ -51,6 +51,11 @@ impl Extension {
         let limits = OffloadLimits { operations: announced.slots, range_bytes };
         Some(Self { limits, incarnation: announced.incarnation, minor: announced.minor })
     }
+
+    /// Whether to be attached ends what other controllers of this host may do.
+    pub(super) fn ends_others(self) -> bool {
+        self.minor >= MINOR_OF_ENDS
+    }
 }
 
 /// Attach, from whatever shard.
