@@ -216,6 +216,11 @@ const SCENARIOS: &[Scenario] = &[
         run: ublk::sqlite,
     },
     Scenario {
+        name: "ublk-postgres",
+        about: "kill -9 of our server under PostgreSQL's transactions: all are there, balances add up, pg_amcheck and checksums pass",
+        run: ublk::postgres,
+    },
+    Scenario {
         name: "ublk-rocksdb",
         about: "kill -9 of our server under RocksDB's durable writes: every record has its last acknowledged version",
         run: ublk::rocksdb,
@@ -346,6 +351,7 @@ const LEFT_OUT: &[&str] = &[
     "nvme-md",
     "nvme-reconnect",
     "nvme-target",
+    "ublk-postgres",
     "ublk-rocksdb",
     "ublk-sqlite",
     "ublk-stack",

@@ -1,6 +1,7 @@
 //! `serve --ublk` on the real driver of the guest's kernel.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
@@ -91,6 +92,30 @@ pub fn sqlite(lab: &Lab) -> Result<()> {
     let outcome = lab.boot(machine)?;
     let rows = outcome.all("rows");
     ensure!(outcome.all("done") == ["yes"] && rows.len() == 2, "{outcome:?}");
+    Ok(())
+}
+
+/// The same under PostgreSQL, which needs more than other scenarios.
+pub fn postgres(lab: &Lab) -> Result<()> {
+    crate::packages::ensure_postgres()?;
+    let script = include_str!("../../vm/ublk-postgres.sh");
+    let mut machine =
+        on_disks(lab, "postgres", script, &members(lab, LARGE_MEMBER_BYTES)?).modules(&["ext4"]);
+    let programs = Path::new(crate::apps::POSTGRES);
+    // For their libraries; what they are, and what they read, is in the archive.
+    for name in ["postgres", "initdb", "psql", "pgbench", "pg_amcheck"] {
+        machine = machine.program(name, &programs.join(name));
+    }
+    machine = machine.program("setpriv", &image::which("setpriv")?);
+    let archive = Command::new("tar")
+        .args(["--create", "--exclude=bitcode", "--exclude=llvmjit*", "--directory=/"])
+        .args(["usr/lib/postgresql/15", "usr/share/postgresql/15"])
+        .output()
+        .context("run tar")?;
+    ensure!(archive.status.success(), "tar: {}", String::from_utf8_lossy(&archive.stderr));
+    machine.file("postgres.tar", archive.stdout);
+    let outcome = lab.boot(machine)?;
+    ensure!(outcome.all("done") == ["yes"] && outcome.all("rows").len() == 1, "{outcome:?}");
     Ok(())
 }
 
