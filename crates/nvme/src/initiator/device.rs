@@ -218,7 +218,7 @@ impl Device for NvmeDevice {
     }
 
     fn late_writes_ns(&self) -> u64 {
-        let ends_others = self.offload.is_some_and(|extension| extension.ends_others());
+        let ends_others = self.offload.is_some_and(Extension::ends_others);
         if ends_others { 0 } else { self.lease.association.options().patience_ns() }
     }
 
