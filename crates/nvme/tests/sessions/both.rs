@@ -8,6 +8,7 @@ use pinstripe_nvme::controller::Target;
 use pinstripe_nvme::initiator::{Address, Connecting, Connector, Initiator, InitiatorError, Options};
 use pinstripe_runtime::{DeviceErrorKind, DeviceSource, Stream, shard};
 
+use crate::offload::computing_subsystem;
 use crate::world::{Array, Pipe, Random};
 use crate::{NQN, dial, seeds, target};
 
@@ -95,6 +96,22 @@ pub fn filled(length: usize, random: &Random) -> pinstripe_runtime::Buffer {
         *byte = random.below(256).to_le_bytes()[0];
     }
     buffer
+}
+
+#[test]
+fn only_servers_without_our_extension_may_write_on_for_a_process_that_has_died() {
+    seeds(1, |random| async move {
+        let arrays = [Array::new(&random, SIZE, 2000)];
+        let computing = Target::new(computing_subsystem(&arrays, None), arrays.to_vec());
+        for (target, late_ns) in [(target(&arrays).1, 6_000_000_000), (computing, 0)] {
+            let target = lay(&random, target);
+            let device = initiator().open(&address("")).await.unwrap().attach().unwrap();
+            device.flush().await.result.unwrap();
+            assert_eq!(device.late_writes_ns(), late_ns);
+            drop(device);
+            leave(target).await;
+        }
+    });
 }
 
 #[test]
