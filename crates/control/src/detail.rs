@@ -51,6 +51,10 @@ pub struct Detail {
     pub consistency_policy: String,
     /// Regions with parity that may not match yet.
     pub regions_to_resync: u64,
+    /// How many of them lie in each part of the members' data: at most 64 parts of the same length. Empty
+    /// from a server that doesn't say it.
+    #[serde(default)]
+    pub regions_to_resync_by_part: Vec<u64>,
     /// What resync, recovery, check or repair is under way.
     pub sync: Option<Sync>,
     /// Whether it stands still, and none begins (MD: `frozen`).
@@ -140,6 +144,9 @@ pub struct Member {
     pub late_requests: u64,
     /// Sectors that its bad-block log lists.
     pub bad_sectors: u64,
+    /// How many of them lie in each part of its data, as with the regions. Empty if there are none, too.
+    #[serde(default)]
+    pub bad_sectors_by_part: Vec<u64>,
     /// What its server does, where servers compute.
     #[serde(default)]
     pub offload: Option<MemberOffload>,
@@ -216,6 +223,9 @@ pub struct Bitmap {
     pub bits: u64,
     /// Bits of what may need a resync after a crash.
     pub bits_set: u64,
+    /// How many of them are in each part of the bitmap, as with the regions.
+    #[serde(default)]
+    pub bits_set_by_part: Vec<u64>,
 }
 
 /// The journal device.

@@ -24,7 +24,7 @@
 //! an error. Without a bitmap the table keeps the marks in memory only.
 
 use std::{
-    ops::RangeInclusive,
+    ops::{Range, RangeInclusive},
     sync::{Arc, OnceLock},
 };
 
@@ -82,6 +82,15 @@ pub struct IntentTable {
     changed: Signal,
     /// Locks of older designs around the counters, for measurement only.
     gates: OnceLock<Arc<Gates>>,
+}
+
+/// What is told of some regions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    /// Their bits are set on the members.
+    pub(crate) set: usize,
+    /// Parity may not match there.
+    pub(crate) to_resync: usize,
 }
 
 /// Keeps the lanes of a write's regions up; ends when dropped.
@@ -414,6 +423,17 @@ impl IntentTable {
     /// How many bits are set on the members.
     pub fn set_count(&self) -> usize {
         self.regions.iter().filter(|r| r.load(Ordering::SeqCst) & STATE != CLEAN).count()
+    }
+
+    /// How many of `regions` have their bits set on the members, and how many need a resync.
+    pub(crate) fn tally(&self, regions: Range<usize>) -> Tally {
+        self.regions[regions].iter().fold(Tally::default(), |tally, region| {
+            let word = region.load(Ordering::SeqCst);
+            Tally {
+                set: tally.set + usize::from(word & STATE != CLEAN),
+                to_resync: tally.to_resync + usize::from(word & NEEDS_RESYNC != 0),
+            }
+        })
     }
 
     /// Whether the bit of `region` must be on the members: what a page write has to contain.

@@ -7,7 +7,7 @@
 //! From the bottom up; a module uses those above it in this list, and no other (`cargo xtask tidy` checks
 //! it):
 //!
-//! - `units`, `turn`, [`mutants`] (defects that tests switch on)
+//! - `units`, `parts`, `turn`, [`mutants`] (defects that tests switch on)
 //! - [`geometry`]: which byte lies on which member
 //! - [`error`]: what can go wrong with a request
 //! - [`stripe`]: what shards keep of the stripes that they write
@@ -48,6 +48,7 @@ pub mod membership;
 pub mod mutants;
 pub mod offload;
 pub mod options;
+mod parts;
 pub mod plan;
 mod replay;
 pub mod shared;

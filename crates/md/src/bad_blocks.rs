@@ -115,6 +115,13 @@ impl BadBlocks {
         Some(range.start.max(sectors.start)..range.end.min(sectors.end))
     }
 
+    /// How many of `sectors` are listed.
+    pub fn count_within(&self, sectors: Range<u64>) -> u64 {
+        let next = self.ranges.partition_point(|range| range.end <= sectors.start);
+        let within = self.ranges[next..].iter().take_while(|range| range.start < sectors.end);
+        within.map(|range| range.end.min(sectors.end) - range.start.max(sectors.start)).sum()
+    }
+
     /// Lists `sectors`, rounded outwards to the log's unit.
     pub fn insert(&mut self, sectors: Range<u64>) -> Result<(), BadBlocksError> {
         if sectors.is_empty() {
@@ -198,6 +205,19 @@ mod tests {
         assert_eq!(bytes[16..24], (((5000u64 + 1024) << 10) + 276).to_le_bytes());
         assert_eq!(bytes[24..32], [0xff; 8]);
         assert_eq!(BadBlocks::decode(&bytes, 0).unwrap(), log);
+    }
+
+    #[test]
+    fn listed_sectors_are_counted_within_any_range() {
+        let mut log = BadBlocks::new(0).unwrap();
+        for sectors in [10..20, 30..31, 40..50] {
+            log.insert(sectors).unwrap();
+        }
+        for (sectors, count) in
+            [(0..u64::MAX, 21), (0..10, 0), (12..15, 3), (19..41, 3), (45..45, 0), (50..60, 0)]
+        {
+            assert_eq!(log.count_within(sectors.clone()), count, "{sectors:?}");
+        }
     }
 
     #[test]

@@ -47,6 +47,7 @@ fn member(slot: usize, member: SlotDetail, epoch: u64, plain: Option<&str>) -> M
         slow: member.slow,
         late_requests: member.late_requests,
         bad_sectors: member.bad_sectors,
+        bad_sectors_by_part: member.bad_sectors_by_part,
         offload: member.offload.map(|offload| MemberOffload {
             plain: offload.plain.or_else(|| plain.map(str::to_owned)),
             epoch,
@@ -94,6 +95,7 @@ pub fn detail(array: &Array, addresses: Vec<Address>) -> Detail {
             chunk_bytes: bitmap.chunk_bytes,
             bits: bitmap.bits as u64,
             bits_set: bitmap.bits_set as u64,
+            bits_set_by_part: counts(bitmap.bits_set_by_part),
         }),
         journal: now.journal.map(|journal| Journal {
             device: journal.device,
@@ -106,6 +108,7 @@ pub fn detail(array: &Array, addresses: Vec<Address>) -> Detail {
         }),
         consistency_policy: now.consistency_policy.to_owned(),
         regions_to_resync: now.regions_to_resync as u64,
+        regions_to_resync_by_part: counts(now.regions_to_resync_by_part),
         sync: now.sync.as_ref().map(sync),
         sync_paused: array.is_sync_paused(),
         sync_speed_min_kib: array.sync_speed().min_kib,
@@ -121,6 +124,10 @@ pub fn detail(array: &Array, addresses: Vec<Address>) -> Detail {
         statistics: now.statistics.fields().map(|(name, value)| (name.to_owned(), value)).collect(),
         latency: latency(&now.latencies),
     }
+}
+
+fn counts(of: Vec<usize>) -> Vec<u64> {
+    of.into_iter().map(|count| count as u64).collect()
 }
 
 fn latency(latencies: &latency::Latencies) -> Latencies {

@@ -1,17 +1,25 @@
 //! What `pinstripe detail` shows: the state of a running array as plain values.
 
-use pinstripe_md::{identity::Uuid, superblock::Role};
+use pinstripe_md::{
+    bad_blocks::BadBlocks,
+    identity::Uuid,
+    superblock::Role,
+    units::{SECTOR_BYTES, SectorCount},
+};
 
 use crate::{
     array::Array,
     controller::superblocks::{MemberState, Superblocks},
     error::MemberError,
+    intent::{IntentTable, Tally},
     latency::Latencies,
     maintenance::SyncProgress,
-    members::MemberStatistics,
+    members::{Member, MemberStatistics},
     membership::snapshot::Seat,
+    parts::parts,
     statistics::Statistics,
     status::advice::Facts,
+    units::to_usize,
 };
 
 pub use crate::{
@@ -58,6 +66,8 @@ pub struct Detail {
     pub journal: Option<JournalDetail>,
     /// Regions in which parity may not match.
     pub regions_to_resync: usize,
+    /// How many of them lie in each part of the members' data: at most 64 parts of the same length.
+    pub regions_to_resync_by_part: Vec<usize>,
     /// What resync, rebuild or scrub is under way.
     pub sync: Option<SyncProgress>,
     /// Counters since the assembly.
@@ -96,6 +106,9 @@ pub struct SlotDetail {
     pub late_requests: u64,
     /// Sectors that its bad-block log lists.
     pub bad_sectors: u64,
+    /// How many of them lie in each part of its data: at most 64 parts of the same length. Empty if it lists
+    /// none.
+    pub bad_sectors_by_part: Vec<u64>,
     /// What its server does, if any server computes.
     pub offload: Option<MemberOffload>,
     /// What was asked of it since the assembly.
@@ -120,7 +133,7 @@ pub struct FailedMember {
 }
 
 /// The bitmap.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct BitmapDetail {
     /// Bytes of a member per bit.
     pub chunk_bytes: u64,
@@ -128,6 +141,8 @@ pub struct BitmapDetail {
     pub bits: usize,
     /// Bits that are set.
     pub bits_set: usize,
+    /// How many of them are in each part of the bitmap: at most 64 parts of the same length.
+    pub bits_set_by_part: Vec<usize>,
 }
 
 impl Array {
@@ -137,14 +152,16 @@ impl Array {
         let snapshot = shared.snapshot();
         let superblocks = self.superblocks();
         let intent = &snapshot.intent;
-        let bitmap = intent.is_persistent().then(|| BitmapDetail {
-            chunk_bytes: intent.region_bytes(),
-            bits: intent.len(),
-            bits_set: intent.set_count(),
-        });
+        // One pass without a lock: numbers and places tell of the same moment.
+        let tallies: Vec<Tally> = parts(intent.len() as u64)
+            .map(|part| intent.tally(to_usize(part.start)..to_usize(part.end)))
+            .collect();
+        let bitmap = intent.is_persistent().then(|| bitmap_detail(intent, &tallies));
+        let regions_to_resync_by_part: Vec<usize> = tallies.iter().map(|tally| tally.to_resync).collect();
+        let regions_to_resync = regions_to_resync_by_part.iter().sum();
         let mut slots: Vec<SlotDetail> =
             snapshot.seats.iter().map(|seat| slot_detail(seat, &superblocks)).collect();
-        let is_resyncing = intent.resync_count() > 0 && shared.geometry.has_parity();
+        let is_resyncing = regions_to_resync > 0 && shared.geometry.has_parity();
         for (slot, detail) in slots.iter_mut().enumerate() {
             detail.offload = self.controller.member_offload(&snapshot, slot);
             if is_resyncing && detail.state == "in-sync" {
@@ -186,7 +203,8 @@ impl Array {
                 let slow = slow.is_some_and(|device| device.member.health.is_slow());
                 JournalDetail { slow, ..journal.detail() }
             }),
-            regions_to_resync: intent.resync_count(),
+            regions_to_resync,
+            regions_to_resync_by_part,
             sync: self.progress(),
             statistics: Statistics::sum(shared.counters.iter().map(|counters| &**counters)),
             latencies: Latencies::sum(shared.latencies.iter().map(|counters| &**counters)),
@@ -243,6 +261,11 @@ fn slot_detail(seat: &Seat, superblocks: &Superblocks) -> SlotDetail {
     let member = seat.member();
     let copied_to = seat.target().or(member).map(|target| superblocks.membership.device(target.id));
     let recovery = copied_to.map(|record| &record.superblock.member);
+    let bad_blocks = member.map(|member| member.bad_blocks.table());
+    let bad_sectors_by_part = member.zip(bad_blocks.as_ref()).map(|(member, table)| {
+        let data = superblocks.membership.device(member.id).superblock.member.data_size;
+        bad_by_part(table.blocks(), member, data)
+    });
     let [read_latency_ns, write_latency_ns] = member.map_or([0; 2], |member| member.cost.measured_ns());
     SlotDetail {
         state,
@@ -254,9 +277,28 @@ fn slot_detail(seat: &Seat, superblocks: &Superblocks) -> SlotDetail {
         write_latency_ns,
         slow: member.is_some_and(|m| m.health.is_slow()),
         late_requests: member.map_or(0, |m| m.health.late_requests()),
-        bad_sectors: member
-            .map_or(0, |m| m.bad_blocks.table().blocks().ranges().iter().map(|r| r.end - r.start).sum()),
+        bad_sectors: bad_blocks.map_or(0, |table| table.blocks().count_within(0..u64::MAX)),
+        bad_sectors_by_part: bad_sectors_by_part.unwrap_or_default(),
         offload: None,
         statistics: member.map(|m| m.health.statistics()).unwrap_or_default(),
     }
+}
+
+fn bitmap_detail(intent: &IntentTable, tallies: &[Tally]) -> BitmapDetail {
+    BitmapDetail {
+        chunk_bytes: intent.region_bytes(),
+        bits: intent.len(),
+        bits_set: tallies.iter().map(|tally| tally.set).sum(),
+        bits_set_by_part: tallies.iter().map(|tally| tally.set).collect(),
+    }
+}
+
+fn bad_by_part(bad_blocks: &BadBlocks, member: &Member, data: SectorCount) -> Vec<u64> {
+    if bad_blocks.is_empty() {
+        return Vec::new();
+    }
+    let begin = member.data_offset / SECTOR_BYTES;
+    // A superblock may say any size; what is beyond every sector holds none.
+    let absolute = |sector: u64| begin.saturating_add(sector);
+    parts(data.0).map(|part| bad_blocks.count_within(absolute(part.start)..absolute(part.end))).collect()
 }

@@ -492,7 +492,10 @@ fn an_unclean_start_resyncs_just_the_dirty_regions() {
     scene.world.crash();
     scene.ledger.borrow_mut().crash();
     scene.reassemble();
-    assert_eq!(scene.array.detail().regions_to_resync, 1);
+    let detail = scene.array.detail();
+    assert_eq!(detail.regions_to_resync, 1);
+    let parts: Vec<_> = (0..14).map(|region| usize::from(region == 3)).collect();
+    assert_eq!(detail.regions_to_resync_by_part, parts);
     let array = scene.array.clone();
     scene.world.run_until(STEPS, |_| array.detail().regions_to_resync == 0).unwrap();
     let read = statistics(scene.array.shared()).member_read_bytes;

@@ -482,6 +482,27 @@ fn crash(scene: &mut Scene) {
 }
 
 #[test]
+fn detail_tells_in_which_parts_bad_sectors_and_dirty_regions_are() {
+    let mut scene = raid5(1);
+    fill(&mut scene);
+    wait_for(&mut scene, |detail| detail.bitmap.as_ref().unwrap().bits_set == 0);
+    let sector = 40 * STRIPE_SECTORS;
+    let (disk, bytes) = place(&scene, sector);
+    scene.disks[disk].fault(&Fault::UnwritableRange(bytes));
+    scene.write(sector, 8, true).unwrap();
+    let detail = detail(&scene);
+    // A region has four stripes, and each is a part: there are fewer than 64.
+    let parts: Vec<_> = (0..14).map(|region| usize::from(region == 10)).collect();
+    assert_eq!(detail.bitmap.unwrap().bits_set_by_part, parts);
+    assert_eq!(detail.regions_to_resync_by_part, [0; 14]);
+    // The 1792 sectors of data are 64 parts of 28, and the stripe begins at sector 1280.
+    let parts: Vec<_> = (0..64).map(|part| if part == 45 { 8 } else { 0 }).collect();
+    for (slot, of) in detail.slots.iter().enumerate() {
+        assert_eq!(of.bad_sectors_by_part, if slot == disk { &parts[..] } else { &[] }, "slot {slot}");
+    }
+}
+
+#[test]
 fn a_sector_that_a_member_refuses_is_listed_before_the_acknowledgement_and_freed_by_a_later_write() {
     for seed in 0..8 {
         let mut scene = raid5(seed);
