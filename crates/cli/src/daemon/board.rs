@@ -1,4 +1,4 @@
-//! What the daemon puts up for its page: the last events, the throughput of the last hour, and all the rest
+//! What the daemon puts up for its page: the last events, what clients did in the last hour, and all the rest
 //! as it is. Nothing is kept or put up while there is no page.
 
 use std::{
@@ -18,7 +18,7 @@ use super::{
     ways::host,
     web::{
         self, Token,
-        throughput::Throughput,
+        last_hour::{Counters, LastHour},
         view::{ArrayView, View},
     },
 };
@@ -54,7 +54,7 @@ pub struct Board {
     server: Option<(Place, Token, listen::Server)>,
     views: watch::Sender<Arc<View>>,
     /// By the array's key.
-    throughput: BTreeMap<String, Throughput>,
+    hours: BTreeMap<String, LastHour>,
     /// Oldest first.
     events: VecDeque<Told>,
     /// Something has changed since the last view.
@@ -74,7 +74,7 @@ impl Board {
             token: folder.join("web.token"),
             server: None,
             views,
-            throughput: BTreeMap::new(),
+            hours: BTreeMap::new(),
             events: VecDeque::new(),
             changed: true,
             last: None,
@@ -126,20 +126,17 @@ impl Board {
         arrays: impl Iterator<Item = (&'a String, Option<&'a Detail>)>,
     ) {
         if !self.is_up() {
-            self.throughput.clear();
+            self.hours.clear();
             return;
         }
-        let mut before = std::mem::take(&mut self.throughput);
+        let mut before = std::mem::take(&mut self.hours);
         for (key, detail) in arrays {
-            let mut throughput = before.remove(key).unwrap_or_default();
+            let mut hour = before.remove(key).unwrap_or_default();
             match detail {
-                None => throughput.interrupt(),
-                Some(detail) => {
-                    let count = |name: &str| detail.statistics.get(name).copied().unwrap_or(0);
-                    throughput.sample(now, count("read_bytes"), count("write_bytes"));
-                }
+                None => hour.interrupt(),
+                Some(detail) => hour.sample(now, Counters::of(detail)),
             }
-            self.throughput.insert(key.clone(), throughput);
+            self.hours.insert(key.clone(), hour);
         }
     }
 }
@@ -203,7 +200,7 @@ impl Daemon {
         let arrays = self.arrays.iter().zip(status.arrays).map(|((key, kept), status)| ArrayView {
             status,
             detail: kept.detail.clone(),
-            rates: self.board.throughput.get(key).map(|of| of.rates(now)).unwrap_or_default(),
+            hour: self.board.hours.get(key).map(|of| of.steps(now)).unwrap_or_default(),
         });
         View {
             host: host(),

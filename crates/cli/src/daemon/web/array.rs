@@ -33,7 +33,7 @@ pub fn health(array: &ArrayView) -> (String, &'static str) {
 
 /// The array.
 pub fn card(array: &ArrayView) -> Markup {
-    let ArrayView { status, detail, rates } = array;
+    let ArrayView { status, detail, hour } = array;
     let (word, class) = health(array);
     html! {
         article data-key=(shown(status.uuid.as_deref().unwrap_or(&status.array))) {
@@ -54,7 +54,8 @@ pub fn card(array: &ArrayView) -> Markup {
                 @else if detail.sync_paused { p data-key="paused" { "Maintenance is paused." } }
                 div class="figures" data-key="figures" {
                     (picture::map(detail))
-                    (picture::throughput(rates))
+                    (picture::throughput(hour))
+                    (picture::waits(hour))
                 }
                 (facts(status, detail))
                 p class="acts" data-key="acts" {
@@ -147,8 +148,12 @@ fn member(status: &ArrayStatus, detail: &Detail, member: &Member) -> Markup {
 fn notes(member: &Member, health: Option<&DiskHealth>) -> Vec<String> {
     let count = |name: &str| member.statistics.get(name).copied().unwrap_or(0);
     let mut notes = Vec::new();
+    if member.bad_sectors > 0 {
+        let places = picture::places(&member.bad_sectors_by_part);
+        let places = places.map(|places| format!(", at {places} of its data")).unwrap_or_default();
+        notes.push(format!("{} bad sectors{places}", member.bad_sectors));
+    }
     let troubles = [
-        (member.bad_sectors, "bad sectors"),
         (count("read_errors"), "read errors"),
         (count("write_errors"), "write errors"),
         (member.late_requests, "requests that are not over"),
@@ -259,6 +264,14 @@ mod tests {
         ] {
             assert!(text.contains(words), "{words} is missing in {text}");
         }
+    }
+
+    #[test]
+    fn the_card_says_where_bad_sectors_are() {
+        let mut array = sample::view("data").arrays.remove(0);
+        array.detail.as_mut().unwrap().members[2].bad_sectors_by_part = vec![0, 3, 0, 0];
+        let text = card(&array).into_string();
+        assert!(text.contains("3 bad sectors, at 25–50% of its data"), "{text}");
     }
 
     #[test]

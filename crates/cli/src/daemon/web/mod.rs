@@ -4,7 +4,7 @@
 //!   guard       which requests are answered at all: Host, Origin, Sec-Fetch-*. Pure
 //!   sessions    the token, the sessions and their cookies
 //!   view        all that is shown, at one moment
-//!   throughput  what clients read and wrote in the last hour
+//!   last_hour   what clients did in the last hour, and how long they waited. Pure
 //!   page        overview, login, messages. Pure
 //!   array       an array of the overview. Pure
 //!   picture     drawings as SVG. Pure
@@ -24,13 +24,13 @@ mod action;
 mod array;
 mod confirm;
 mod guard;
+pub mod last_hour;
 mod live;
 mod page;
 mod picture;
 #[cfg(test)]
 mod sample;
 mod sessions;
-pub mod throughput;
 pub mod view;
 
 use std::{

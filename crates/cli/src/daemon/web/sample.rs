@@ -8,7 +8,7 @@ use pinstripe_control::{
 use serde_json::json;
 
 use super::{
-    throughput::Rate,
+    last_hour::{Step, Waits},
     view::{ArrayView, View},
 };
 use crate::history::Told;
@@ -74,7 +74,8 @@ pub fn view(name: &str) -> View {
         percentage_used: Some(3),
         media_errors: None,
     });
-    let rates = vec![None, Some(Rate { read: 1 << 20, written: 5 })];
+    let reads = Some(Waits { median: 150_000, most: 2_000_000 });
+    let hour = vec![None, Some(Step { read: 1 << 20, written: 5, reads, writes: None })];
     View {
         host: text(),
         pinstripe: "0.1.0".into(),
@@ -82,7 +83,7 @@ pub fn view(name: &str) -> View {
         unserved: Some(text()),
         remarks: vec![text()],
         alerts: vec![AlertStatus { array: text(), alert: text(), device: text(), since: 5, message: text() }],
-        arrays: vec![ArrayView { status, detail: Some(detail), rates }],
+        arrays: vec![ArrayView { status, detail: Some(detail), hour }],
         events: vec![Told {
             time: 7,
             array: text(),

@@ -5,7 +5,7 @@ use pinstripe_control::{
     daemon::{AlertStatus, ArrayStatus},
 };
 
-use super::throughput::Rate;
+use super::last_hour::Step;
 use crate::history::Told;
 
 /// See the module.
@@ -33,8 +33,8 @@ pub struct ArrayView {
     pub status: ArrayStatus,
     /// What its server says, if it answers.
     pub detail: Option<Detail>,
-    /// In the last hour, oldest first.
-    pub rates: Vec<Option<Rate>>,
+    /// The last hour, oldest first.
+    pub hour: Vec<Option<Step>>,
 }
 
 impl View {
