@@ -27,8 +27,12 @@ const ENTER: char = '\u{e007}';
 /// Bytes of a member, and how fast it is rebuilt: slowly enough to be seen.
 const MEMBER_BYTES: u64 = 64 << 20;
 const SPEED_KIB: u32 = 6000;
+/// So small that the bitmap has enough regions for a map.
+const BITMAP_CHUNK: &str = "256K";
 /// Bytes of a picture that is committed.
 const PICTURE_BYTES_MAX: u64 = 150 << 10;
+/// What the page has of regions that are dirty.
+const DIRTY: &str = "document.querySelectorAll('.marks .dirty')";
 /// How long the command may take for anything.
 const LIMIT: Duration = Duration::from_secs(30);
 /// The name of the second array: what an escape that is forgotten would make an element.
@@ -75,6 +79,7 @@ fn play(world: &World, daemon: &mut Child, root: &Path, web: &Web) -> Result<()>
     pictures(&browser, root, web)?;
     browser
         .wait("it shows the end of the rebuild", "document.querySelectorAll('.disk.good').length === 4")?;
+    browser.wait("it shows that nothing is dirty any more", &format!("{DIRTY}.length === 0"))?;
     let stays = browser.run("return window.marker === 7 && document.activeElement === window.focused")?;
     ensure!(stays == true, "the page was loaded again, or the focus moved");
     hostile_name(world, &browser)?;
@@ -156,14 +161,37 @@ fn follow_rebuild(browser: &Browser) -> Result<()> {
         "it shows how much is written",
         "/written .*MiB/.test(document.querySelector('.key.written').textContent)",
     )?;
-    browser
-        .wait("it has drawn that", "document.querySelector('.chart .written').getAttribute('d').length > 3")
+    browser.wait(
+        "it has drawn that",
+        "document.querySelector('.throughput .written').getAttribute('d').length > 3",
+    )?;
+    browser.wait(
+        "it shows how long clients waited",
+        "document.querySelector('.waits').parentNode.innerText.includes('99% of writes took at most')",
+    )?;
+    browser.wait(
+        "it has drawn that, too",
+        "[...document.querySelectorAll('.waits .written')].every(line => line.getAttribute('d').length > 3)",
+    )?;
+    // Clients wrote into the first eighth only.
+    browser.wait("it shows which regions are dirty", &format!("{DIRTY}.length > 0"))?;
+    let last = browser.run(&format!(
+        "return Math.max(...[...{DIRTY}].map(mark => Number(mark.getAttribute('x')) + Number(mark.getAttribute('width'))))"
+    ))?;
+    ensure!(
+        last.as_u64().is_some_and(|last| last <= 480 / 6),
+        "regions are shown as dirty up to {last} of 480"
+    );
+    browser.wait("it says which", r"/Dirty: .* at 0–\d+% of the array\./.test(document.body.innerText)")
 }
 
 fn pictures(browser: &Browser, root: &Path, web: &Web) -> Result<()> {
     let folder = if web.pictures { root.join("docs") } else { root.join("target/xtask") };
     fs::create_dir_all(&folder)?;
     browser.run("document.activeElement.blur(); scrollTo(0, 0)")?;
+    let fits =
+        "return [...document.querySelectorAll('figure')].every(one => one.scrollWidth <= one.clientWidth)";
+    ensure!(browser.run(fits)? == true, "a drawing's text stands out of it");
     for scheme in ["light", "dark"] {
         let feature = json!({ "name": "prefers-color-scheme", "value": scheme });
         browser.chrome("Emulation.setEmulatedMedia", &json!({ "features": [feature] }))?;
@@ -242,7 +270,8 @@ impl World {
         let files = if name == "data" { "data" } else { "other" };
         let members = (0..members).map(|slot| self.file(&format!("{files}{slot}"), MEMBER_BYTES));
         let members = members.collect::<Result<Vec<_>>>()?;
-        let options = ["create", "--level", "5", "--assume-clean", "--name", name];
+        let options =
+            ["create", "--level", "5", "--assume-clean", "--bitmap-chunk", BITMAP_CHUNK, "--name", name];
         self.pinstripe(&[&options[..], &members.iter().map(String::as_str).collect::<Vec<_>>()].concat())
             .map(drop)
     }
