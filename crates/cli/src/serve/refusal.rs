@@ -36,6 +36,7 @@ pub fn command(error: &CommandError) -> CallError {
         | E::Policy(_)
         | E::Placement { .. }
         | E::AlreadyMember(_)
+        | E::Copy { .. }
         | E::LogicalBlock { .. }
         | E::Bitmap(_)
         | E::RequestsUnderWay { .. }

@@ -108,6 +108,39 @@ fn members_are_named_by_slot_or_device_and_one_that_is_in_use_is_refused_at_once
     world.run(&["check", "data"]).ok();
 }
 
+/// As `dd` makes it: the identity of the device is copied, too.
+#[test]
+fn a_copy_of_a_member_is_refused_as_such_unwritten_and_joins_when_its_superblock_is_erased() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let spare = world.file("spare", MEMBER_BYTES);
+    let server = world.serve(&["--shards", "1"], &members);
+    world.run(&["add", "data", &spare]).ok();
+    for (of, place) in [(&members[1], "slot 1"), (&spare, "a spare")] {
+        std::fs::copy(world.path(of), world.path("copy")).unwrap();
+        let bytes = std::fs::read(world.path("copy")).unwrap();
+        // What was added has its whole path.
+        let said = format!("{of}, which is in this array as {place}: it is a copy of it");
+        for force in [&[][..], &["--force"]] {
+            let add = [&["add", "data", "copy"], force].concat();
+            world.run(&add).refused(
+                1,
+                &["copy has the superblock of", &said, "Nothing was done", "`pinstripe zero-superblock`"],
+            );
+            let replace = [&["replace", "data", "0", "--with", "copy"], force].concat();
+            world.run(&replace).refused(1, &[&said]);
+        }
+        assert!(std::fs::read(world.path("copy")).unwrap() == bytes, "it was written");
+    }
+    let detail = world.run(&["detail", "data", "--json"]).ok().json();
+    assert_eq!((&detail["degraded"], detail["spares"].as_array().unwrap().len()), (&false.into(), 1));
+    world.run(&["zero-superblock", "--force", "copy"]).ok();
+    world.run(&["add", "data", "copy"]).ok();
+    world.run(&["check", "data"]).ok();
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
+}
+
 #[test]
 fn a_journal_is_taken_out_by_its_name_and_the_array_goes_on_without_it_when_that_is_forced() {
     let world = World::new();

@@ -279,13 +279,24 @@ impl Array {
         if array.set_uuid != membership.array.set_uuid {
             return Ok(());
         }
-        let is_journal = superblocks
-            .journal
-            .as_ref()
-            .is_some_and(|journal| journal.superblock.member.device_uuid == member.device_uuid)
-            && self.controller.journal().is_none_or(|journal| journal.failure().is_none());
-        if is_journal || membership.find(member.device_uuid).any(Known::is_active) {
-            return Err(CommandError::AlreadyMember(name));
+        let journal = superblocks.journal.as_ref().filter(|journal| {
+            journal.superblock.member.device_uuid == member.device_uuid
+                && self.controller.journal().is_none_or(|journal| journal.failure().is_none())
+        });
+        let journal = journal.map(|journal| (journal.device.info().name.clone(), "its journal".to_owned()));
+        let mut known = membership.find(member.device_uuid).filter(|record| record.is_active());
+        let other = journal.or_else(|| {
+            let record = known.next()?;
+            let place = record.slot.map_or_else(|| "a spare".to_owned(), |slot| format!("slot {slot}"));
+            Some((record.name.clone(), place))
+        });
+        if let Some((of, place)) = other {
+            let is_it = of == name;
+            return Err(if is_it {
+                CommandError::AlreadyMember(name)
+            } else {
+                CommandError::Copy { name, of, place }
+            });
         }
         let (events, current) = (array.events, membership.array.events);
         if events > current { Err(CommandError::Ahead { name, events, current }) } else { Ok(()) }

@@ -136,6 +136,18 @@ pub enum CommandError {
     /// The device is in the array already.
     #[error("{0} is in this array already")]
     AlreadyMember(String),
+    /// The device says that it is another one, which is in the array.
+    #[error(
+        "{name} has the superblock of {of}, which is in this array as {place}: it is a copy of it, or the same device by another path. Nothing was done. A copy can be added once its superblock is erased: `pinstripe zero-superblock` with its path"
+    )]
+    Copy {
+        /// The device.
+        name: String,
+        /// The other one.
+        of: String,
+        /// What that is in the array.
+        place: String,
+    },
     /// C20.
     #[error("{name}: its logical block of {block} bytes is larger than the array's {array} bytes")]
     LogicalBlock {

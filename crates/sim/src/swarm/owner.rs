@@ -349,7 +349,8 @@ fn joined(disk: &SimDisk, is_sick: bool, error: CommandError) -> Result<(), Stri
         CommandError::Io(IoError::MembershipChanged)
         | CommandError::NotTakenIn(_)
         | CommandError::RequestsUnderWay { .. }
-        | CommandError::AlreadyMember(_) => Ok(()),
+        | CommandError::AlreadyMember(_)
+        | CommandError::Copy { .. } => Ok(()),
         CommandError::Device { .. } if is_sick || disk.is_gone() || disk.is_hung() => Ok(()),
         error => Err(error.to_string()),
     }

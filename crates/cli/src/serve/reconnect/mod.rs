@@ -115,7 +115,7 @@ async fn add(source: Arc<dyn DeviceSource>, array: &Array) -> Result<(), Trouble
             array.tell(EventKind::MemberBack { device, by_bitmap });
             Ok(())
         }
-        Err(CommandError::AlreadyMember(_)) => Ok(()),
+        Err(CommandError::AlreadyMember(_) | CommandError::Copy { .. }) => Ok(()),
         Err(
             error @ (CommandError::Ahead { .. }
             | CommandError::Placement { .. }
