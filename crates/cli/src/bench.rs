@@ -16,7 +16,7 @@ use crate::{failure::Failure, output, progress, server_process::ServerProcess, s
 /// Measures, and prints what came of it.
 pub fn run(arguments: &BenchArgs) -> Result<(), Failure> {
     if let Some(warning) = pinstripe_parity::selection().warning() {
-        eprintln!("pinstripe: {warning}");
+        output::remark(&format!("pinstripe: {warning}"));
     }
     let line = progress::spinner(arguments.attended);
     let measured = match &arguments.through {

@@ -56,7 +56,7 @@ pub fn run(arguments: &ExamineArguments) -> Result<(), Failure> {
         output::print(&texts.join("\n"))?;
     }
     for error in reports.iter().filter_map(|report| report.error.as_ref()) {
-        eprintln!("pinstripe: {error}");
+        output::remark(&format!("pinstripe: {error}"));
     }
     if reports.iter().any(|report| report.error.is_some()) { Err(Failure::said()) } else { Ok(()) }
 }

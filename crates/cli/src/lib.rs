@@ -27,6 +27,8 @@
 //! command line was wrong (`EX_USAGE`); `detail --test` tells an array's health by mdadm's numbers. Errors go
 //! to standard error as one sentence: what happened, to which device, and what to do.
 #![forbid(unsafe_code)]
+// `eprintln!` panics where standard error is a file on a full disk: [`output::remark`] doesn't.
+#![cfg_attr(not(test), deny(clippy::print_stderr))]
 
 mod accept;
 mod accounts;

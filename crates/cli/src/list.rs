@@ -6,7 +6,7 @@ use std::{
 };
 
 use pinstripe_control::{
-    Detail,
+    Detail, Version,
     client::{Client, ClientError},
     place,
     size::ByteSize,
@@ -23,9 +23,9 @@ pub fn run(arguments: &ListArguments) -> Result<(), Failure> {
     let found = servers();
     for folder in place::closed() {
         let folder = printable(&folder.display().to_string());
-        eprintln!(
+        output::remark(&format!(
             "pinstripe: no permission to look in {folder}: arrays that are served there are not listed"
-        );
+        ));
     }
     if arguments.json {
         let all: Vec<Value> = found.iter().map(|(path, answer)| value(path, answer)).collect();
@@ -61,6 +61,13 @@ pub fn ask(path: &Path) -> Result<Detail, ClientError> {
     let mut client = Client::connect(&path.to_string_lossy())?;
     client.set_timeout(Some(ANSWER_LIMIT))?;
     client.call("detail", Value::Null)
+}
+
+/// The process that listens on a control socket, a server's or the daemon's.
+pub fn process(path: &Path) -> Option<u32> {
+    let mut client = Client::connect(&path.to_string_lossy()).ok()?;
+    client.set_timeout(Some(ANSWER_LIMIT)).ok()?;
+    client.call::<Version>("version", Value::Null).ok().map(|version| version.pid)
 }
 
 fn value(path: &Path, answer: &Result<Detail, ClientError>) -> Value {

@@ -142,10 +142,10 @@ fn warn_if_unfound(client: &mut Client, device: &str) {
         } else {
             format!("\"members\" of the [[array]] in {}", entry.place)
         };
-        eprintln!(
+        output::remark(&format!(
             "pinstripe: warning: {what} does not lead to {}: add it there, or the next start lacks it",
             printable(device)
-        );
+        ));
     }
 }
 

@@ -17,6 +17,13 @@ pub fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
+/// Says something on standard error, as lines. What can't be said there, on a disk that is full, ends nothing:
+/// `eprintln!` would panic.
+pub fn remark(text: &str) {
+    let end = if text.ends_with('\n') { "" } else { "\n" };
+    let _ = std::io::stderr().lock().write_all(format!("{text}{end}").as_bytes());
+}
+
 /// Prints `value` as JSON for programs: indented, and a newline.
 pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     print(&(serde_json::to_string_pretty(value)? + "\n"))

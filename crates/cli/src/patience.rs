@@ -10,6 +10,8 @@ use pinstripe_control::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
+use crate::output;
+
 /// Time within which a server answers what it can answer at once.
 pub const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 /// Until it is said what is waited for.
@@ -29,7 +31,7 @@ impl<F: Fn() -> String> Note<F> {
         if waited >= NOTE
             && let Some(words) = self.0.take()
         {
-            eprintln!("pinstripe: {}", words());
+            output::remark(&format!("pinstripe: {}", words()));
         }
     }
 }

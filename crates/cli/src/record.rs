@@ -48,7 +48,7 @@ pub fn run(arguments: &RecordArguments) -> Result<(), Failure> {
     let array = steer::fetch(&mut client)?.name;
     let mut iolog = Iolog::create(&arguments.file, &array)?;
     let begun = call(&mut client, RecordAction::Start, None).inspect_err(|_| iolog.remove())?;
-    eprintln!("recording what is asked of {}; Ctrl-C ends it", printable(&array));
+    output::remark(&format!("recording what is asked of {}; Ctrl-C ends it", printable(&array)));
     let began = Instant::now();
     let end = arguments.seconds.map(|seconds| began + Duration::from_secs(seconds.into()));
     let is_over = || is_over.load(Ordering::Relaxed) || end.is_some_and(|end| Instant::now() >= end);
@@ -59,7 +59,7 @@ pub fn run(arguments: &RecordArguments) -> Result<(), Failure> {
     let text =
         if arguments.json { serde_json::to_string_pretty(&summary)? + "\n" } else { summary.in_words() };
     if is_standard_output(&arguments.file) {
-        eprint!("{text}");
+        output::remark(&text);
     } else {
         output::print(&text)?;
     }

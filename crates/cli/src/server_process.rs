@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::failure::Failure;
+use crate::{failure::Failure, output};
 
 /// A running `pinstripe serve`. It is killed if its user ends early.
 pub struct ServerProcess {
@@ -81,7 +81,7 @@ impl Drop for ServerProcess {
         let _ = self.child.wait();
         if !self.ended_well {
             for line in self.output.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-                eprintln!("    {line}");
+                output::remark(&format!("    {line}"));
             }
         }
     }

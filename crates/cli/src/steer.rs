@@ -108,7 +108,7 @@ impl Waits {
     fn wait(&mut self, why: &str) {
         if !self.told && self.begun.elapsed() >= patience::NOTE {
             self.told = true;
-            eprintln!("pinstripe: waiting for clients to leave: {}", printable(why));
+            output::remark(&format!("pinstripe: waiting for clients to leave: {}", printable(why)));
         }
         thread::sleep(LOOK);
     }

@@ -15,7 +15,7 @@ use pinstripe_config::Configuration;
 use pinstripe_control::{place, text::printable_lines};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use crate::failure::Failure;
+use crate::{failure::Failure, output};
 
 /// There where systemd runs this machine: sd_booted(3).
 const SYSTEMD: &str = "/run/systemd/system";
@@ -95,7 +95,9 @@ pub fn reload(given: Option<&Path>) {
     }
     if let Err(error) = run_where(Path::new(SYSTEMD), &words(SYSTEMCTL, &["daemon-reload"]), RELOAD_LIMIT) {
         let why = error.in_words();
-        eprintln!("pinstripe: systemd goes by the configuration from `systemctl daemon-reload` on: {why}");
+        output::remark(&format!(
+            "pinstripe: systemd goes by the configuration from `systemctl daemon-reload` on: {why}"
+        ));
     }
 }
 

@@ -18,13 +18,10 @@ use std::{
 
 use pinstripe_config::{Configuration, Usable};
 use pinstripe_control::{
-    Version,
-    client::Client,
     place::stem,
     text::{printable_lines, shell_word},
 };
 use pinstripe_md::identity::Uuid;
-use serde_json::Value;
 
 use super::{
     LOOK, State, Wanted,
@@ -39,13 +36,10 @@ use crate::{
     },
     credentials,
     failure::Failure,
-    scan,
+    list, output, scan,
     serve::default_folder,
     supervisor,
 };
-
-/// Time that a server gets to say which process it is.
-const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
 /// Becomes the server of the array, or says why not. `limit`: how long to wait for enough members.
 pub fn run(configuration: &Configuration, which: &Which, limit: Duration) -> Failure {
@@ -83,10 +77,10 @@ pub fn run(configuration: &Configuration, which: &Which, limit: Duration) -> Fai
 /// Becomes the server of the array though the configuration has errors: `failure`.
 pub fn run_despite(main: Option<&Path>, which: &Which, failure: Failure, limit: Duration) -> Failure {
     let Some(configuration) = around_errors(main, which) else { return run_as_last(which, failure) };
-    eprintln!(
+    output::remark(&format!(
         "pinstripe: the entry of this array is right, and others are not: {}",
         printable_lines(failure.sentence())
-    );
+    ));
     run(&configuration, which, limit)
 }
 
@@ -104,7 +98,10 @@ fn around_errors(main: Option<&Path>, which: &Which) -> Option<Configuration> {
 fn run_as_last(which: &Which, failure: Failure) -> Failure {
     let Some(words) = last_words(which) else { return failure };
     let why = failure.sentence();
-    eprintln!("pinstripe: the server is started as it was the last time: {}", printable_lines(why));
+    output::remark(&format!(
+        "pinstripe: the server is started as it was the last time: {}",
+        printable_lines(why)
+    ));
     let error = exec(&words, None);
     Failure::new(format!("{why}; can't become the server as it was the last time: {error}"))
 }
@@ -135,12 +132,7 @@ fn course(state: State, patience: Option<Duration>, waited: Duration, limit: Dur
 }
 
 fn served(label: &str, control: &Path) -> Failure {
-    let version = || -> Option<Version> {
-        let mut client = Client::connect(&control.to_string_lossy()).ok()?;
-        client.set_timeout(Some(ANSWER_LIMIT)).ok()?;
-        client.call("version", Value::Null).ok()
-    };
-    let process = version().map(|version| format!(" by process {}", version.pid)).unwrap_or_default();
+    let process = list::process(control).map(|process| format!(" by process {process}")).unwrap_or_default();
     let word = shell_word(&control.display().to_string());
     let control = control.display();
     Failure::new(format!(
@@ -158,7 +150,11 @@ fn become_server(wanted: &Wanted, which: &Which, run: bool) -> Failure {
     };
     // Without `--run`: it was meant for the members that were missing now.
     if let Err(failure) = keep(which, &wanted.serve_words(false)) {
-        eprintln!("pinstripe: can't keep how {} is started: {}", wanted.label, failure.sentence());
+        output::remark(&format!(
+            "pinstripe: can't keep how {} is started: {}",
+            wanted.label,
+            failure.sentence()
+        ));
     }
     let error = exec(&wanted.serve_words(run), Some(turn));
     Failure::new(format!("{} was not started: can't become its server: {error}", wanted.label))
@@ -209,8 +205,8 @@ fn asked(which: &Which) -> String {
 fn keep(which: &Which, words: &[String]) -> Result<(), Failure> {
     let path = kept(&asked(which))?;
     let new = path.with_extension("last-new");
-    fs::write(&new, serde_json::to_vec(words)?)?;
-    Ok(fs::rename(new, path)?)
+    let written = fs::write(&new, serde_json::to_vec(words)?).and_then(|()| fs::rename(&new, path));
+    Ok(written.inspect_err(|_| drop(fs::remove_file(&new)))?)
 }
 
 fn last_words(which: &Which) -> Option<Vec<String>> {

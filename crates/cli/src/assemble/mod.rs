@@ -142,7 +142,7 @@ pub fn run(arguments: &AssembleArguments) -> Result<(), Failure> {
     for report in &reports {
         if let Outcome::NotStarted(why) = &report.outcome {
             let text = format!("pinstripe: {} was not started: {why}", report.label);
-            eprintln!("{}", pinstripe_control::text::printable_lines(&text));
+            output::remark(&pinstripe_control::text::printable_lines(&text));
         }
     }
     if reports.iter().any(Report::failed) { Err(Failure::said()) } else { Ok(()) }
@@ -219,7 +219,7 @@ fn assemble(configuration: &Configuration, which: &Which, way: Way) -> Result<Ve
         if waiting.is_empty() {
             reports.extend(units.into_iter().map(|(wanted, state)| report(&wanted, state)));
             for remark in remarks {
-                eprintln!("pinstripe: {}", printable(&remark));
+                output::remark(&format!("pinstripe: {}", printable(&remark)));
             }
             line.finish_and_clear();
             return Ok(reports);

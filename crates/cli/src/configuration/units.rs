@@ -26,6 +26,7 @@ use super::{
 use crate::{
     command_line::ConfigUnitsArguments,
     failure::Failure,
+    output,
     systemd::{PROGRAM, TARGET_TEMPLATE, TEMPLATE, UNITS},
 };
 
@@ -70,7 +71,7 @@ pub fn run(arguments: &ConfigUnitsArguments) -> Result<(), Failure> {
     let Ok(Usable { configuration, wrong, .. }) = load_usable(main) else { return outcome };
     let (files, remarks) = generated(&configuration, &wrong, &mounts::table());
     for remark in remarks {
-        eprintln!("pinstripe: {remark}");
+        output::remark(&format!("pinstripe: {remark}"));
     }
     for file in files {
         let (path, written) = match &file {

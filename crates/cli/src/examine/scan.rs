@@ -24,7 +24,7 @@ pub fn run(arguments: &ExamineArguments) -> Result<(), Failure> {
         return output::print_json(&json!({ "arrays": arrays, "remarks": remarks }));
     }
     for remark in &seen.remarks {
-        eprintln!("pinstripe: {}", printable(remark));
+        output::remark(&format!("pinstripe: {}", printable(remark)));
     }
     let entries: Vec<String> = seen.arrays.iter().map(|array| entry(array, &configuration)).collect();
     output::print(&if entries.is_empty() { "# no array was found\n".to_owned() } else { entries.join("\n") })

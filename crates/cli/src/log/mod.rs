@@ -35,7 +35,10 @@ use self::{
     record::{Record, Value},
     sink::Sink,
 };
-use crate::command_line::{LogLevel, LogOptions};
+use crate::{
+    command_line::{LogLevel, LogOptions},
+    output,
+};
 
 /// Bytes that are told of a panic.
 const PANIC_BYTES_MAX: usize = 64 << 10;
@@ -55,7 +58,7 @@ struct Log {
 /// Begins the log of this process, which is this command. In the thread whose signals the log's thread is to
 /// hold back as well.
 pub fn begin(options: LogOptions, command: &'static str) -> std::io::Result<()> {
-    let (sink, problem) = Sink::open(options.log_format);
+    let (mut sink, problem) = Sink::open(options.log_format);
     let before = Context { label: None, fields: vec![("command", Value::Text(command.to_owned()))] };
     let queue = Queue::begin(move |record| sink.write(record, CONTEXT.get().unwrap_or(&before)))?;
     let queue = Arc::new(queue);
@@ -130,7 +133,7 @@ pub fn say(entry: &Entry<'_>) {
     let Entry { level, time, array, event, number, member, slot, .. } = entry;
     let Entry { sector, action, peer, protocol, message, lines, .. } = entry;
     if LOG.get().is_none() {
-        eprintln!("pinstripe: {}", printable_lines(message));
+        output::remark(&format!("pinstripe: {}", printable_lines(message)));
         return;
     }
     let (file, line) = (Location::caller().file(), u64::from(Location::caller().line()));

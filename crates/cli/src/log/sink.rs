@@ -11,7 +11,7 @@ use super::{
     format::{Context, journal, json, text},
     record::Record,
 };
-use crate::command_line::LogFormat;
+use crate::command_line::{LogFormat, LogLevel};
 
 /// Where journald listens.
 const JOURNAL_SOCKET: &str = "/run/systemd/journal/socket";
@@ -25,6 +25,11 @@ pub struct Sink {
     way: Way,
     /// Standard error is a stream of the journal, which takes a priority at the head of each line.
     priorities: bool,
+    /// Entries that could not be written, and why the last one could not.
+    lost: u64,
+    why: Option<Errno>,
+    /// A part of the last one was.
+    is_torn: bool,
 }
 
 enum Way {
@@ -46,19 +51,50 @@ impl Sink {
                 Err(why) => (Way::Text, Some(why)),
             },
         };
-        (Self { way, priorities }, problem.filter(|_| asked.is_some()))
+        (Self::by(way, priorities), problem.filter(|_| asked.is_some()))
     }
 
-    /// Errors are of no account: there is nothing else to tell them.
-    pub fn write(&self, record: &Record, context: &Context) {
-        match &self.way {
-            Way::Json => to_standard_error(json(record, context).as_bytes()),
-            // To the path each time: the journal may have been restarted.
-            Way::Journal { socket, path } if socket.send_to(&journal(record, context), path).is_ok() => {}
-            Way::Journal { .. } | Way::Text => {
-                to_standard_error(text(record, context, self.priorities).as_bytes());
+    fn by(way: Way, priorities: bool) -> Self {
+        Self { way, priorities, lost: 0, why: None, is_torn: false }
+    }
+
+    /// There is nothing else to tell errors, such as that the disk is full. So what could not be written is
+    /// counted, and the count is told when something can be written again.
+    pub fn write(&mut self, record: &Record, context: &Context) {
+        if let Some(why) = self.why {
+            let words = format!("{} entries of the log could not be written: {why}", self.lost);
+            if self.put(&Record::new(LogLevel::Warning, &words), context).is_ok() {
+                (self.lost, self.why) = (0, None);
             }
         }
+        if let Err(why) = self.put(record, context) {
+            self.lost += 1;
+            self.why = Some(why);
+        }
+    }
+
+    fn put(&mut self, record: &Record, context: &Context) -> Result<(), Errno> {
+        let text = match &self.way {
+            Way::Json => json(record, context),
+            // To the path each time: the journal may have been restarted.
+            Way::Journal { socket, path } if socket.send_to(&journal(record, context), path).is_ok() => {
+                return Ok(());
+            }
+            Way::Journal { .. } | Way::Text => text(record, context, self.priorities),
+        };
+        self.put_on_standard_error(text.as_bytes())
+    }
+
+    /// A line that was torn is ended first.
+    fn put_on_standard_error(&mut self, line: &[u8]) -> Result<(), Errno> {
+        if self.is_torn {
+            to_standard_error(b"\n").map_err(|(why, _)| why)?;
+            self.is_torn = false;
+        }
+        to_standard_error(line).map_err(|(why, written)| {
+            self.is_torn = written > 0;
+            why
+        })
     }
 }
 
@@ -85,25 +121,27 @@ fn is_stream_of_journal() -> bool {
 
 /// Not by the handle of the library: while it waits for a reader it holds a lock, for which every other
 /// thread that says something would wait.
-fn to_standard_error(mut bytes: &[u8]) {
-    while !bytes.is_empty() {
-        match rustix::io::write(io::stderr(), bytes) {
-            Ok(written) => bytes = &bytes[written..],
+/// With an error comes how much was written before.
+fn to_standard_error(bytes: &[u8]) -> Result<(), (Errno, usize)> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match rustix::io::write(io::stderr(), &bytes[done..]) {
+            Ok(written) => done += written,
             Err(Errno::INTR) => {}
             // Another process has made it so that it doesn't wait.
             Err(Errno::AGAIN) => {
                 let standard_error = io::stderr();
                 let _ = poll(&mut [PollFd::new(&standard_error, PollFlags::OUT)], None);
             }
-            Err(_) => return,
+            Err(why) => return Err((why, done)),
         }
     }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::command_line::LogLevel;
 
     #[test]
     fn a_journal_that_was_restarted_gets_the_next_entry() {
@@ -117,8 +155,8 @@ mod tests {
         };
         let journal = listen();
         let way = Way::Journal { socket: UnixDatagram::unbound().unwrap(), path: path.clone() };
-        let sink = Sink { way, priorities: false };
-        let write = |words: &str| sink.write(&Record::new(LogLevel::Error, words), &Context::default());
+        let mut sink = Sink::by(way, false);
+        let mut write = |words: &str| sink.write(&Record::new(LogLevel::Error, words), &Context::default());
         write("one");
         assert!(received(&journal).starts_with("MESSAGE=one\nPRIORITY=3\n"));
         drop(journal);

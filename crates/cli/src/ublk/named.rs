@@ -31,8 +31,9 @@ impl Named {
     /// Of the device that this process is about to start. `words` is what udev's rules get to know. Without
     /// the file there is no name in /dev, which is a convenience.
     pub fn write(folder: &Path, device: u32, mark: u64, words: &str) -> Option<Self> {
-        let path = path(folder, device);
-        fs::write(&path, format!("{mark:016x}\n{words}")).ok().map(|()| Self(path))
+        // A part of it, which is all that a full file system takes, would be another name: it goes with this.
+        let named = Self(path(folder, device));
+        fs::write(&named.0, format!("{mark:016x}\n{words}")).ok().map(|()| named)
     }
 }
 
@@ -90,6 +91,10 @@ mod tests {
         assert_eq!(read(folder.path(), 4, 7), None);
         drop(named);
         assert_eq!(read(folder.path(), 3, 7), None);
+        // Where there is no room, a part of it would be the name of another array.
+        std::os::unix::fs::symlink("/dev/full", path(folder.path(), 3)).unwrap();
+        assert!(Named::write(folder.path(), 3, 7, "PINSTRIPE_NAME=data\n").is_none());
+        assert!(path(folder.path(), 3).symlink_metadata().is_err(), "nothing is left of it");
     }
 
     #[test]
