@@ -86,7 +86,7 @@ pub fn status(arguments: &StatusArguments) -> Result<(), Failure> {
     lines.extend(status.alerts.iter().map(alert));
     lines.extend(status.remarks.iter().map(|remark| one_line(remark) + "\n"));
     if let Some(error) = &status.configuration_error {
-        let words = "the configuration has changed and can't be taken; the daemon goes by the earlier one";
+        let words = "the configuration has errors; the daemon goes by what it could take before";
         lines.push(format!("{words}:\n{}\n", printable_lines(error)));
     }
     lines.extend(status.unserved.iter().map(|why| unserved(why)));
@@ -126,7 +126,7 @@ pub fn reload(arguments: &ReloadArguments) -> Result<(), Failure> {
         let changes: String = reloaded.changes.iter().map(line).collect();
         output::print(&(head + &changes))?;
         if let Some(why) = &reloaded.unserved {
-            eprint!("pinstripe: warning: {}", unserved(why));
+            output::remark(&format!("pinstripe: warning: {}", unserved(why)));
         }
     }
     if failed { Err(Failure::said()) } else { Ok(()) }

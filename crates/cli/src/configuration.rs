@@ -43,11 +43,14 @@ pub fn load_with(main: Option<&Path>, path: &Path, text: &str) -> Result<Configu
 /// second one says so.
 pub fn load_usable(main: Option<&Path>) -> Result<Usable, Problems> {
     let mut usable = Configuration::load_usable(main)?;
-    let Usable { configuration, wrong, problems } = &mut usable;
+    let Usable { configuration, wrong, problems, is_daemon_wrong } = &mut usable;
     for (place, own) in wrong_entries(configuration) {
         wrong.push(place);
         problems.extend(own);
     }
+    let before = problems.len();
+    check_daemon(configuration, problems);
+    *is_daemon_wrong |= problems.len() > before;
     if !wrong.is_empty() {
         // What has an entry that is wrong isn't to be started as if it had none.
         configuration.scan.all = false;
@@ -55,6 +58,46 @@ pub fn load_usable(main: Option<&Path>) -> Result<Usable, Problems> {
     problems.sort();
     problems.dedup();
     Ok(usable)
+}
+
+/// The configuration of a daemon that begins.
+pub struct Begun {
+    /// Without the entries that are wrong.
+    pub configuration: Configuration,
+    /// The arrays of those, and what is told of each.
+    pub left_out: Vec<(String, String)>,
+    /// All that is wrong.
+    pub problems: Option<Problems>,
+}
+
+/// For a daemon that begins. An error in one entry keeps none of the other arrays from being looked after. One
+/// in what the daemon itself goes by keeps it from beginning: who may reach it is not to be guessed.
+pub fn load_to_begin(main: Option<&Path>) -> Result<Begun, Problems> {
+    let problems = match load(main) {
+        Ok(configuration) => {
+            return Ok(Begun { configuration, left_out: Vec::new(), problems: None });
+        }
+        Err(problems) => problems,
+    };
+    let Usable { mut configuration, wrong, .. } = match load_usable(main) {
+        Ok(usable) if !usable.is_daemon_wrong => usable,
+        _ => return Err(problems),
+    };
+    let is_wrong = |place: &Place| wrong.contains(place);
+    let is_target = |place: &&Place| configuration.targets.iter().any(|target| target.place == **place);
+    let mut left_out = Vec::new();
+    for place in wrong.iter().filter(|place| !is_target(place)) {
+        let entry = configuration.arrays.iter().find(|array| array.place == *place);
+        if entry.is_none_or(|array| array.auto) {
+            let label = entry.map_or_else(|| place.to_string(), Array::label);
+            let words = format!("its entry ({place}) is wrong, and the daemon does not see to it");
+            left_out.push((label, format!("{words}: `pinstripe config check` says what is wrong")));
+        }
+    }
+    left_out.dedup();
+    configuration.arrays.retain(|array| !is_wrong(&array.place));
+    configuration.targets.retain(|target| !is_wrong(&target.place));
+    Ok(Begun { configuration, left_out, problems: Some(problems) })
 }
 
 /// The entries of arrays and targets with options that are wrong, by where they begin.
@@ -74,13 +117,17 @@ fn wrong_entries(configuration: &Configuration) -> Vec<(Place, Vec<Problem>)> {
     all
 }
 
+fn check_daemon(configuration: &Configuration, problems: &mut Vec<Problem>) {
+    for (name, setting) in &configuration.daemon {
+        let alone = [(*name, setting.clone())].into();
+        check(OF_DAEMON, &alone, &setting.place, problems);
+    }
+}
+
 fn checked(configuration: Configuration) -> Result<Configuration, Problems> {
     let mut problems: Vec<Problem> =
         wrong_entries(&configuration).into_iter().flat_map(|(_, own)| own).collect();
-    for (name, setting) in &configuration.daemon {
-        let alone = [(*name, setting.clone())].into();
-        check(OF_DAEMON, &alone, &setting.place, &mut problems);
-    }
+    check_daemon(&configuration, &mut problems);
     // What arrays have from the defaults was checked with them, and an array may complete what the defaults
     // begin.
     if configuration.arrays.is_empty() || configuration.scan.all {
@@ -200,7 +247,7 @@ pub fn run(arguments: &ConfigCheckArguments) -> Result<(), Failure> {
     }
     let configuration = loaded?;
     for problem in sense::missing(&configuration) {
-        eprintln!("pinstripe: warning: {problem}");
+        output::remark(&format!("pinstripe: warning: {problem}"));
     }
     output::print(&match (configuration.files.len(), configuration.arrays.len()) {
         (0, _) => format!("OK: there is no configuration ({} doesn't exist)\n", pinstripe_config::MAIN),

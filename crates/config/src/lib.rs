@@ -314,12 +314,14 @@ impl Configuration {
         if !general.is_empty() {
             return Err(Problems(general));
         }
-        let mut usable = Usable { configuration, wrong: Vec::new(), problems: Vec::new() };
+        let mut usable =
+            Usable { configuration, wrong: Vec::new(), is_daemon_wrong: false, problems: Vec::new() };
         for (owner, problems) in wrong {
-            usable.problems.extend(problems);
-            if let Owner::Entry(place) = owner {
-                usable.wrong.push(place);
+            match owner {
+                Owner::Entry(place) => usable.wrong.push(place),
+                Owner::Daemon => usable.is_daemon_wrong |= !problems.is_empty(),
             }
+            usable.problems.extend(problems);
         }
         Ok(usable)
     }
@@ -368,6 +370,8 @@ pub struct Usable {
     pub configuration: Configuration,
     /// Where the entries begin that are wrong: nothing is to be served by them.
     pub wrong: Vec<Place>,
+    /// Whether something is wrong that no array is served by: of alerts, metrics, the page or the daemon.
+    pub is_daemon_wrong: bool,
     /// What is wrong.
     pub problems: Vec<Problem>,
 }

@@ -156,6 +156,7 @@ fn an_error_is_of_its_entry_of_the_daemon_or_of_all() {
     let wrong = |text: &str| -> Vec<Option<usize>> {
         let usable = usable(text).unwrap();
         assert!(!usable.problems.is_empty(), "{text}");
+        assert_eq!(usable.is_daemon_wrong, usable.wrong.is_empty(), "{text}");
         usable.wrong.iter().map(|place| place.line).collect()
     };
     let two =
@@ -171,6 +172,7 @@ fn an_error_is_of_its_entry_of_the_daemon_or_of_all() {
         ["[web]\nlisten = 'x'", "[alerts]\nx = 1", "[metrics]\ntls-clients = 'any'", "[daemon]\nx = 1"]
     {
         assert_eq!(wrong(&two("", of_daemon)), [], "{of_daemon}");
+        assert!(usable(&two("", of_daemon)).unwrap().is_daemon_wrong, "{of_daemon}");
     }
     for of_all in ["[defaults]\nx = 1", "[scan]\ndevices = []", "[unknown]", "x = "] {
         assert!(usable(&two("", of_all)).is_err(), "{of_all}");

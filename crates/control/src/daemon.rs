@@ -37,7 +37,7 @@ pub struct Status {
     pub since: u64,
     /// The files of the configuration that counts.
     pub files: Vec<PathBuf>,
-    /// Why a later configuration doesn't count.
+    /// Why a later configuration doesn't count, or what was wrong with the first one and is left out.
     pub configuration_error: Option<String>,
     /// Why metrics or the page are not served as the configuration says; it is tried again.
     #[serde(default)]
@@ -93,8 +93,8 @@ pub struct ArrayStatus {
 pub struct AlertStatus {
     /// The array's name, or its UUID.
     pub array: String,
-    /// `NotServed`, `Silent`, `Failed`, `Degraded`, `JournalFailed`, `BadSectors`, `DiskFailing` or
-    /// `Mismatch`.
+    /// `NotServed`, `Silent`, `Failed`, `Degraded`, `JournalFailed`, `BadSectors`, `DiskFailing`, `Mismatch`
+    /// or `Misconfigured`.
     pub alert: String,
     /// The member that it is about; empty if it is about the array.
     pub device: String,

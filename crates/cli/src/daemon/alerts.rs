@@ -16,6 +16,9 @@ const UNSERVED_SECONDS: u64 = 60;
 /// Seconds after which a start is told of: a replay takes long, and so does a device that hangs.
 const STARTING_SECONDS: u64 = 600;
 
+/// The kind of those of an array whose entry in the configuration is wrong.
+pub const MISCONFIGURED: &str = "Misconfigured";
+
 /// By what an alert is told from others.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Subject {
@@ -102,6 +105,12 @@ pub fn of(status: &ArrayStatus, detail: Option<&Detail>) -> Vec<(Subject, String
     all
 }
 
+/// What is wrong with an array whose entry is.
+pub fn left_out(array: &str, message: &str) -> (Subject, String) {
+    let subject = Subject { array: array.to_owned(), kind: MISCONFIGURED.to_owned(), device: String::new() };
+    (subject, message.to_owned())
+}
+
 /// Whether a device is a member or a spare.
 fn is_part(detail: &Detail, device: &str) -> bool {
     let is_it = |member: &Member| member.device.as_deref() == Some(device);
@@ -133,6 +142,9 @@ pub enum Server {
 }
 
 impl Asked<'_> {
+    /// Of an array that the daemon doesn't see to.
+    pub const NOTHING: Self = Self { server: Server::Unknown, disks: &[], detail: None, check: false };
+
     fn settles(self, subject: &Subject) -> bool {
         match subject.kind.as_str() {
             "NotServed" => self.server != Server::Unknown,
@@ -141,6 +153,7 @@ impl Asked<'_> {
                     || self.detail.is_some_and(|detail| !is_part(detail, &subject.device))
             }
             "Mismatch" => self.check,
+            MISCONFIGURED => true,
             _ => self.server == Server::Answers,
         }
     }
@@ -224,7 +237,7 @@ mod tests {
     use super::*;
     use crate::daemon::health::tests::{array, disk};
 
-    const NONE: Asked<'_> = Asked { server: Server::Unknown, disks: &[], detail: None, check: false };
+    const NONE: Asked<'_> = Asked::NOTHING;
     const ALL: Asked<'_> = Asked { server: Server::Answers, disks: &[], detail: None, check: true };
 
     fn status(state: &str, seconds: u64) -> ArrayStatus {
@@ -322,6 +335,18 @@ mod tests {
     fn a_start_that_does_not_end_is_told() {
         assert!(of(&status("starting", 599), None).is_empty());
         assert_eq!(of(&status("starting", 600), None)[0].0.kind, "NotServed");
+    }
+
+    #[test]
+    fn an_entry_that_is_wrong_is_told_once_until_it_is_right_and_settles_nothing_else() {
+        let mut book = Book::default();
+        let degraded = Subject { array: "data".into(), kind: "Degraded".into(), device: String::new() };
+        book.update("data", vec![(degraded, String::new())], ALL, 1);
+        let wrong = || vec![left_out("data", "its entry is wrong")];
+        let told = book.update("data", wrong(), Asked::NOTHING, 2);
+        assert_eq!(kinds(&told), [("Misconfigured", false)]);
+        assert!(book.update("data", wrong(), Asked::NOTHING, 3).is_empty());
+        assert_eq!(kinds(&book.update("data", Vec::new(), NONE, 4)), [("Misconfigured", true)]);
     }
 
     #[test]

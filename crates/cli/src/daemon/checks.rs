@@ -4,8 +4,7 @@
 //! and a boot. A round begins at the first sector and ends at the last one; it may take several windows.
 
 use std::{
-    fs,
-    io::{self, Write},
+    fs, io,
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -21,6 +20,7 @@ use pinstripe_control::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::secretary::replace;
 use crate::failure::Failure;
 
 /// How often it is looked how far a check is, and whether its window is still open.
@@ -33,6 +33,10 @@ const LIMIT: Duration = Duration::from_secs(30);
 const UNDER_WAY_MAX: u64 = 4096;
 /// A record from the future is of a clock that was wrong.
 const CLOCK_ERROR_MAX: u64 = 24 * 3600;
+/// A clock that says less, in seconds since the epoch, isn't set yet: this is the year 2025.
+const CLOCK_MIN: u64 = 1_735_689_600;
+/// How long after the daemon's begin such a clock is waited for. Not all machines have one.
+const CLOCK_PATIENCE: Duration = Duration::from_hours(24);
 
 /// Of an array. Times are seconds since the epoch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,6 +53,19 @@ pub struct Record {
     pub completed: Option<u64>,
     /// What that one found.
     pub completed_mismatched_sectors: u64,
+}
+
+impl Record {
+    /// A round is over.
+    fn complete(&mut self, now: u64) {
+        self.open = false;
+        if self.begun < CLOCK_MIN || self.begun > now {
+            // The clock was wrong then. The next round isn't due for that.
+            self.begun = now;
+        }
+        self.completed = Some(now);
+        self.completed_mismatched_sectors = self.mismatched_sectors;
+    }
 }
 
 /// A moment: since the epoch, and on the clock of this place.
@@ -68,17 +85,29 @@ impl Moment {
         Self { seconds: u64::try_from(now.timestamp().as_second()).unwrap_or(0), day, minute }
     }
 
+    /// Whether it says more than that the clock isn't set. `up`: since when the daemon runs.
+    fn counts(self, up: Duration) -> bool {
+        self.seconds >= CLOCK_MIN || up >= CLOCK_PATIENCE
+    }
+
     fn is_in(&self, window: Option<Window>) -> bool {
         window.is_none_or(|window| window.is_open(self.day, self.minute))
     }
 }
 
-/// Whether a check is to be under way now.
-pub fn is_due(duties: &Duties, record: &Record, now: Moment) -> bool {
+/// Whether a check is to be under way now. `up`: since when the daemon runs.
+///
+/// A machine whose clock begins with 1970 at each boot would otherwise begin a check at each boot, and another
+/// one when the clock is set.
+pub fn is_due(duties: &Duties, record: &Record, now: Moment, up: Duration) -> bool {
     let Some(Every::Time(every)) = duties.check_every else { return false };
+    if !now.counts(up) {
+        return false;
+    }
     let is_from_future = record.begun > now.seconds + CLOCK_ERROR_MAX;
     let since = now.seconds.saturating_sub(record.begun);
-    now.is_in(duties.check_window) && (record.open || is_from_future || since >= every.as_secs())
+    let is_due = record.begun == 0 || record.open || is_from_future || since >= every.as_secs();
+    is_due && now.is_in(duties.check_window)
 }
 
 /// Where the records are.
@@ -86,26 +115,31 @@ pub fn is_due(duties: &Duties, record: &Record, now: Moment) -> bool {
 pub struct Records(pub PathBuf);
 
 impl Records {
-    fn path(&self, uuid: &str) -> PathBuf {
+    fn name(uuid: &str) -> String {
         let digits: String = uuid.chars().filter(char::is_ascii_hexdigit).collect();
-        self.0.join(format!("{digits}.check"))
+        format!("{digits}.check")
     }
 
     /// The record of an array. One that is damaged is none: the worst is a check more.
     pub fn of(&self, uuid: &str) -> Record {
-        let text = fs::read(self.path(uuid)).unwrap_or_default();
+        let text = fs::read(self.0.join(Self::name(uuid))).unwrap_or_default();
         serde_json::from_slice(&text).unwrap_or_default()
     }
 
     fn put(&self, uuid: &str, record: &Record) -> io::Result<()> {
-        fs::create_dir_all(&self.0)?;
-        let mut file = tempfile::NamedTempFile::new_in(&self.0)?;
-        serde_json::to_writer(&mut file, record)?;
-        file.write_all(b"\n")?;
-        file.as_file().sync_all()?;
-        file.persist(self.path(uuid)).map_err(|error| error.error)?;
-        Ok(())
+        let text = serde_json::to_string(record)? + "\n";
+        replace(&self.0, &Self::name(uuid), text.as_bytes())
     }
+}
+
+/// What came of a check.
+#[derive(Debug)]
+pub struct Round {
+    /// How far it is.
+    pub record: Record,
+    pub how: Checked,
+    /// Why the record isn't kept: a next daemon goes on from an earlier one.
+    pub unkept: Option<String>,
 }
 
 /// How a check has ended, or its part in a window.
@@ -127,16 +161,17 @@ pub fn check(
     uuid: &str,
     window: Option<Window>,
     records: &Records,
-) -> Result<Checked, Failure> {
+) -> Result<Round, Failure> {
     let array = control.to_string_lossy();
     let mut client = Client::connect(&array)?;
     client.set_timeout(Some(LIMIT))?;
     let detail: Detail = client.call("detail", Value::Null)?;
-    if let Some(why) = obstacle(&detail) {
-        return Ok(Checked::NotNow(why));
-    }
-    let kept = |error: io::Error| Failure::new(format!("how far the check is can't be kept: {error}"));
     let mut record = records.of(uuid);
+    if let Some(why) = obstacle(&detail) {
+        return Ok(Round { record, how: Checked::NotNow(why), unkept: None });
+    }
+    let unkept = |error: io::Error| format!("how far the check is can't be kept: {error}");
+    let kept = |error| Failure::new(unkept(error));
     if !record.open {
         let (completed, found) = (record.completed, record.completed_mismatched_sectors);
         let begun = Moment::now().seconds;
@@ -159,26 +194,26 @@ pub fn check(
         Err(ClientError::Call(error)) if error.code == pinstripe_control::code::PARAMETERS && from > 0 => {
             record.open = false;
             records.put(uuid, &record).map_err(kept)?;
-            return Ok(Checked::NotNow(error.message));
+            return Ok(Round { record, how: Checked::NotNow(error.message), unkept: None });
         }
         result => result?,
     };
     record.mismatched_sectors += result.mismatched_sectors;
     record.next_sector = result.next_sector.unwrap_or(from);
     if result.complete {
-        record.open = false;
-        record.completed = Some(Moment::now().seconds);
-        record.completed_mismatched_sectors = record.mismatched_sectors;
+        record.complete(Moment::now().seconds);
     }
-    records.put(uuid, &record).map_err(kept)?;
-    Ok(if result.complete {
+    // What it has found counts, kept or not.
+    let unkept = records.put(uuid, &record).err().map(unkept);
+    let how = if result.complete {
         let unreadable_stripes = result.unreadable_stripes;
         Checked::Complete { mismatched_sectors: record.mismatched_sectors, unreadable_stripes }
     } else if closed.load(Ordering::Relaxed) {
         Checked::ToGoOn
     } else {
         Checked::Stopped
-    })
+    };
+    Ok(Round { record, how, unkept })
 }
 
 /// What has to be over before parity is compared.
@@ -243,6 +278,9 @@ impl Minder<'_> {
 mod tests {
     use super::*;
 
+    const HOUR: Duration = Duration::from_hours(1);
+    const DAY: Duration = Duration::from_hours(24);
+
     fn at(seconds: u64) -> Moment {
         Moment { seconds, day: 2, minute: 120 }
     }
@@ -254,21 +292,47 @@ mod tests {
 
     #[test]
     fn a_check_is_due_when_its_time_is_over_and_its_window_open() {
-        let (never, first) = (Record::default(), 1_000_000_000);
-        assert!(!is_due(&Duties::default(), &never, at(first)));
-        assert!(!is_due(&duties("never", ""), &never, at(first)));
-        assert!(is_due(&duties("30d", ""), &never, at(first)), "none has been yet");
+        let (never, first) = (Record::default(), CLOCK_MIN + 1_000_000_000);
+        assert!(!is_due(&Duties::default(), &never, at(first), HOUR));
+        assert!(!is_due(&duties("never", ""), &never, at(first), HOUR));
+        assert!(is_due(&duties("30d", ""), &never, at(first), HOUR), "none has been yet");
         let done = Record { begun: first, completed: Some(first + 10), ..Record::default() };
         let month = 30 * 86_400;
-        assert!(!is_due(&duties("30d", ""), &done, at(first + month - 1)));
-        assert!(is_due(&duties("30d", ""), &done, at(first + month)));
-        assert!(!is_due(&duties("30d", "03:00-04:00"), &done, at(first + month)));
+        assert!(!is_due(&duties("30d", ""), &done, at(first + month - 1), HOUR));
+        assert!(is_due(&duties("30d", ""), &done, at(first + month), HOUR));
+        assert!(!is_due(&duties("30d", "03:00-04:00"), &done, at(first + month), HOUR));
         let open = Record { begun: first, open: true, next_sector: 77, ..Record::default() };
-        assert!(is_due(&duties("30d", "01:00-03:00"), &open, at(first + 1)), "it goes on");
-        assert!(!is_due(&duties("30d", "03:00-04:00"), &open, at(first + 1)));
-        assert!(!is_due(&duties("never", ""), &open, at(first + 1)));
-        assert!(is_due(&duties("30d", ""), &done, at(first - month)), "the clock was wrong");
-        assert!(!is_due(&duties("30d", ""), &done, at(first - 60)));
+        assert!(is_due(&duties("30d", "01:00-03:00"), &open, at(first + 1), HOUR), "it goes on");
+        assert!(!is_due(&duties("30d", "03:00-04:00"), &open, at(first + 1), HOUR));
+        assert!(!is_due(&duties("never", ""), &open, at(first + 1), HOUR));
+        assert!(is_due(&duties("30d", ""), &done, at(first - month), HOUR), "the clock was wrong");
+        assert!(!is_due(&duties("30d", ""), &done, at(first - 60), HOUR));
+    }
+
+    #[test]
+    fn a_clock_that_is_not_set_begins_no_check_for_a_day_and_one_that_jumps_begins_one_at_most() {
+        let (month, right) = (duties("30d", ""), CLOCK_MIN + 1_000_000_000);
+        let done = Record { begun: right, completed: Some(right + 10), ..Record::default() };
+        for record in [Record::default(), done.clone(), Record { open: true, ..done.clone() }] {
+            assert!(!is_due(&month, &record, at(100), HOUR), "it may be set yet: {record:?}");
+            assert!(is_due(&month, &record, at(100), DAY), "there may be none: {record:?}");
+        }
+        // A check that begins in one time and is over in another is over.
+        for (begun, over) in
+            [(100, right), (right + (40 << 30), right), (right, right + (1 << 30)), (right, 100)]
+        {
+            let mut record = Record { begun, open: true, mismatched_sectors: 8, ..Record::default() };
+            assert!(is_due(&month, &record, at(over), DAY), "it goes on");
+            record.complete(over);
+            assert_eq!(
+                (record.open, record.completed, record.completed_mismatched_sectors),
+                (false, Some(over), 8)
+            );
+            if begun != right || over == 100 {
+                assert!(!is_due(&month, &record, at(over + 86_400), DAY), "{begun} {over}");
+            }
+            assert!(is_due(&month, &record, at(over + 31 * 86_400), DAY), "{begun} {over}");
+        }
     }
 
     #[test]

@@ -10,8 +10,8 @@ use pinstripe_control::Detail;
 
 use super::{
     Daemon, Message,
-    alerts::{self, Book, Tell},
-    checks::{self, Checked, Moment, Records},
+    alerts::{self, Asked, Book, Tell},
+    checks::{self, Checked, Moment, Records, Round},
     groups::{self, Grouped, Move, Moved},
     health,
     secretary::{Errand, Kept},
@@ -102,7 +102,7 @@ impl Daemon {
             now >= kept.check_not_before
                 && kept.uuid.is_some()
                 && kept.answering().is_some()
-                && checks::is_due(&kept.duties, &kept.record, moment)
+                && checks::is_due(&kept.duties, &kept.record, moment, now)
         });
         let Some((key, kept)) = due else { return };
         let (Some(control), Some(uuid)) = (kept.answering(), kept.uuid.clone()) else { return };
@@ -119,13 +119,19 @@ impl Daemon {
         }
     }
 
-    pub fn checked(&mut self, key: &str, outcome: Result<Checked, String>) {
+    pub fn checked(&mut self, key: &str, outcome: Result<Round, String>) {
         self.chores.checking = None;
         let now = self.now();
         let Some(kept) = self.arrays.get_mut(key) else { return };
-        kept.record = kept.uuid.as_deref().map(|uuid| self.chores.records.of(uuid)).unwrap_or_default();
         let log = self.log.of(&kept.label);
         let mut pause = CHECK_PAUSE;
+        let outcome = outcome.map(|Round { record, how, unkept }| {
+            kept.record = record;
+            if let Some(unkept) = unkept {
+                log.warn(&unkept);
+            }
+            how
+        });
         match outcome {
             Ok(Checked::Complete { mismatched_sectors: 0, unreadable_stripes: 0 }) => {
                 log.note("its check is complete: parity matches");
@@ -140,7 +146,11 @@ impl Daemon {
             }
             Ok(Checked::Stopped) => log.note("its check was stopped, and goes on in an hour"),
             Ok(Checked::NotNow(why)) => log.note(&format!("is not checked now: {why}")),
-            Err(why) => log.warn(&format!("its check failed: {why}")),
+            Err(why) => {
+                kept.record =
+                    kept.uuid.as_deref().map(|uuid| self.chores.records.of(uuid)).unwrap_or_default();
+                log.warn(&format!("its check failed: {why}"));
+            }
         }
         kept.check_not_before = now + pause;
     }
@@ -258,6 +268,10 @@ impl Daemon {
         for kept in self.arrays.values() {
             let current = alerts::of(&kept.status(now), kept.detail.as_ref());
             told.extend(self.chores.book.update(&kept.label, current, kept.asked(), moment));
+        }
+        for (label, message) in &self.left_out {
+            let current = vec![alerts::left_out(label, message)];
+            told.extend(self.chores.book.update(label, current, Asked::NOTHING, moment));
         }
         self.send_alerts(told);
     }

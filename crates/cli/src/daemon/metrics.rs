@@ -18,6 +18,8 @@ use pinstripe_control::{
 };
 use pinstripe_engine::{members::MemberStatistics, statistics::Statistics};
 
+use super::alerts::MISCONFIGURED;
+
 /// The type of what [`render`] gives.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -40,7 +42,9 @@ pub fn readiness(snapshot: &Snapshot) -> Result<(), String> {
     let silent: String = bad.map(words).collect();
     let failed = snapshot.details.iter().flatten().filter(|detail| detail.state == "failed");
     let failed = failed.map(|detail| format!("{}: failed\n", detail.name));
-    let all = silent + &failed.collect::<Vec<_>>().concat();
+    let left_out = snapshot.status.alerts.iter().filter(|alert| alert.alert == MISCONFIGURED);
+    let left_out = left_out.map(|alert| format!("{}: its entry is wrong\n", alert.array));
+    let all = silent + &failed.chain(left_out).collect::<String>();
     if all.is_empty() { Ok(()) } else { Err(all) }
 }
 
@@ -58,7 +62,7 @@ pub fn render(snapshot: &Snapshot) -> String {
     let wrong = u8::from(status.configuration_error.is_some() || status.unserved.is_some());
     text.gauge(
         "pinstripe_configuration_error",
-        "1: the configuration has changed and can't be taken, or the page can't be served as it says.",
+        "1: the configuration has errors, so not all of it counts, or the page can't be served as it says.",
         [(vec![], wrong)],
     );
     of_statuses(&mut text, &status.arrays);
@@ -590,5 +594,16 @@ mod tests {
         let mut failed = snapshot("data", "serving");
         failed.details[0].as_mut().unwrap().state = "failed".to_owned();
         assert_eq!(readiness(&failed), Err("data: failed\n".to_owned()));
+        let mut left_out = snapshot("data", "serving");
+        let (array, message) = ("other".to_owned(), String::new());
+        let alert = MISCONFIGURED.to_owned();
+        left_out.status.alerts = vec![pinstripe_control::daemon::AlertStatus {
+            array,
+            alert,
+            device: String::new(),
+            since: 1,
+            message,
+        }];
+        assert_eq!(readiness(&left_out), Err("other: its entry is wrong\n".to_owned()));
     }
 }

@@ -50,9 +50,7 @@ mod web;
 
 use std::{
     collections::BTreeMap,
-    fs::File,
-    os::unix::fs::OpenOptionsExt,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     time::{Duration, Instant, UNIX_EPOCH},
 };
@@ -64,7 +62,6 @@ use pinstripe_control::{
     maintenance::Event,
     text::one_line,
 };
-use rustix::fs::{FlockOperation, OFlags, flock};
 use serde_json::{Value, json};
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
@@ -74,7 +71,7 @@ use signal_hook::{
 use self::{
     alerts::{Asked, Server},
     board::Board,
-    checks::{Checked, Record},
+    checks::{Record, Round},
     chores::Chores,
     phase::{Action, Course, Ending, Phase},
     secretary::{Errand, Secretary},
@@ -84,7 +81,7 @@ use self::{
 use crate::{
     assemble::{Outcome, State, Wanted},
     command_line::DaemonArguments,
-    configuration::{self, count},
+    configuration::{self, Begun, count},
     failure::Failure,
     history::Told,
     log::{self, Entry},
@@ -120,7 +117,7 @@ enum Message {
     /// Of a server.
     News { key: String, run: u64, news: News },
     /// What came of a check.
-    Checked { key: String, outcome: Result<Checked, String> },
+    Checked { key: String, outcome: Result<Round, String> },
     /// The disks were asked how they are.
     Visited(health::Visit),
     /// How things are, for the HTTP server.
@@ -141,9 +138,10 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
     if arguments.send_alert {
         return sender::answer(arguments.configuration.config.as_deref());
     }
-    let configuration = configuration::load(arguments.configuration.config.as_deref())?;
+    let Begun { configuration, left_out, problems } =
+        configuration::load_to_begin(arguments.configuration.config.as_deref())?;
     let folder = default_folder()?;
-    let _alone = alone(&folder)?;
+    let _alone = socket::alone(&folder)?;
     let (sender, messages) = channel();
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM])?;
     let of_signals = sender.clone();
@@ -157,6 +155,9 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
     log::begin(arguments.log.or(configuration::log_options(&configuration)), "daemon")?;
     log::describe("daemon", &[]);
     let log = ServerLog::new(arguments.json, "daemon")?;
+    for problem in problems.iter().flat_map(|problems| &problems.0) {
+        log.warn(&format!("the configuration has an error: {problem}"));
+    }
     let state = state_folder();
     let secretary = Secretary::new(&state, &configuration.alerts, arguments.alerts_by.as_deref(), &log)?;
     let daemon = Daemon {
@@ -167,7 +168,8 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
         since: UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
         configuration,
         generation: 0,
-        problem: None,
+        left_out,
+        problem: problems.map(|problems| problems.to_string()),
         unserved: None,
         listen_again: Duration::ZERO,
         arrays: BTreeMap::new(),
@@ -189,23 +191,6 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
 pub fn state_folder() -> PathBuf {
     let given = std::env::var_os(STATE_VARIABLE).map(PathBuf::from).filter(|path| path.is_absolute());
     given.unwrap_or_else(|| PathBuf::from(STATE_FOLDER))
-}
-
-/// Sees to it that there is one daemon: the file is locked while it lives.
-fn alone(folder: &Path) -> Result<File, Failure> {
-    let path = folder.join("daemon.lock");
-    let failed = |error: std::io::Error| Failure::new(format!("can't lock {}: {error}", path.display()));
-    let mut options = File::options();
-    options.write(true).create(true).truncate(false).mode(0o600);
-    let file = options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed()).open(&path).map_err(failed)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(Failure::new(format!(
-            "a daemon runs already, and has {} locked: `pinstripe status` shows it",
-            path.display()
-        ))),
-        Err(error) => Err(failed(error.into())),
-    }
 }
 
 /// An array that is to be served.
@@ -257,7 +242,9 @@ struct Daemon {
     configuration: Configuration,
     /// Counts configurations.
     generation: u64,
-    /// Why a later configuration doesn't count.
+    /// The arrays whose entries were wrong when the daemon began, and what is told of each.
+    left_out: Vec<(String, String)>,
+    /// Why a later configuration doesn't count, or what was wrong with the first one.
     problem: Option<String>,
     /// Why metrics or the page are not served as configured, and when that is tried again.
     unserved: Option<String>,
@@ -479,7 +466,8 @@ impl Daemon {
                 }
             }
         }
-        let labels: Vec<&String> = self.arrays.values().map(|kept| &kept.label).collect();
+        let kept = self.arrays.values().map(|kept| &kept.label);
+        let labels: Vec<&String> = kept.chain(self.left_out.iter().map(|(label, _)| label)).collect();
         let told = self.chores.book.forget(|array| labels.iter().any(|label| *label == array));
         self.send_alerts(told);
     }
@@ -681,6 +669,7 @@ impl Daemon {
         let files = new.files.clone();
         self.log.note(&format!("the configuration was read again: {}", count(files.len(), "file")));
         self.configuration = new;
+        self.left_out.clear();
         self.secretary.ask(Errand::Ways(self.configuration.alerts.clone()));
         self.problem = None;
         // Whatever was told before is told again: a person waits for it.

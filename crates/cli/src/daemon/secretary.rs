@@ -14,10 +14,10 @@
 //! known to be done. One of them can be done twice then, none is lost.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     fs,
     io::{self, Write},
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{FileExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
@@ -53,7 +53,7 @@ const PAUSES: [Duration; 6] = [
     Duration::from_hours(2),
     Duration::from_hours(6),
 ];
-/// Alerts that wait to be sent again, of each way.
+/// Alerts that wait to be sent again, of each way, and events that wait for room.
 const WAITING_MAX: usize = 1000;
 const TICK: Duration = Duration::from_secs(1);
 /// How long the end waits for programs that it ends, and for what became of them.
@@ -155,9 +155,8 @@ impl Secretary {
         log: &ServerLog,
     ) -> io::Result<Self> {
         let (history, entries) = channel();
-        let complaints = Complaints::new("events", folder, log);
-        let mut unkept = vec![Arc::clone(&complaints.now)];
-        let office = History { folder: folder.to_owned(), complaints };
+        let office = History::new(folder, log);
+        let mut unkept = vec![Arc::clone(&office.complaints.now)];
         threads::spawn("history", move || office.work(&entries))?;
         let (book, pages) = channel();
         let (over, alerts) = (Arc::default(), Arc::new(Mutex::new(alerts.clone())));
@@ -262,23 +261,67 @@ impl Complaints {
     }
 }
 
-/// Keeps events.
+/// Keeps events. Those that find no room wait until there is some.
 struct History {
     folder: PathBuf,
     complaints: Complaints,
+    waiting: VecDeque<Told>,
+    /// Those that waited in vain, for too many came after them.
+    lost: u64,
 }
 
 impl History {
-    fn work(self, entries: &Receiver<Entry>) {
-        for entry in entries {
-            match entry {
-                Entry::Event(told) => {
-                    let kept = self.keep(&told);
-                    self.complaints.hear(kept);
-                }
-                Entry::Done(done) => drop(done.send(())),
+    fn new(folder: &Path, log: &ServerLog) -> Self {
+        let complaints = Complaints::new("events", folder, log);
+        Self { folder: folder.to_owned(), complaints, waiting: VecDeque::new(), lost: 0 }
+    }
+
+    fn work(mut self, entries: &Receiver<Entry>) {
+        loop {
+            let mut done = Vec::new();
+            match entries.recv_timeout(TICK) {
+                Ok(entry) => [entry].into_iter().chain(entries.try_iter()).for_each(|entry| match entry {
+                    Entry::Event(told) => self.add(told),
+                    Entry::Done(answer) => done.push(answer),
+                }),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            if !self.waiting.is_empty() {
+                let kept = self.keep_all();
+                self.complaints.hear(kept);
+            }
+            for done in done {
+                let _ = done.send(());
             }
         }
+    }
+
+    fn add(&mut self, told: Told) {
+        self.waiting.push_back(told);
+        if self.waiting.len() > WAITING_MAX {
+            self.waiting.pop_front();
+            self.lost += 1;
+        }
+    }
+
+    fn keep_all(&mut self) -> io::Result<()> {
+        let mut kept = Ok(());
+        while let Some(told) = self.waiting.front() {
+            kept = self.keep(told);
+            if kept.is_err() {
+                break;
+            }
+            self.waiting.pop_front();
+        }
+        // What there was room for is to outlast a crash also where the rest waits.
+        let is_on_disk = fs::File::open(self.folder.join(HISTORY)).and_then(|file| file.sync_data());
+        kept.and(is_on_disk)?;
+        if self.lost > 0 {
+            let lost = std::mem::take(&mut self.lost);
+            self.complaints.log.warn(&format!("{lost} events were not kept: there was no room for too long"));
+        }
+        Ok(())
     }
 
     fn keep(&self, told: &Told) -> io::Result<()> {
@@ -287,12 +330,29 @@ impl History {
         if path.metadata().is_ok_and(|metadata| metadata.len() >= HISTORY_BYTES_MAX) {
             fs::rename(&path, self.folder.join(HISTORY_BEFORE))?;
         }
-        let line = serde_json::to_string(told)?;
+        let mut line = serde_json::to_string(told)? + "\n";
         let mut options = fs::File::options();
-        let mut file = options.append(true).create(true).mode(0o640).open(path)?;
+        let mut file = options.read(true).append(true).create(true).mode(0o640).open(path)?;
+        let length = file.metadata()?.len();
+        if !ends_with_a_line(&file, length)? {
+            // A crash has left a part of a line. It must not take this one with it.
+            line.insert(0, '\n');
+        }
         // In one piece: what reads meanwhile sees whole lines.
-        file.write_all(format!("{line}\n").as_bytes())
+        let written = file.write_all(line.as_bytes());
+        if written.is_err() {
+            // A full disk may have taken a part. What was there before stays, and nothing else.
+            let _ = file.set_len(length);
+        }
+        written
     }
+}
+
+fn ends_with_a_line(file: &fs::File, length: u64) -> io::Result<bool> {
+    let Some(last) = length.checked_sub(1) else { return Ok(true) };
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, last)?;
+    Ok(byte == *b"\n")
 }
 
 /// Has the book of alerts, and gives the ways what they are to send. It waits for no disk: what a disk's
@@ -427,13 +487,13 @@ impl Scribe {
 }
 
 /// A file of the folder, whole or not at all, and for the daemon's user only.
-fn replace(folder: &Path, name: &str, text: &[u8]) -> io::Result<()> {
+pub fn replace(folder: &Path, name: &str, text: &[u8]) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
     file.write_all(text)?;
     file.as_file().sync_all()?;
     file.persist(folder.join(name)).map_err(|error| error.error)?;
-    Ok(())
+    fs::File::open(folder)?.sync_all()
 }
 
 /// The configuration of the moment.
@@ -623,6 +683,8 @@ mod tests {
             not_before: seconds() + 1_000_000,
         };
         assert_eq!(delivery.pause(), PAUSES[1]);
+        // One that was set forward, from 1970 perhaps, has it sent at once.
+        assert_eq!(Delivery { not_before: 5, ..delivery }.pause(), Duration::ZERO);
     }
 
     #[test]
@@ -713,19 +775,37 @@ mod tests {
         let unkept: Vec<String> = secretary.unkept().collect();
         assert!(unkept[0].starts_with("events can't be kept in ") && unkept[1].starts_with("alerts can't"));
         fs::remove_file(&state).unwrap();
-        secretary.ask(Errand::Keep(told("n")));
         wait_for("kept", || secretary.unkept().next().is_none());
+        secretary.ask(Errand::Keep(told("n")));
         secretary.finish(LIMIT);
+        let kept = crate::history::tail(&state, 1 << 20).unwrap();
+        assert_eq!(kept, [told("m"), told("n")], "what found no room has waited");
+        assert_eq!(Kept::of(&state).open, tell().1);
+    }
+
+    #[test]
+    fn a_line_that_a_crash_has_torn_takes_none_of_the_next_with_it_and_too_many_that_wait_are_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = ServerLog::new(true, "daemon").unwrap();
+        let mut history = History::new(folder.path(), &log);
+        history.keep(&told("a")).unwrap();
+        let path = folder.path().join(HISTORY);
+        let whole = fs::read(&path).unwrap();
+        fs::write(&path, [&whole[..], &whole[..9]].concat()).unwrap();
+        history.keep(&told("b")).unwrap();
+        let kept = || crate::history::tail(folder.path(), 1 << 20).unwrap();
+        assert_eq!(kept(), [told("a"), told("b")]);
+        (0..=WAITING_MAX + 1).for_each(|number| history.add(told(&number.to_string())));
+        assert_eq!((history.waiting.len(), history.lost), (WAITING_MAX, 2));
+        history.keep_all().unwrap();
+        assert_eq!((kept().len(), &kept()[2], history.lost), (2 + WAITING_MAX, &told("2"), 0));
     }
 
     #[test]
     fn the_history_has_two_files_of_a_bounded_size() {
         let folder = tempfile::tempdir().unwrap();
         let log = ServerLog::new(true, "daemon").unwrap();
-        let history = History {
-            folder: folder.path().into(),
-            complaints: Complaints::new("events", folder.path(), &log),
-        };
+        let history = History::new(folder.path(), &log);
         let told = told(&"m".repeat(1 << 20));
         for _ in 0..10 {
             history.keep(&told).unwrap();

@@ -1,10 +1,10 @@
-//! The daemon's control socket. Each connection has a thread, which hands its calls to the daemon.
+//! The daemon's lock and control socket. Each connection has a thread, which hands its calls to the daemon.
 
 use std::{
     fs,
     io::{self, BufRead, BufReader, Read, Write},
     os::unix::{
-        fs::PermissionsExt,
+        fs::{OpenOptionsExt, PermissionsExt},
         net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
@@ -21,10 +21,14 @@ use pinstripe_control::{
     daemon::{SOCKET, parse},
     response,
 };
+use rustix::{
+    fs::{FlockOperation, OFlags, flock},
+    io::Errno,
+};
 use serde_json::Value;
 
 use super::{Message, threads};
-use crate::failure::Failure;
+use crate::{failure::Failure, list};
 
 /// Connections at a time; one more is closed.
 const CONNECTIONS_MAX: usize = 64;
@@ -51,6 +55,28 @@ impl Socket {
         fs::rename(&new, &path).map_err(failed)?;
         threads::spawn("accept", move || accept(&listener, &sender)).map_err(failed)?;
         Ok(Self { path })
+    }
+}
+
+/// Sees to it that there is one daemon: the file is locked while it lives.
+pub fn alone(folder: &Path) -> Result<fs::File, Failure> {
+    let path = folder.join("daemon.lock");
+    let failed = |error: io::Error| Failure::new(format!("can't lock {}: {error}", path.display()));
+    let mut options = fs::File::options();
+    options.write(true).create(true).truncate(false).mode(0o600);
+    let file = options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed()).open(&path).map_err(failed)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(Errno::WOULDBLOCK) => {
+            // One that has just begun doesn't say yet.
+            let process = list::process(&folder.join(SOCKET));
+            let process = process.map(|process| format!(", as process {process},")).unwrap_or_default();
+            Err(Failure::new(format!(
+                "a daemon runs already{process} and has {} locked: `pinstripe status` shows it; nothing was done",
+                path.display()
+            )))
+        }
+        Err(error) => Err(failed(error.into())),
     }
 }
 

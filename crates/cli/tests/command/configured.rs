@@ -46,6 +46,13 @@ impl Configured {
         self.world.run_with(("PINSTRIPE_CONFIG", &path), arguments)
     }
 
+    /// The same, with a variable in its environment.
+    pub fn run_with(&self, (name, value): (&str, &str), arguments: &[&str]) -> crate::world::Ran {
+        let mut command = self.world.command(arguments);
+        command.env("PINSTRIPE_CONFIG", self.world.path("pinstripe.toml")).env(name, value);
+        crate::world::Ran::of(&command.output().unwrap())
+    }
+
     fn assemble(&self) -> Vec<Value> {
         let ran = self.run(&["assemble", "--scan", "--json"]).ok();
         ran.json().as_array().unwrap().clone()

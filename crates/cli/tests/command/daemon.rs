@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    os::unix::fs::DirEntryExt,
     process::{Child, Stdio},
     thread,
     time::{Duration, Instant},
@@ -149,8 +150,21 @@ fn the_daemon_can_die_and_no_client_notices_and_the_next_one_finds_the_servers()
     let daemon = Daemon::start(&configured, &[]);
     let served = daemon.wait_for("data", "serving");
     assert!(served["control"].as_str().unwrap().ends_with("data.sock"), "{served}");
-    let second = configured.run(&["daemon"]);
-    second.refused(1, &["a daemon runs already", "daemon.lock"]);
+    // Another one says so, and changes nothing: neither the first one's socket nor what it keeps.
+    let kept = || {
+        let folders = ["pinstripe", "state"].map(|folder| configured.world.path(folder));
+        let entries = folders.iter().flat_map(|folder| fs::read_dir(folder).unwrap().flatten());
+        let mut all: Vec<_> = entries.map(|entry| (entry.path(), entry.ino())).collect();
+        all.sort();
+        (all, fs::read(configured.world.path("state/events.jsonl")).unwrap())
+    };
+    daemon.wait("its start is kept", |_| configured.world.path("state/events.jsonl").exists());
+    let (before, first) =
+        (kept(), format!("a daemon runs already, as process {}, and has ", daemon.child.id()));
+    let state = configured.world.path("state").display().to_string();
+    let second = configured.run_with(("PINSTRIPE_STATE_DIR", &state), &["daemon", "--stop-arrays"]);
+    second.refused(1, &[&first, "daemon.lock locked", "nothing was done"]);
+    assert_eq!(kept(), before);
 
     let (mut client, pid) = (configured.nbd("data"), configured.pid("data"));
     let data = pattern(1, 64 << 10);
@@ -323,6 +337,57 @@ fn a_new_configuration_counts_where_it_can_and_a_wrong_one_changes_nothing() {
     daemon.wait("it is forgotten", |status| status["arrays"] == Value::Array(Vec::new()));
     assert_eq!(daemon.status().unwrap()["configuration_error"], Value::Null);
     assert_eq!(configured.pid("data"), pid, "its server goes on");
+}
+
+#[test]
+fn an_entry_that_is_wrong_at_the_start_is_left_out_and_told_and_keeps_no_other_array_from_being_served() {
+    let alerts = "[alerts]\nprogram = '@/bin/alert'\n[metrics]\nlisten = '127.0.0.1:0'\n";
+    let text = |more: &str| format!("{alerts}{DATA}[[array]]\nname = 'other'\n{more}");
+    let configured = Configured::new(&text("shard = 1\n"));
+    configured.world.raid5(3);
+    configured.program("bin/alert", "#!/bin/sh\necho \"$1 $2 $3\" >>@/told\n");
+    let told = || fs::read_to_string(configured.world.path("told")).unwrap_or_default();
+    let daemon = Daemon::start(&configured, &[]);
+    daemon.wait_for("data", "serving");
+    daemon.wait("it is told", |_| told() == "raised Misconfigured other\n");
+    let status = daemon.status().unwrap();
+    assert_eq!(status["arrays"].as_array().unwrap().len(), 1, "{status}");
+    assert!(status["configuration_error"].as_str().unwrap().contains("unknown key \"shard\""), "{status}");
+    daemon.says("the configuration has an error: ");
+    let address = daemon.says("metrics on http://").split('/').next().unwrap().to_owned();
+    assert_eq!(get(&address, "GET /readyz"), (503, "other: its entry is wrong\n".to_owned()));
+    let text_of = configured.run(&["status"]).ok().out;
+    assert!(
+        text_of.contains("alert: other: its entry (") && text_of.contains("pinstripe.toml:"),
+        "{text_of}"
+    );
+    // A new configuration counts as a whole or not at all.
+    configured.write("pinstripe.toml", &text("shard = 1\n").replace("name = 'data'", "name = 'gone'"));
+    configured.run(&["reload"]).refused(1, &["the configuration was not changed", "shard"]);
+    assert_eq!(of(&daemon.status().unwrap(), "data")["state"], "serving");
+    // What was told is told once, whichever daemon there is.
+    configured.write("pinstripe.toml", &text("shard = 1\n"));
+    daemon.signal("TERM");
+    assert_eq!(daemon.ended(), Some(0));
+    let daemon = Daemon::start(&configured, &[]);
+    daemon.wait("the alert stands", |status| status["alerts"][0]["alert"] == "Misconfigured");
+    configured.write("pinstripe.toml", &text("shards = 1\n"));
+    let said = configured.run(&["reload"]).ok().out;
+    assert!(said.contains("other: is started when its members are here"), "{said}");
+    let both = "raised Misconfigured other\ncleared Misconfigured other\n";
+    daemon.wait("it is over", |_| told() == both);
+    let status = daemon.status().unwrap();
+    assert_eq!(
+        (&status["configuration_error"], &of(&status, "other")["state"]),
+        (&Value::Null, &"waiting".into())
+    );
+    drop(daemon);
+    // What the daemon itself goes by is no matter of one entry.
+    configured.write("pinstripe.toml", &format!("[web]\nlisten = '0.0.0.0:0'\n{DATA}shard = 1\n"));
+    configured.run(&["daemon"]).refused(1, &["shard", "without TLS"]);
+    configured.write("pinstripe.toml", &format!("[daemon]\nlog-level = 'x'\n{DATA}shard = 1\n"));
+    configured.run(&["daemon"]).refused(1, &["shard", "log-level"]);
+    configured.run(&["stop", "data"]).ok();
 }
 
 #[test]

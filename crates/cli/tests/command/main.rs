@@ -25,6 +25,7 @@ mod occupied;
 mod parity_kernel;
 mod record;
 mod refusals;
+mod room;
 mod silent;
 mod sockets;
 mod supervised;

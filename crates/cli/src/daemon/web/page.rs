@@ -100,7 +100,7 @@ fn alerts(view: &View) -> Markup {
             h2 id="alerts" { "Alerts" }
             ul {
                 @if let Some(problem) = &view.configuration_error {
-                    li { strong { "Configuration" } " The new one does not count: " (shown(problem)) }
+                    li { strong { "Configuration" } " It has errors, and the daemon goes by what it could take before: " (shown(problem)) }
                 }
                 @if let Some(problem) = &view.unserved {
                     li { strong { "Not served" } " It is tried again: " (shown(problem)) }
