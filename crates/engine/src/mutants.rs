@@ -55,6 +55,9 @@ pinstripe_runtime::mutants! {
     RecoveringRead,
     /// The superblocks are marked clean while writes are under way.
     CleanWithWriters,
+    /// The superblocks are marked clean although a writer that has just left has reported what a member missed
+    /// (C2).
+    CleanPastReports,
     /// Zeroing a stripe leaves its parity as it was (C6).
     ZeroesLeaveParity,
     /// Parity of rows that a crash may have torn stands in for data (C10).

@@ -405,10 +405,20 @@ impl ArrayController {
 
     /// Closes the gate, if no writer is inside, and marks the superblocks clean.
     async fn make_clean(&self) {
-        if self.shared().admission.try_close() {
-            // A failure is in the books already; the array just stays dirty.
-            let _ = self.write_clean().await;
+        shard::interruption().await;
+        let admission = &self.shared().admission;
+        if !admission.try_close() {
+            return;
         }
+        // A writer may have come and left since this was last looked at. What it has reported, it reported
+        // before it left: superblocks that said clean now would call a member current that lacks the write,
+        // and no crash would find the row that doesn't match (C2).
+        if self.has_reports() && !active(Mutant::CleanPastReports) {
+            // They still say dirty.
+            return admission.open();
+        }
+        // A failure is in the books already; the array just stays dirty.
+        let _ = self.write_clean().await;
     }
 
     /// Clean superblocks, after a flush of every member that covers all writes (C4). The gate is closed.

@@ -176,6 +176,54 @@ fn a_listing_that_no_write_is_told_of_is_found() {
     assert!(found.is_some());
 }
 
+/// The array is idle, and the home shard is off its CPU just before it closes the gate. Meanwhile a write on
+/// the other shard comes and is over, but for a sector that its member refuses. Power fails as soon as the
+/// superblocks say clean.
+fn a_sector_is_refused_as_the_array_is_marked_clean(seed: u64) {
+    // Its bit is set: the other shard needs nothing of this one.
+    const FIRST: u64 = 2 * STRIPE / 512;
+    let mut scene = array(seed, Level::Raid5, 4);
+    let slot = scene.geometry().slots(StripeId(2)).data_slot(0).index();
+    let data = scene.geometry().member_offset(StripeId(2)) + DATA_SECTOR * 512;
+    scene.disks[slot].fault(&Fault::UnwritableRange(data..data + 4096));
+    scene.world.interrupt_next(0, SECOND);
+    let (shared, ledger) = (Arc::clone(scene.array.shared()), Rc::clone(&scene.ledger));
+    let (asked, answered) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
+    let (began, ended) = (Rc::clone(&asked), Rc::clone(&answered));
+    scene.world.spawn(1, "write", async move {
+        shard::sleep(3 * options().safe_mode_delay_ns).await;
+        assert!(shared.admission.is_open(), "the home shard has not come so far");
+        began.set(true);
+        let volume = Volume::new(shared);
+        ended.set(write(&volume, &ledger, FIRST, 8, false).await.is_ok());
+    });
+    let disks = scene.disks.clone();
+    let is_clean = |disk: &SimDisk| superblock_on(disk).array.resync_offset == ResyncOffset::Clean;
+    scene.world.run_until(STEPS, |_| asked.get() && disks.iter().all(is_clean)).unwrap();
+    let is_recorded = answered.get();
+    scene.world.crash();
+    scene.ledger.borrow_mut().crash();
+    scene.disks[slot].fault(&Fault::Heal);
+    scene.reassemble();
+    assert_eq!(scene.check(), 0, "sectors don't match, and the superblocks have called the array clean");
+    assert!(is_recorded, "the superblocks have called the array clean before the sector was listed");
+    scene.is_right_and_stays_so();
+}
+
+#[test]
+fn what_a_writer_that_has_just_left_has_reported_is_recorded_before_the_array_is_marked_clean() {
+    (0..8).for_each(a_sector_is_refused_as_the_array_is_marked_clean);
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn an_array_that_is_marked_clean_past_reports_is_found() {
+    use pinstripe_engine::mutants::Mutant;
+    let scene = a_sector_is_refused_as_the_array_is_marked_clean;
+    let found = arrays::defects::find(Mutant::CleanPastReports, 4, scene);
+    assert!(found.is_some());
+}
+
 /// Two writes whose parity is on one member, with a partial parity log, which takes one at a time. The first
 /// hangs; the array is stopped; the member on which it hangs is gone.
 fn a_stop_meets_a_write_that_waits_in_the_log_for_one_that_fails(seed: u64) {
