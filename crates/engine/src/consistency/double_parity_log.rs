@@ -206,10 +206,12 @@ impl DoubleParityLog {
         }
         let number = self.batches.fetch_add(1, Ordering::SeqCst);
         let copies = places.iter().fold(0, |bits, (parity, _)| bits | parity.bit());
+        // Replay puts the two copies of a piece together: they are cut alike, however long the areas are.
+        let areas = places.iter().filter_map(|(_, slot)| Some(view.devices(*slot)[0]?.member.log_area()));
+        let piece = areas.map(|area| self.piece_max(area)).min().unwrap_or(512);
         let mut made = Vec::new();
         for (parity, slot) in places {
             let [Some(LogDevice { member, .. }), _] = view.devices(slot) else { continue };
-            let piece = self.piece_max(member.log_area());
             let mut parts = Vec::new();
             for (start, length, written, payloads) in &runs {
                 let payload = payloads[usize::from(parity == Parity::Q)].as_ref();
