@@ -55,8 +55,8 @@ pinstripe_runtime::mutants! {
     RecoveringRead,
     /// The superblocks are marked clean while writes are under way.
     CleanWithWriters,
-    /// The superblocks are marked clean although a writer that has just left has reported what a member missed
-    /// (C2).
+    /// The superblocks are marked clean although a writer that has just left has reported that a member lacks
+    /// its write (C2).
     CleanPastReports,
     /// Zeroing a stripe leaves its parity as it was (C6).
     ZeroesLeaveParity,
