@@ -73,6 +73,37 @@ fn a_start_that_leaves_a_member_behind_must_be_meant() {
     scene.read_all();
 }
 
+/// What is newer is told by events. Each clock is behind that of the start before.
+#[test]
+fn a_clock_that_is_set_back_makes_no_member_newer_and_keeps_no_array_from_its_clients() {
+    let mut scene = raid5(71);
+    let clocks: [fn() -> u64; 4] = [|| u64::MAX, || 4_000_000_000, || 100, || 0];
+    for (start, wall_clock) in clocks.into_iter().enumerate() {
+        scene.stop();
+        scene.options.wall_clock = wall_clock;
+        scene.reassemble();
+        scene.write(64 * start as u64, 64, false).unwrap();
+        if start == 1 {
+            // Its superblock stays the one with the latest time.
+            let array = scene.array.clone();
+            scene.run(async move { array.fail(3).await }).unwrap();
+        }
+        clients(&mut scene, 4, 20, 32);
+        scene.read_all();
+        assert_eq!(scene.array.detail().missing, usize::from(start >= 1), "{start}");
+        let last = scene.array.events(0).last().map(|event| event.time);
+        assert_eq!(last.unwrap_or(wall_clock()), wall_clock());
+    }
+    assert!(scene.superblock(3).array.updated > scene.superblock(0).array.updated);
+    assert!(scene.superblock(3).array.events < scene.superblock(0).array.events);
+    let again = scene.disks[3].source();
+    let array = scene.array.clone();
+    scene.run(async move { array.add(again, Uuid([9; 16])).await }).unwrap();
+    scene.settle();
+    scene.is_right_and_stays_so();
+    assert_eq!(scene.array.detail().missing, 0);
+}
+
 #[test]
 fn a_device_with_larger_blocks_can_not_join() {
     let mut scene = raid5(40);
