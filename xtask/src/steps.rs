@@ -38,7 +38,8 @@ pub struct Test {
 }
 
 /// A step: its name and what it runs. `cargo` and `xtask` as the first word mean this cargo and this very
-/// program; words `NAME=VALUE` before it are its environment; `LEFT` is what is left of the budget, in seconds.
+/// program; words `NAME=VALUE` before it are its environment; `LEFT` is what is left of the budget, in
+/// seconds.
 struct Step {
     name: &'static str,
     /// What it finds out.

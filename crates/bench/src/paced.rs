@@ -52,8 +52,8 @@ struct PacedDevice {
 }
 
 impl PacedDevice {
-    /// A request that the device has got, and that ends when the drive has done it, too. `payload` is there to
-    /// try it again if the device was busy; a read's buffer comes back from the device.
+    /// A request that the device has got, and that ends when the drive has done it, too. `payload` is there
+    /// to try it again if the device was busy; a read's buffer comes back from the device.
     fn pace(
         &self,
         submission: Submission,
@@ -133,8 +133,8 @@ impl Pace {
         number
     }
 
-    /// How many nanoseconds a request has yet to wait until it ends, or until more is known; `None` once it has
-    /// ended.
+    /// How many nanoseconds a request has yet to wait until it ends, or until more is known; `None` once it
+    /// has ended.
     fn left(&mut self, now: u64, number: u64) -> Option<u64> {
         self.go_on(now);
         let next = self.ends.get(&number).copied().or_else(|| self.drive.next_turn())?;

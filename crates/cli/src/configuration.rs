@@ -70,8 +70,9 @@ pub struct Begun {
     pub problems: Option<Problems>,
 }
 
-/// For a daemon that begins. An error in one entry keeps none of the other arrays from being looked after. One
-/// in what the daemon itself goes by keeps it from beginning: who may reach it is not to be guessed.
+/// For a daemon that begins. An error in one entry keeps none of the other arrays from being looked after.
+/// One in what the daemon itself goes by keeps it from beginning: from where it may be reached is not to be
+/// guessed.
 pub fn load_to_begin(main: Option<&Path>) -> Result<Begun, Problems> {
     let problems = match load(main) {
         Ok(configuration) => {

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use pinstripe_control::text::printable_lines;
 
-use crate::{log, output};
+use crate::{log, remark::remark};
 
 /// The status for a command line that makes no sense: `EX_USAGE` of sysexits.h. (2 says with mdadm, and with
 /// `detail --test`, that an array has failed.)
@@ -50,7 +50,7 @@ impl Failure {
     pub fn report(&self) -> ExitCode {
         if !self.sentence.is_empty() && !log::fail(&self.sentence) {
             // It may name what a disk says.
-            output::remark(&format!("pinstripe: {}", printable_lines(&self.sentence)));
+            remark(&format!("pinstripe: {}", printable_lines(&self.sentence)));
         }
         ExitCode::from(self.status)
     }

@@ -69,6 +69,7 @@ mod plan;
 mod probe;
 mod progress;
 mod record;
+mod remark;
 mod scan;
 mod scrub;
 mod serve;

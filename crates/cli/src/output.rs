@@ -5,6 +5,7 @@ use std::io::{ErrorKind, Write};
 use serde::Serialize;
 
 use crate::failure::Failure;
+pub use crate::remark::remark;
 
 /// Prints `text`. A reader that has gone away (`| head`) is no failure.
 pub fn print(text: &str) -> Result<(), Failure> {
@@ -15,13 +16,6 @@ pub fn print(text: &str) -> Result<(), Failure> {
         }
         _ => Ok(()),
     }
-}
-
-/// Says something on standard error, as lines. What can't be said there, on a disk that is full, ends nothing:
-/// `eprintln!` would panic.
-pub fn remark(text: &str) {
-    let end = if text.ends_with('\n') { "" } else { "\n" };
-    let _ = std::io::stderr().lock().write_all(format!("{text}{end}").as_bytes());
 }
 
 /// Prints `value` as JSON for programs: indented, and a newline.

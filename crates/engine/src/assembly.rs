@@ -206,9 +206,9 @@ async fn assemble_attached(
     Ok(assembled)
 }
 
-/// For how long writes of a process that has died may still come (C16), in nanoseconds. One that had stopped the
-/// array, or found it idle, had waited for all its writes and left superblocks that are clean; level 0 has no
-/// such mark.
+/// For how long writes of a process that has died may still come (C16), in nanoseconds. One that had stopped
+/// the array, or found it idle, had waited for all its writes and left superblocks that are clean; level 0
+/// has no such mark.
 fn late_writes_ns(found: &[Found]) -> u64 {
     let is_clean = |member: &Found| {
         let array = &member.superblock.array;

@@ -367,8 +367,8 @@ pub fn list() {
 /// What the longest scenario takes on a slow machine, beside another one.
 const LONGEST: Duration = Duration::from_mins(4);
 
-/// Runs the scenarios with `only` in their names, or a sample, `jobs` at a time, and begins none that might not
-/// be done by `end`; ends with `N passed, N failed`.
+/// Runs the scenarios with `only` in their names, or a sample, `jobs` at a time, and begins none that might
+/// not be done by `end`; ends with `N passed, N failed`.
 pub fn run(
     root: &Path,
     only: Option<&str>,

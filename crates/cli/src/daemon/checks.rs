@@ -97,8 +97,8 @@ impl Moment {
 
 /// Whether a check is to be under way now. `up`: since when the daemon runs.
 ///
-/// A machine whose clock begins with 1970 at each boot would otherwise begin a check at each boot, and another
-/// one when the clock is set.
+/// A machine whose clock begins with 1970 at each boot would otherwise begin a check at each boot, and
+/// another one when the clock is set.
 pub fn is_due(duties: &Duties, record: &Record, now: Moment, up: Duration) -> bool {
     let Some(Every::Time(every)) = duties.check_every else { return false };
     if !now.counts(up) {

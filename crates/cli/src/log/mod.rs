@@ -37,7 +37,7 @@ use self::{
 };
 use crate::{
     command_line::{LogLevel, LogOptions},
-    output,
+    remark::remark,
 };
 
 /// Bytes that are told of a panic.
@@ -133,7 +133,7 @@ pub fn say(entry: &Entry<'_>) {
     let Entry { level, time, array, event, number, member, slot, .. } = entry;
     let Entry { sector, action, peer, protocol, message, lines, .. } = entry;
     if LOG.get().is_none() {
-        output::remark(&format!("pinstripe: {}", printable_lines(message)));
+        remark(&format!("pinstripe: {}", printable_lines(message)));
         return;
     }
     let (file, line) = (Location::caller().file(), u64::from(Location::caller().line()));

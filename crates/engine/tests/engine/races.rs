@@ -554,8 +554,8 @@ fn an_assembly_that_rests_on_caches_is_found() {
     assert!(arrays::defects::find(Mutant::AssembledUnflushed, 4, scene).is_some());
 }
 
-/// A process dies under writes, which are behind servers that know of no hosts: some come after the next process
-/// has begun, and must not come after its writes (C16).
+/// A process dies under writes, which are behind servers that know of no hosts: some come after the next
+/// process has begun, and must not come after its writes (C16).
 fn writes_of_a_dead_process_come_late(seed: u64) {
     let mut world = World::new(WorldConfig::new(seed, 2));
     let late_writes_ns = 6 * SECOND;

@@ -178,8 +178,8 @@ mod tests {
         Counters { read, written, ..Counters::default() }
     }
 
-    fn step(read: u64, written: u64) -> Option<Step> {
-        Some(Step { read, written, ..Step::default() })
+    fn step(read: u64, written: u64) -> Step {
+        Step { read, written, ..Step::default() }
     }
 
     /// So many reads in each of the buckets that end at 1, 2 and 4 microseconds.
@@ -196,7 +196,7 @@ mod tests {
         }
         let steps = hour.steps(at(40));
         assert_eq!(steps.len(), 120);
-        assert_eq!((steps[118], steps[119]), (step(500, 10), step(1000, 0)));
+        assert_eq!((steps[118], steps[119]), (Some(step(500, 10)), Some(step(1000, 0))));
         assert!(steps[..118].iter().all(Option::is_none));
         let later = hour.steps(at(40 + 118 * 30));
         assert_eq!((later[0], later[1]), (steps[118], steps[119]));
@@ -226,11 +226,11 @@ mod tests {
         hour.sample(at(105), bytes(30, 30));
         assert!(hour.steps(at(110)).iter().all(Option::is_none));
         hour.sample(at(110), bytes(530, 30));
-        assert_eq!(hour.steps(at(110))[119], step(100, 0));
+        assert_eq!(hour.steps(at(110))[119], Some(step(100, 0)));
         // One that has read as much since, and others of its operations are over.
         hour.sample(at(115), Counters { read: 530, written: 30, ..reads([5, 0, 0, 0]) });
         hour.sample(at(119), Counters { read: 1000, written: 30, ..reads([0, 9, 0, 0]) });
-        assert_eq!(hour.steps(at(119))[119], step(100, 0));
+        assert_eq!(hour.steps(at(119))[119], Some(step(100, 0)));
     }
 
     #[test]
