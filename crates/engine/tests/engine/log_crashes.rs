@@ -175,6 +175,22 @@ fn a_crash_comes(seed: u64, level: Level, log: NewLog) -> u64 {
     story.crash_and_check()
 }
 
+/// Stripes are zeroed among writers, and a crash comes. Sectors that don't match then.
+fn stripes_are_zeroed_and_a_crash_comes(seed: u64, level: Level, log: NewLog) -> u64 {
+    let mut story = Story::new(seed, level, log);
+    story.spawn_writers(3);
+    let stripe_bytes = (5 - u64::from(level.parity_count())) * CHUNK;
+    for number in 10..13 {
+        let (volume, mut rng): (Volume, _) = (story.array().volume().clone(), story.rng.fork(number));
+        story.world.spawn(0, "zeroes", async move {
+            while volume.write_zeroes(rng.below(8) * stripe_bytes, stripe_bytes, false).await.is_ok() {}
+        });
+    }
+    let steps = 500 + story.rng.below(1500);
+    story.steps(steps);
+    story.crash_and_check()
+}
+
 /// The members of an array of level 6 have logs of different lengths, so short that the longer writes of one
 /// column are logged in pieces. A crash comes in the middle of such writes. Sectors that don't match then.
 fn a_crash_comes_where_logs_are_of_different_lengths(seed: u64) -> u64 {
@@ -323,6 +339,16 @@ fn incarnations(seed: u64) -> (Option<u64>, u64) {
 }
 
 const REFUSED: Fault = Fault::UnwritableRange((128 << 10)..(512 << 10));
+
+#[test]
+fn what_was_zeroed_before_a_crash_matches_when_the_log_has_forgotten_it() {
+    for seed in 0..30 {
+        for (level, log) in BOTH {
+            let mismatched = stripes_are_zeroed_and_a_crash_comes(seed, level, log);
+            assert_eq!(mismatched, 0, "seed {seed}, {level:?}");
+        }
+    }
+}
 
 #[test]
 fn what_was_being_written_at_a_crash_matches() {
