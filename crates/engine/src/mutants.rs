@@ -411,6 +411,7 @@ impl Mutant {
         Self::StopForgetsCommands,
         Self::AssembledUnflushed,
         Self::AssembledTooEarly,
+        Self::CleanPastReports,
         Self::BadSettledSilently,
         Self::StopSettlesLate,
     ];
