@@ -7,10 +7,12 @@ use pinstripe_runtime::shard;
 
 use crate::{
     arguments::BenchArgs,
-    destination::Destination,
+    destination::{Destination, RequestError},
     ledger::{Bodies, Region, check},
+    loss,
     report::Verified,
     run::BenchError,
+    setup::Setup,
 };
 
 /// Bytes that are read back at a time, at least one unit.
@@ -27,12 +29,27 @@ pub(crate) async fn verify(
     Ok(Verified { units: read_back.units, ..scrub(array, arguments, zeroed).await? })
 }
 
-/// Compares all data with its parity, if there is any. A mismatch is an error.
-pub(crate) async fn scrub(
-    array: &Array,
+/// Reads back what was written, again once members that were lost are back, compares it with its parity and
+/// stops the array. Gives what was read last.
+pub(crate) async fn check_and_stop<T>(
+    setup: &Setup,
     arguments: &BenchArgs,
     zeroed: bool,
-) -> Result<Verified, BenchError> {
+    read_back: impl AsyncFn() -> Result<T, BenchError>,
+) -> Result<(T, Verified), BenchError> {
+    // What the others say of the missing members' data, before those are made from it.
+    let mut found = read_back().await?;
+    if !arguments.lost.is_empty() {
+        loss::bring_back(setup, &arguments.lost).await?;
+        found = read_back().await?;
+    }
+    let scrubbed = scrub(&setup.array, arguments, zeroed).await?;
+    setup.array.stop().await.map_err(RequestError::from)?;
+    Ok((found, scrubbed))
+}
+
+/// Compares all data with its parity, if there is any. A mismatch is an error.
+async fn scrub(array: &Array, arguments: &BenchArgs, zeroed: bool) -> Result<Verified, BenchError> {
     if !arguments.level.has_parity() {
         return Ok(Verified::default());
     }

@@ -26,14 +26,14 @@ use self::{
 use crate::{
     arguments::{BenchArgs, Pattern},
     attendance::{Stage, announce},
-    destination::{Destination, RequestError, Source},
+    destination::{Destination, Source},
     export::Export,
     histogram, loss,
     progress::{Phase, Tell},
     run::{BenchError, check_numbers, nanoseconds},
     setup::set_up,
     through,
-    verify::scrub,
+    verify::check_and_stop,
 };
 
 pub use report::ObjectsReport;
@@ -103,15 +103,11 @@ async fn on_array(
     report.array(arguments, setup.names(), &counts);
     tell(Phase::Checking);
     let destination = Destination::Engine(setup.array.volume().clone());
-    report.checked.objects = read_back(&load.store, &destination).await?;
-    if !arguments.lost.is_empty() {
-        loss::bring_back(&setup, &arguments.lost).await?;
-        report.checked.objects = read_back(&load.store, &destination).await?;
-    }
-    let scrubbed = scrub(&setup.array, arguments, inline).await?;
+    let read_back = async || read_back(&load.store, &destination).await;
+    let (objects, scrubbed) = check_and_stop(&setup, arguments, inline, read_back).await?;
+    report.checked.objects = objects;
     (report.checked.stripes, report.checked.mismatched_sectors) =
         (scrubbed.stripes, scrubbed.mismatched_sectors);
-    setup.array.stop().await.map_err(RequestError::from)?;
     Ok(report)
 }
 

@@ -20,7 +20,7 @@ pub(crate) use self::clients::Replay;
 use crate::{
     ablate,
     arguments::BenchArgs,
-    destination::{Destination, RequestError, Source},
+    destination::{Destination, Source},
     export::Export,
     histogram, loss,
     progress::{Phase, Tell},
@@ -28,7 +28,7 @@ use crate::{
     setup::set_up,
     through,
     trace::{Synthetic, Trace, TraceError},
-    verify::scrub,
+    verify::check_and_stop,
 };
 
 pub use report::{Checked, ReplayedOn, TraceReport};
@@ -145,15 +145,11 @@ async fn on_array(
     tell(Phase::Checking);
     // Devices may have held anything, whatever --assume-clean says of them.
     let destination = Destination::Engine(setup.array.volume().clone());
-    report.checked.sectors = read_back(&replay, &destination, inline).await?;
-    if !arguments.lost.is_empty() {
-        loss::bring_back(&setup, &arguments.lost).await?;
-        report.checked.sectors = read_back(&replay, &destination, inline).await?;
-    }
-    let scrubbed = scrub(&setup.array, arguments, inline).await?;
+    let read_back = async || read_back(&replay, &destination, inline).await;
+    let (sectors, scrubbed) = check_and_stop(&setup, arguments, inline, read_back).await?;
+    report.checked.sectors = sectors;
     (report.checked.stripes, report.checked.mismatched_sectors) =
         (scrubbed.stripes, scrubbed.mismatched_sectors);
-    setup.array.stop().await.map_err(RequestError::from)?;
     Ok(report)
 }
 
