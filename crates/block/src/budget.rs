@@ -10,15 +10,15 @@
 //! stop the others until they are cut off.
 
 use std::{
-    cell::Cell,
+    cell::{Cell, RefCell},
     collections::VecDeque,
+    future::poll_fn,
     sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
     },
+    task::{Poll, Waker},
 };
-
-use pinstripe_runtime::Signal;
 
 /// Bytes that all connections of a server may hold, unless told.
 pub const BUDGET_BYTES: usize = 1 << 30;
@@ -29,12 +29,17 @@ pub const FLOOR_BYTES: usize = 128 << 10;
 pub struct Budget {
     limit: usize,
     held: AtomicUsize,
-    /// Tickets of what waits, the oldest first.
-    queue: Mutex<VecDeque<u64>>,
+    /// What waits, the oldest first. Only that one can go, so no other is woken: there may be thousands.
+    queue: Mutex<Queue>,
     /// How many they are, to be looked at without the lock.
     waiting: AtomicUsize,
-    tickets: AtomicU64,
-    changed: Signal,
+}
+
+#[derive(Default)]
+struct Queue {
+    /// By ticket.
+    entries: VecDeque<(u64, Option<Waker>)>,
+    next: u64,
 }
 
 impl Default for Budget {
@@ -46,14 +51,7 @@ impl Default for Budget {
 impl Budget {
     /// A budget of `limit` bytes.
     pub fn new(limit: usize) -> Self {
-        Self {
-            limit,
-            held: AtomicUsize::new(0),
-            queue: Mutex::default(),
-            waiting: AtomicUsize::new(0),
-            tickets: AtomicU64::new(0),
-            changed: Signal::default(),
-        }
+        Self { limit, held: AtomicUsize::new(0), queue: Mutex::default(), waiting: AtomicUsize::new(0) }
     }
 
     /// Bytes that are held now.
@@ -72,26 +70,26 @@ impl Budget {
     }
 
     fn give_back(&self, bytes: usize) {
-        if bytes > 0 {
-            let before = self.held.fetch_sub(bytes, Ordering::SeqCst);
-            assert!(before >= bytes, "more memory was given back than taken");
-            self.changed.notify();
+        if bytes == 0 {
+            return;
+        }
+        let before = self.held.fetch_sub(bytes, Ordering::SeqCst);
+        assert!(before >= bytes, "more memory was given back than taken");
+        // What begins to wait now counts itself first, and looks at what is held then.
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            let oldest = self.queue().entries.front_mut().and_then(|(_, waker)| waker.take());
+            wake(oldest);
         }
     }
 
-    /// Waits for so many bytes, unless none are needed any more. Whether it has taken them.
-    async fn take(&self, bytes: usize, is_needless: impl Fn() -> bool) -> bool {
-        if self.waiting.load(Ordering::SeqCst) == 0 && self.try_take(bytes) {
-            return true;
-        }
-        let turn = Turn::new(self);
-        let taken = Cell::new(false);
-        let over = || {
-            taken.set(!is_needless() && turn.has_come() && self.try_take(bytes));
-            taken.get() || is_needless()
-        };
-        self.changed.wait_until(over).await;
-        taken.get()
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn wake(waker: Option<Waker>) {
+    if let Some(waker) = waker {
+        waker.wake();
     }
 }
 
@@ -103,28 +101,44 @@ struct Turn<'a> {
 
 impl<'a> Turn<'a> {
     fn new(budget: &'a Budget) -> Self {
-        let ticket = budget.tickets.fetch_add(1, Ordering::Relaxed);
-        let turn = Self { budget, ticket };
-        turn.change(|queue| queue.push_back(ticket));
-        turn
+        let mut queue = budget.queue();
+        let ticket = queue.next;
+        queue.next += 1;
+        queue.entries.push_back((ticket, None));
+        budget.waiting.store(queue.entries.len(), Ordering::SeqCst);
+        Self { budget, ticket }
     }
 
-    fn change<T>(&self, work: impl FnOnce(&mut VecDeque<u64>) -> T) -> T {
-        let mut queue = self.budget.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let value = work(&mut queue);
-        self.budget.waiting.store(queue.len(), Ordering::SeqCst);
-        value
+    /// Takes so many bytes if the turn has come and they are there. Otherwise `waker` is woken when that may
+    /// be so.
+    fn try_take(&self, bytes: usize, waker: &Waker) -> bool {
+        let mut queue = self.budget.queue();
+        let place = queue.place(self.ticket);
+        if let Some((_, own)) = place.and_then(|place| queue.entries.get_mut(place)) {
+            *own = Some(waker.clone());
+        }
+        drop(queue);
+        place == Some(0) && self.budget.try_take(bytes)
     }
+}
 
-    fn has_come(&self) -> bool {
-        self.change(|queue| queue.front() == Some(&self.ticket))
+impl Queue {
+    /// Tickets are given in their order.
+    fn place(&self, ticket: u64) -> Option<usize> {
+        self.entries.binary_search_by_key(&ticket, |(ticket, _)| *ticket).ok()
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.change(|queue| queue.retain(|other| *other != self.ticket));
-        self.budget.changed.notify();
+        let mut queue = self.budget.queue();
+        let Some(place) = queue.place(self.ticket) else { return };
+        queue.entries.remove(place);
+        self.budget.waiting.store(queue.entries.len(), Ordering::SeqCst);
+        // The next one may find room as well.
+        let next = queue.entries.front_mut().filter(|_| place == 0).and_then(|(_, waker)| waker.take());
+        drop(queue);
+        wake(next);
     }
 }
 
@@ -134,12 +148,14 @@ pub struct Share {
     held: Cell<usize>,
     /// What of it the budget doesn't count.
     beyond: Cell<usize>,
+    /// Requests that go as soon as nothing is held, by ticket, the oldest first.
+    little: RefCell<VecDeque<(u64, Waker)>>,
 }
 
 impl Share {
     /// Nothing, so far.
     pub fn new(budget: Arc<Budget>) -> Self {
-        Self { budget, held: Cell::new(0), beyond: Cell::new(0) }
+        Self { budget, held: Cell::new(0), beyond: Cell::new(0), little: RefCell::default() }
     }
 
     /// Bytes that the connection holds.
@@ -149,14 +165,47 @@ impl Share {
 
     /// Waits for so many bytes.
     pub async fn acquire(&self, bytes: usize) {
-        // What it holds goes back when its peer has taken it, which may be a moment after its next request.
-        let is_little = || bytes == 0 || self.held.get() == 0 && bytes <= FLOOR_BYTES;
-        let counted = bytes.min(self.budget.most());
-        if is_little() || !self.budget.take(counted, is_little).await {
+        if self.is_little(bytes) {
             return self.force(bytes);
         }
-        self.held.set(self.held.get() + bytes);
-        self.beyond.set(self.beyond.get() + bytes - counted);
+        let counted = bytes.min(self.budget.most());
+        let is_free = self.budget.waiting.load(Ordering::SeqCst) == 0;
+        if is_free && self.budget.try_take(counted) || self.wait(bytes, counted).await {
+            self.held.set(self.held.get() + bytes);
+            self.beyond.set(self.beyond.get() + bytes - counted);
+        } else {
+            self.force(bytes);
+        }
+    }
+
+    /// Whether a request needn't wait.
+    fn is_little(&self, bytes: usize) -> bool {
+        bytes == 0 || self.held.get() == 0 && bytes <= FLOOR_BYTES
+    }
+
+    /// Waits until a request has taken what is `counted` of it, or needn't wait any more: then false.
+    async fn wait(&self, bytes: usize, counted: usize) -> bool {
+        let turn = Turn::new(&self.budget);
+        // What it holds goes back when its peer has taken it, which may be a moment after its next request.
+        let little = (bytes <= FLOOR_BYTES).then(|| Little { share: self, ticket: turn.ticket });
+        poll_fn(|cx| {
+            if self.is_little(bytes) {
+                return Poll::Ready(false);
+            }
+            if let Some(little) = &little {
+                little.register(cx.waker());
+            }
+            if turn.try_take(counted, cx.waker()) { Poll::Ready(true) } else { Poll::Pending }
+        })
+        .await
+    }
+
+    /// Has the oldest request that only waits for what is held go, if nothing is.
+    fn wake_little(&self) {
+        if self.held.get() == 0 {
+            let oldest = self.little.borrow().front().map(|(_, waker)| waker.clone());
+            wake(oldest);
+        }
     }
 
     /// Takes them at once, beyond the budget if need be: for what has come already and is bounded otherwise.
@@ -177,6 +226,37 @@ impl Share {
         let beyond = bytes.min(self.beyond.get());
         self.beyond.set(self.beyond.get() - beyond);
         self.budget.give_back(bytes - beyond);
+        if bytes > 0 {
+            self.wake_little();
+        }
+    }
+}
+
+/// A request that goes at once when its share holds nothing, until it has gone.
+struct Little<'a> {
+    share: &'a Share,
+    ticket: u64,
+}
+
+impl Little<'_> {
+    fn register(&self, waker: &Waker) {
+        let mut little = self.share.little.borrow_mut();
+        match little.binary_search_by_key(&self.ticket, |(ticket, _)| *ticket) {
+            Ok(place) => little[place].1.clone_from(waker),
+            Err(place) => little.insert(place, (self.ticket, waker.clone())),
+        }
+    }
+}
+
+impl Drop for Little<'_> {
+    fn drop(&mut self) {
+        let mut little = self.share.little.borrow_mut();
+        if let Ok(place) = little.binary_search_by_key(&self.ticket, |(ticket, _)| *ticket) {
+            little.remove(place);
+        }
+        drop(little);
+        // It may have been woken, and gone otherwise.
+        self.share.wake_little();
     }
 }
 
@@ -188,13 +268,13 @@ impl Drop for Share {
 
 #[cfg(test)]
 mod tests {
-    use std::{pin::pin, task::Poll};
+    use std::{pin::pin, task::Context};
 
     use super::*;
 
     /// Polls once.
     fn now<F: Future>(future: std::pin::Pin<&mut F>) -> bool {
-        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        let mut context = Context::from_waker(Waker::noop());
         matches!(future.poll(&mut context), Poll::Ready(_))
     }
 
@@ -238,5 +318,67 @@ mod tests {
         }
         drop((little, large, another));
         assert_eq!(budget.held(), 0);
+    }
+
+    /// Counts how often it is woken.
+    #[derive(Default)]
+    struct Wakes(AtomicUsize);
+
+    impl std::task::Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn memory_that_comes_back_wakes_what_has_its_turn_and_nothing_else() {
+        const WAITING: usize = 1000;
+        const BYTES: usize = 1 << 20;
+        let budget = Arc::new(Budget::new(BYTES));
+        let share = || Share::new(Arc::clone(&budget));
+        let first = share();
+        assert!(now(pin!(first.acquire(BYTES))));
+        let shares: Vec<Share> = (0..WAITING).map(|_| share()).collect();
+        let wakes = Arc::<Wakes>::default();
+        let waker = Waker::from(Arc::clone(&wakes));
+        let mut context = Context::from_waker(&waker);
+        let mut waiting: VecDeque<_> = shares.iter().map(|share| Box::pin(share.acquire(BYTES))).collect();
+        assert!(waiting.iter_mut().all(|one| one.as_mut().poll(&mut context).is_pending()));
+        drop(first);
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
+        for share in &shares {
+            let mut oldest = waiting.pop_front().unwrap();
+            assert!(oldest.as_mut().poll(&mut context).is_ready(), "it was woken");
+            drop(oldest);
+            share.give_back(BYTES);
+        }
+        let all = wakes.0.load(Ordering::SeqCst);
+        assert!(all <= 3 * WAITING, "{all} times");
+        assert_eq!((budget.held(), budget.waiting.load(Ordering::SeqCst)), (0, 0));
+    }
+
+    #[test]
+    fn what_needs_little_is_woken_when_its_connection_holds_nothing() {
+        let budget = Arc::new(Budget::new(FLOOR_BYTES));
+        let (other, share) = (Share::new(Arc::clone(&budget)), Share::new(Arc::clone(&budget)));
+        share.force(1);
+        assert!(now(pin!(other.acquire(FLOOR_BYTES - 1))));
+        let wakes: [Arc<Wakes>; 2] = Default::default();
+        let mut waiting: Vec<_> = wakes
+            .iter()
+            .map(|wakes| {
+                let mut one = Box::pin(share.acquire(FLOOR_BYTES));
+                let waker = Waker::from(Arc::clone(wakes));
+                assert!(one.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+                one
+            })
+            .collect();
+        let woken = || wakes.each_ref().map(|wakes| wakes.0.load(Ordering::SeqCst) > 0);
+        share.give_back(1);
+        assert!(woken()[0]);
+        // It goes otherwise: the next one is not forgotten.
+        drop(waiting.remove(0));
+        assert!(woken()[1]);
+        assert!(now(waiting[0].as_mut()));
     }
 }

@@ -20,6 +20,8 @@ const LITTLE_BYTES: usize = 4 << 10;
 pub const LOOSE_BYTES_MAX: usize = 64 << 10;
 /// How long a peer may take nothing of a message, and say nothing while it is awaited, before it is given up.
 pub const PEER_TIMEOUT_NANOSECONDS: u64 = 30_000_000_000;
+/// With less than so many bytes a second, after that time, it is given up as well.
+const PEER_BYTES_PER_SECOND: u64 = 256 << 10;
 
 /// See the module.
 #[derive(Default)]
@@ -130,20 +132,68 @@ fn fill(target: &mut [u8], parts: &[&[u8]]) {
     }
 }
 
-/// Sends all of `slice`. False if the peer can't be reached any more, or takes nothing of it for too long.
+/// How long a message's peer is waited for: [`PEER_TIMEOUT_NANOSECONDS`] for each step, and for all of them
+/// as long as a slow line takes. A peer that gives or takes a byte now and then must not keep the message's
+/// memory, which others wait for.
+pub struct Patience {
+    bytes: u64,
+    is_first: bool,
+    /// Since the second step: most messages take one, and no look at the clock.
+    deadline: Option<u64>,
+}
+
+impl Patience {
+    /// With a message of so many bytes.
+    pub fn new(bytes: usize) -> Self {
+        Self { bytes: bytes as u64, is_first: true, deadline: None }
+    }
+
+    /// Waits for a step. `None` if it takes too long.
+    pub async fn step<F: Future>(&mut self, step: F) -> Option<F::Output> {
+        shard::timeout(self.limit(), step).await
+    }
+
+    /// Whether no step is waited for any more.
+    pub fn is_over(&self) -> bool {
+        self.deadline.is_some_and(|deadline| shard::waited() >= deadline)
+    }
+
+    fn limit(&mut self) -> u64 {
+        if std::mem::take(&mut self.is_first) {
+            return PEER_TIMEOUT_NANOSECONDS;
+        }
+        let now = shard::waited();
+        let all = PEER_TIMEOUT_NANOSECONDS + self.bytes.saturating_mul(1_000_000_000) / PEER_BYTES_PER_SECOND;
+        let deadline = *self.deadline.get_or_insert(now + all);
+        deadline.saturating_sub(now).min(PEER_TIMEOUT_NANOSECONDS)
+    }
+}
+
+/// Sends all of `slice`. False if the peer can't be reached any more, or takes it too slowly.
 pub async fn send_whole<T: Stream + ?Sized>(stream: &T, slice: Slice) -> bool {
     send_parts(stream, slice, |_| ()).await
 }
 
 /// The same. `taken` is told how many bytes of it the peer takes, when it does.
-pub async fn send_parts<T: Stream + ?Sized>(stream: &T, mut slice: Slice, taken: impl Fn(usize)) -> bool {
+pub async fn send_parts<T: Stream + ?Sized>(stream: &T, slice: Slice, taken: impl Fn(usize)) -> bool {
+    let mut patience = Patience::new(slice.len());
+    send_within(stream, slice, &mut patience, taken).await
+}
+
+/// The same for a part of a message.
+pub async fn send_within<T: Stream + ?Sized>(
+    stream: &T,
+    mut slice: Slice,
+    patience: &mut Patience,
+    taken: impl Fn(usize),
+) -> bool {
     loop {
         let length = slice.len();
         let sending = stream.send(slice.clone());
         let sent = if active(Mutant::PatienceWithoutEnd) {
             Some(sending.await)
         } else {
-            shard::timeout(PEER_TIMEOUT_NANOSECONDS, sending).await
+            patience.step(sending).await
         };
         let Some(Ok(sent)) = sent.map(|outcome| outcome.result) else { return false };
         // A stream that claims more than there was is broken.

@@ -4,30 +4,31 @@
 //! roles come from the freshest one's table, never from their own (docs/formats.md section 4). Everything is
 //! checked before anything is written.
 
+mod claims;
 pub mod create;
 pub(crate) mod decide;
 mod disowned;
 mod error;
 pub(crate) mod newly_degraded;
 
+pub use claims::{contested, read_claims, read_superblock};
+pub(crate) use claims::{read_member, read_place};
 pub use error::{AssembleError, JournalProblem, StaleMember};
 
-use std::{rc::Rc, sync::Arc};
+use std::{collections::BTreeSet, rc::Rc, sync::Arc};
 
 use pinstripe_md::{
     bad_block_table::BadBlockTable,
-    bitmap::BitmapImage,
-    superblock::{
-        ErrorKind, ReadOnlyReason, ResyncOffset, Role, SUPERBLOCK_BYTES_MAX, Superblock, SuperblockError,
-        Support, candidate_sectors, event_is_current,
-    },
+    bitmap::{BitmapHeader, BitmapImage},
+    identity::Uuid,
+    superblock::{MemberBitmap, ReadOnlyReason, Role, Superblock, Support, check_bitmaps, event_is_current},
     units::{SECTOR_BYTES, Sector},
 };
 use pinstripe_runtime::{Device, DeviceSource, shard};
 
 use crate::{
     consistency::Log,
-    geometry::{Geometry, ParityGeometry, ParityLayout, Raid0Geometry, Raid0Layout},
+    geometry::{Geometry, GeometryError, ParityGeometry, ParityLayout, Raid0Geometry, Raid0Layout},
     members::LogArea,
     mutants::{Mutant, active},
     offload::fence,
@@ -75,7 +76,7 @@ pub(crate) struct Assembled {
     pub(crate) freshest: Superblock,
     /// The journal device, if the array has one. What it describes may not be on the members.
     pub(crate) journal: Option<Found>,
-    pub(crate) bitmap: Option<BitmapImage>,
+    pub(crate) bitmap: Option<MergedBitmap>,
     /// Why nothing may be written, if so.
     pub(crate) read_only: Option<ReadOnlyReason>,
     /// The member sector from which parity can't be trusted, after an unclean stop or in a resync.
@@ -101,24 +102,6 @@ impl Assembled {
     }
 }
 
-/// Reads the superblock of a device: the first valid one of the places where it may lie, if there is one.
-pub async fn read_superblock(device: &dyn Device) -> Result<Option<Superblock>, AssembleError> {
-    let name = &device.info().name;
-    let sectors = device.info().size / SECTOR_BYTES;
-    let mut damaged = None;
-    for place in candidate_sectors(sectors) {
-        let buffer = shard::buffer(SUPERBLOCK_BYTES_MAX);
-        let outcome = device.read(place.0 * SECTOR_BYTES, buffer).await;
-        outcome.result.map_err(|error| AssembleError::Device { name: name.clone(), error })?;
-        match Superblock::decode(outcome.buffer.as_deref().unwrap_or_default(), place, sectors) {
-            Ok(superblock) => return Ok(Some(superblock)),
-            Err(error) if error.kind() == ErrorKind::NotMd => {}
-            Err(error) => damaged = damaged.or(Some(error)),
-        }
-    }
-    damaged.map_or(Ok(None), |error| Err(AssembleError::Superblock { name: name.clone(), error }))
-}
-
 /// Attaches servers that compute: they take no write, nor a flush, of a host that isn't attached while
 /// another one was.
 async fn attach(found: &[Found], options: &ArrayOptions) -> Result<u64, AssembleError> {
@@ -136,11 +119,11 @@ async fn attach(found: &[Found], options: &ArrayOptions) -> Result<u64, Assemble
 /// The host that had the array before may have written on until the servers knew of this host: only what is
 /// read from now on is final (C23). A member that the other host dropped meanwhile would pass for current,
 /// and has missed what was written since.
-async fn read_again(found: &mut [Found]) -> Result<(), AssembleError> {
-    for member in found {
-        let device = &*member.device;
-        member.superblock = read_superblock_of_member(device).await?;
-        member.bad_blocks = read_bad_blocks(device, &member.superblock).await?;
+async fn read_again(found: &mut [Found], wanted: Option<Uuid>) -> Result<(), AssembleError> {
+    let superblocks = claims::read_superblocks(found.iter().map(|member| &member.device), wanted).await?;
+    for (member, superblock) in found.iter_mut().zip(superblocks) {
+        member.bad_blocks = read_bad_blocks(&*member.device, &superblock).await?;
+        member.superblock = superblock;
     }
     Ok(())
 }
@@ -162,11 +145,18 @@ pub(crate) async fn assemble(
     sources: Vec<Arc<dyn DeviceSource>>,
     options: &ArrayOptions,
 ) -> Result<Assembled, AssembleError> {
-    let mut found = Vec::new();
+    let mut devices = Vec::new();
     for source in sources {
         let attached = source.attach();
         let device = attached.map_err(|error| AssembleError::Device { name: source.name(), error })?;
-        found.push(read_member(source, Bounded::around(device, options.member_timeout_ns)).await?);
+        devices.push((source, Bounded::around(device, options.member_timeout_ns)));
+    }
+    let attached = devices.iter().map(|(_, device)| device);
+    let superblocks = claims::read_superblocks(attached, options.wanted).await?;
+    let mut found = Vec::new();
+    for ((source, device), superblock) in devices.into_iter().zip(superblocks) {
+        let bad_blocks = read_bad_blocks(&*device, &superblock).await?;
+        found.push(Found { source, device, superblock, bad_blocks });
     }
     if !options.read_only && is_settled(&found) {
         // No other host is kept from the members for a start that is refused.
@@ -190,34 +180,17 @@ async fn assemble_attached(
     is_attached: bool,
     options: &ArrayOptions,
 ) -> Result<Assembled, AssembleError> {
-    let late_ns = if options.read_only { 0 } else { late_writes_ns(&found) };
-    if late_ns > 0 && !active(Mutant::AssembledTooEarly) {
-        shard::sleep(late_ns).await;
-    }
-    if (is_attached || late_ns > 0) && !active(Mutant::ReadBeforeAttach) {
-        read_again(&mut found).await?;
+    let has_waited = !options.read_only
+        && fence::outlast(found.iter().map(|member| &member.device), options.tell_wait).await;
+    if (is_attached || has_waited) && !active(Mutant::ReadBeforeAttach) {
+        read_again(&mut found, options.wanted).await?;
     }
     if !options.read_only && !active(Mutant::AssembledUnflushed) {
         flush(&found).await?;
     }
     let mut assembled = decide::decide(found, options)?;
-    let (freshest, seats) = (&assembled.freshest, &assembled.seated.seats);
-    assembled.bitmap = read_bitmap(freshest, seats).await?;
+    assembled.bitmap = read_bitmap(&assembled.freshest, &assembled.seated).await?;
     Ok(assembled)
-}
-
-/// For how long writes of a process that has died may still come (C16), in nanoseconds. One that had stopped
-/// the array, or found it idle, had waited for all its writes and left superblocks that are clean; level 0
-/// has no such mark.
-fn late_writes_ns(found: &[Found]) -> u64 {
-    let is_clean = |member: &Found| {
-        let array = &member.superblock.array;
-        array.level.has_parity() && !array.journal && array.resync_offset == ResyncOffset::Clean
-    };
-    if found.iter().all(is_clean) {
-        return 0;
-    }
-    found.iter().map(|member| member.device.late_writes_ns()).max().unwrap_or(0)
 }
 
 /// A start has failed, and no array will give up what it has attached: else other hosts would find a host
@@ -239,33 +212,22 @@ fn is_whole(member: &Found) -> bool {
     member.superblock.member.recovery_offset.is_none()
 }
 
-/// What the superblock of `device` says, which is attached from `source` and [bounded](Bounded).
-pub(crate) async fn read_member(
-    source: Arc<dyn DeviceSource>,
-    device: Rc<dyn Device>,
-) -> Result<Found, AssembleError> {
-    let superblock = read_superblock_of_member(&*device).await?;
-    let bad_blocks = read_bad_blocks(&*device, &superblock).await?;
-    Ok(Found { source, device, superblock, bad_blocks })
-}
-
-async fn read_superblock_of_member(device: &dyn Device) -> Result<Superblock, AssembleError> {
-    let none =
-        || AssembleError::Superblock { name: device.info().name.clone(), error: SuperblockError::NoMagic };
-    read_superblock(device).await?.ok_or_else(none)
-}
-
 async fn read_bad_blocks(
     device: &dyn Device,
     superblock: &Superblock,
 ) -> Result<BadBlockTable, AssembleError> {
-    let log = superblock.member.bad_block_log.filter(|log| log.in_use);
-    let (Some(log), Some(sector)) = (log, superblock.bad_block_log_sector()) else {
+    let (Some(log), Some(sector)) = (superblock.member.bad_block_log, superblock.bad_block_log_sector())
+    else {
         return Ok(BadBlockTable::default());
     };
-    let bytes = read_bytes(device, sector.0 * SECTOR_BYTES, u64::from(log.size) * SECTOR_BYTES).await?;
-    BadBlockTable::decode(&bytes, log.shift)
-        .map_err(|error| AssembleError::BadBlocks { name: device.info().name.clone(), error })
+    let table = if log.in_use {
+        let bytes = read_bytes(device, sector.0 * SECTOR_BYTES, u64::from(log.size) * SECTOR_BYTES).await?;
+        BadBlockTable::decode(&bytes, log.shift)
+    } else {
+        // What is listed one day is read in the superblock's unit.
+        BadBlockTable::new(log.shift)
+    };
+    table.map_err(|error| AssembleError::BadBlocks { name: device.info().name.clone(), error })
 }
 
 pub(crate) async fn read_bytes(
@@ -299,25 +261,35 @@ fn too_few_left(error: AssembleError, left_behind: &[Found]) -> AssembleError {
     }
 }
 
-/// The superblock with the most events; an error if the devices are not of one array.
+/// The superblock with the most events; an error if the devices are not of one array. A device that is out of
+/// date need not know what a reshape has made of the array since: it has no say, and is left out.
 fn freshest(found: &[Found]) -> Result<Superblock, AssembleError> {
-    let first = found.first().ok_or(AssembleError::NoDevices)?;
-    for other in &found[1..] {
-        if first.superblock.same_array(&other.superblock).is_err() {
-            return Err(AssembleError::DifferentArrays {
-                first: first.device.info().name.clone(),
-                first_array: array_words(&first.superblock),
-                second: other.device.info().name.clone(),
-                second_array: array_words(&other.superblock),
-            });
-        }
-    }
     // Of several a spare comes last: it need not know of the log.
     let age = |member: &&Found| {
         let superblock = &member.superblock;
         (superblock.array.events, superblock.own_role() != Role::Spare)
     };
-    let newest = found.iter().max_by_key(age).unwrap_or(first);
+    let newest = found.iter().max_by_key(age).ok_or(AssembleError::NoDevices)?;
+    let name = |member: &Found| member.device.info().name.clone();
+    for other in found {
+        let (own, others) = (&newest.superblock, &other.superblock);
+        let Err(disagreement) = own.same_array(others) else { continue };
+        if own.array.set_uuid != others.array.set_uuid {
+            return Err(AssembleError::DifferentArrays {
+                first: name(newest),
+                first_array: array_words(own),
+                second: name(other),
+                second_array: array_words(others),
+            });
+        }
+        if event_is_current(own.array.events, others.array.events) {
+            return Err(AssembleError::MembersDisagree {
+                first: name(newest),
+                second: name(other),
+                disagreement,
+            });
+        }
+    }
     Ok(newest.superblock.clone())
 }
 
@@ -330,18 +302,27 @@ fn geometry(freshest: &Superblock, found: &[Found]) -> Result<Geometry, Assemble
     // A spare with a larger block doesn't change the array's; it can't take a slot either (C20).
     let seated = |member: &&Found| matches!(member.superblock.role_in(array), Role::Slot(_));
     let blocks = found.iter().filter(seated).map(|member| member.device.info().logical_block);
-    let block = blocks.max().unwrap_or(512).max(512);
+    // The array may have one of its own: clients' partition tables count in it.
+    let own = match array.logical_block_size {
+        0 => 512,
+        logical_block if logical_block.is_power_of_two() && logical_block >= 512 => logical_block,
+        logical_block => return Err(GeometryError::LogicalBlock { logical_block }.into()),
+    };
+    let block = blocks.max().unwrap_or(own).max(own);
     // The geometry refuses one that is too large.
     let chunk = u32::try_from(array.chunk.0 * SECTOR_BYTES).unwrap_or(u32::MAX);
     let members = to_usize(array.raid_disks);
     if array.level.has_parity() {
-        let bytes = array.component_sectors().0 * SECTOR_BYTES;
+        // Without any member nothing bounds it, but the geometry.
+        let bytes = array.component_sectors().checked_bytes().unwrap_or(u64::MAX);
         let layout = ParityLayout::from_md(array.level.number(), array.layout.to_word().unwrap_or(0))?;
         return Ok(Geometry::Parity(ParityGeometry::new(layout, members, chunk, bytes, block)?));
     }
     // Every member gives what it has, so all must be here before the zones are known.
     let mut sizes = vec![None; members];
-    for member in found {
+    // A device that is out of date may have the number that a member got since.
+    let is_current = |member: &&Found| event_is_current(array.events, member.superblock.array.events);
+    for member in found.iter().filter(is_current) {
         if let Role::Slot(slot) = member.superblock.role_in(array)
             && let Some(size) = sizes.get_mut(usize::from(slot.0))
         {
@@ -395,6 +376,10 @@ fn seat(freshest: &Superblock, found: Vec<Found>, members: usize) -> Result<Foun
     for mut member in found {
         let name = member.device.info().name.clone();
         let events = member.superblock.array.events;
+        // The kernel notes the end of a rebuild by the last number that there is (C35).
+        let end = Sector(freshest.array.component_sectors().0);
+        let recovered = &mut member.superblock.member.recovery_offset;
+        *recovered = recovered.map(|offset| offset.min(end));
         let believed = active(Mutant::StaleMemberAccepted);
         let role =
             if believed { member.superblock.own_role() } else { member.superblock.role_in(&freshest.array) };
@@ -491,47 +476,105 @@ fn disown_journal(superblock: &mut Superblock) {
     array.roles.iter_mut().filter(|role| **role == Role::Journal).for_each(|role| *role = Role::Faulty);
 }
 
+/// A member's bitmap, of which the header has been read and checked.
+struct FoundBitmap<'a> {
+    member: &'a Found,
+    sector: Sector,
+    byte_count: u64,
+}
+
+/// The headers of all current members' bitmaps: see [`check_bitmaps`] (C34, C35).
+async fn read_bitmap_headers<'a>(
+    freshest: &Superblock,
+    seats: &'a [Option<Found>],
+) -> Result<Vec<FoundBitmap<'a>>, AssembleError> {
+    let (mut found, mut bitmaps) = (Vec::new(), Vec::new());
+    for member in seats.iter().flatten() {
+        let superblock = &member.superblock;
+        let Some(sector) = superblock.bitmap_sector() else { continue };
+        let head = read_bytes(&*member.device, sector.0 * SECTOR_BYTES, 512).await?;
+        let (header, info) = (BitmapHeader::decode(&head), member.device.info());
+        let byte_count = header.as_ref().map_or(0, BitmapHeader::byte_count);
+        found.push(FoundBitmap { member, sector, byte_count });
+        let (name, logical_block) = (info.name.clone(), info.logical_block);
+        bitmaps.push(MemberBitmap { name, superblock, header, logical_block });
+    }
+    match check_bitmaps(&freshest.array, &bitmaps) {
+        Ok(()) => Ok(found),
+        Err((name, problem)) => Err(AssembleError::Bitmap { name, problem }),
+    }
+}
+
+/// The bitmaps of all current members as one.
+pub(crate) struct MergedBitmap {
+    /// Stale if one of them is, or is out of date.
+    pub(crate) image: BitmapImage,
+    /// The pages that are otherwise on some members.
+    pub(crate) pages_unlike: BTreeSet<usize>,
+    /// Devices of which the bitmap wasn't believed.
+    pub(crate) outdated: Vec<String>,
+}
+
+impl MergedBitmap {
+    fn new(image: BitmapImage) -> Self {
+        Self { image, pages_unlike: BTreeSet::new(), outdated: Vec::new() }
+    }
+
+    fn add(&mut self, other: &BitmapImage) {
+        self.pages_unlike.extend(self.image.pages_unlike(other));
+        if !active(Mutant::FirstBitmapBelieved) && !self.image.merge(other) {
+            self.distrust();
+        }
+        // A member that left before the latest clearing of bits can't come back by the bitmap. It is
+        // enough that one header knows of that clearing.
+        let (mine, theirs) = (self.image.header(), other.header());
+        let events = mine.events.max(theirs.events);
+        self.image.set_events(events, mine.events_cleared.max(theirs.events_cleared));
+    }
+
+    /// Some bits aren't known: all count as set. Until they are so on the members, none is believed.
+    fn distrust(&mut self) {
+        self.image.set_range(0..self.image.header().bit_count());
+        self.image.set_stale(true);
+        self.rewrite();
+    }
+
+    fn rewrite(&mut self) {
+        self.pages_unlike = (0..self.image.page_count()).collect();
+    }
+}
+
 /// The OR of all current members' bitmaps (C8). A bitmap older than the superblocks counts as all ones.
 async fn read_bitmap(
     freshest: &Superblock,
-    seats: &[Option<Found>],
-) -> Result<Option<BitmapImage>, AssembleError> {
+    seated: &FoundMembers,
+) -> Result<Option<MergedBitmap>, AssembleError> {
     if freshest.array.bitmap_offset.is_none() {
         return Ok(None);
     }
-    let mut merged: Option<BitmapImage> = None;
-    for member in seats.iter().flatten() {
-        let name = &member.device.info().name;
-        let wrap = |error| AssembleError::Bitmap { name: name.clone(), error };
-        let Some(sector) = member.superblock.bitmap_sector() else { continue };
-        let head = read_bytes(&*member.device, sector.0 * SECTOR_BYTES, 512).await?;
-        let header = pinstripe_md::bitmap::BitmapHeader::decode(&head).map_err(wrap)?;
-        let array = &freshest.array;
-        if header.set_uuid != array.set_uuid
-            || header.sync_size.round_down(array.chunk) != array.component_sectors()
-        {
-            // Bits of other regions: a write would look for its bit where there is none.
-            return Err(AssembleError::ForeignBitmap { name: name.clone() });
-        }
-        let length = header.sectors().0 * SECTOR_BYTES;
-        let bytes = read_bytes(&*member.device, sector.0 * SECTOR_BYTES, length).await?;
-        let mut image = BitmapImage::decode(&bytes).map_err(wrap)?;
-        if !image.header().is_valid_for(freshest.array.events) || image.header().stale {
-            image.set_range(0..image.header().bit_count());
-        }
+    let mut merged: Option<MergedBitmap> = None;
+    for bitmap in read_bitmap_headers(freshest, &seated.seats).await? {
+        let device = &*bitmap.member.device;
+        let bytes = read_bytes(device, bitmap.sector.0 * SECTOR_BYTES, bitmap.byte_count).await?;
+        let image = BitmapImage::decode(&bytes).map_err(|error| AssembleError::Bitmap {
+            name: device.info().name.clone(),
+            problem: error.into(),
+        })?;
+        let is_believed = image.header().is_valid_for(freshest.array.events);
         match &mut merged {
-            None => merged = Some(image),
-            Some(merged) => {
-                if !active(Mutant::FirstBitmapBelieved) && !merged.merge(&image) {
-                    merged.set_range(0..merged.header().bit_count());
-                }
-                // A member that left before the latest clearing of bits can't come back by the bitmap. It is
-                // enough that one header knows of that clearing.
-                let (mine, theirs) = (merged.header(), image.header());
-                let cleared = mine.events_cleared.max(theirs.events_cleared);
-                merged.set_events(mine.events, cleared);
-            }
+            None => merged = Some(MergedBitmap::new(image)),
+            Some(merged) => merged.add(&image),
         }
+        if !is_believed && let Some(merged) = &mut merged {
+            merged.outdated.push(device.info().name.clone());
+            merged.distrust();
+        }
+    }
+    if !seated.replacements.is_empty()
+        && let Some(merged) = &mut merged
+    {
+        // What the targets have wasn't read.
+        merged.rewrite();
     }
     Ok(merged)
 }

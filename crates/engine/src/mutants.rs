@@ -116,8 +116,6 @@ pinstripe_runtime::mutants! {
     FlushTriedAgain,
     /// A flush is believed although another one has failed meanwhile, or before (C5).
     FailedFlushForgotten,
-    /// A flush waits until as many have ended as had begun, whichever these are (C33).
-    FlushesCounted,
     /// A command takes a member out that the array can't do without (C31).
     NeededTakenOut,
     /// A command takes the journal out while a member is missing (C31).
@@ -234,8 +232,8 @@ pinstripe_runtime::mutants! {
     LocateDegraded,
     /// After a read error the whole chunk is made from the others, what could be read of it too.
     HealsWholeChunk,
-    /// A repair is reported before the members were flushed (C4).
-    RepairWithoutFlush,
+    /// A repair doesn't force what it corrects to the medium (C4).
+    RepairNotForced,
     /// A write that a member did not answer in time is acknowledged before the superblocks know (C2, C16).
     TimeOutAcknowledged,
     /// A member that was given up is asked again while it still has requests under way (C16).
@@ -293,6 +291,8 @@ pinstripe_runtime::mutants! {
     JoinersToldAll,
     /// Assembly goes by the first member's bitmap (C8).
     FirstBitmapBelieved,
+    /// A bit that not all members' bitmaps have is set in memory only (C8).
+    BitmapsLeftUnlike,
     /// When a member has everything again, bits are cleared before the superblocks say so (C9).
     BitsClearedBeforeRecorded,
     /// A sweep goes on though the superblocks don't say yet that every member is whole (C9).
@@ -334,6 +334,19 @@ pinstripe_runtime::mutants! {
     AttachedAsGiven,
     /// A sector that is listed as bad makes the whole chunk one that can't be read (C10).
     ListedTakesChunk,
+    /// A journal is given up, and what it had made durable stays in the members' caches (C4).
+    JournalLeftUnflushed,
+    /// Of a write that a medium has refused everything is listed as bad, and not the blocks alone that it
+    /// refuses (C10).
+    ListedByTransfer,
+    /// One sector that the replaced member can't read has its whole chunk made from the others (C10).
+    ReplacedByChunk,
+    /// One sector that a write can't read has the whole chunk of its member made from the others (C10).
+    AvoidedByChunk,
+    /// What the target of a replacement refuses is listed, as of a member, and the replaced member goes.
+    TargetListed,
+    /// Where rows may be torn, a write is acknowledged that no member has, and that parity stands for (C10).
+    TornRowsPromised,
     /// Only the first page of a bitmap is written (C7).
     FirstPageOnly,
     /// Where a region lies that a rebuild needs is counted in 32 bits.
@@ -359,11 +372,18 @@ impl Mutant {
         Self::LargerBlocksJoin,
         Self::FailedRowsTrusted,
         Self::ListedTakesChunk,
+        Self::ListedByTransfer,
+        Self::TargetListed,
+        Self::ReplacedByChunk,
+        Self::AvoidedByChunk,
+        Self::TornRowsPromised,
         Self::LastStrawDropped,
         Self::LossToldLate,
+        Self::FailedFlushNotAwaited,
         Self::LastStripeAnswers,
         Self::JoinersToldAll,
         Self::FirstBitmapBelieved,
+        Self::BitmapsLeftUnlike,
     ];
 
     /// Those that the engine's crashes of arrays with a journal find (`tests/engine/journal_crash.rs`),
@@ -380,6 +400,7 @@ impl Mutant {
         Self::CachedLeftBehind,
         Self::CacheNotRead,
         Self::TailPassesCached,
+        Self::JournalLeftUnflushed,
     ];
 
     /// Those that the engine's exhaustive test of the write hole finds (`tests/write_hole`) and its crashes
@@ -405,7 +426,6 @@ impl Mutant {
         Self::LookLeftOut,
         Self::EarlierMembershipTrusted,
         Self::BitsReadUndrained,
-        Self::FlushesCounted,
         Self::NeededTakenOut,
         Self::NeededJournalTakenOut,
         Self::StopForgetsCommands,

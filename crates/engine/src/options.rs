@@ -1,5 +1,7 @@
 //! How an array behaves; nothing of this is on disk.
 
+use pinstripe_md::identity::Uuid;
+
 use crate::{ablation::Ablation, plan::WritePolicy};
 
 /// See the module. [`ArrayOptions::default`] is what a user gets.
@@ -12,6 +14,8 @@ pub struct ArrayOptions {
     pub parity_cache_bytes: usize,
     /// What all requests under way may take beside what they bring and answer.
     pub memory: WorkMemory,
+    /// The array that is meant. Without it, it is that of the members.
+    pub wanted: Option<Uuid>,
     /// Serve reads only; nothing on the members changes.
     pub read_only: bool,
     /// Assemble although dirty and degraded, or with stale members' superblocks: data may be lost.
@@ -62,6 +66,9 @@ pub struct ArrayOptions {
     pub waiters_per_shard: usize,
     /// Seconds since 1970, for the superblocks' time of update.
     pub wall_clock: fn() -> u64,
+    /// Told before a start waits, or a device that is to join, and for how many nanoseconds, until the
+    /// server has carried out what a process that died had asked for: else it would seem to hang.
+    pub tell_wait: fn(u64),
     /// Ways of older designs, for measurement. `None` for users: what is ours, not metered.
     pub ablation: Option<Ablation>,
 }
@@ -92,6 +99,7 @@ impl Default for ArrayOptions {
             policy: WritePolicy::Cost,
             parity_cache_bytes: 64 << 20,
             memory: WorkMemory::of(1 << 30),
+            wanted: None,
             read_only: false,
             force: false,
             newly_degraded: true,
@@ -114,6 +122,7 @@ impl Default for ArrayOptions {
             stripe_slots: 1 << 14,
             waiters_per_shard: 4096,
             wall_clock: || std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
+            tell_wait: |_| (),
             ablation: None,
         }
     }

@@ -16,7 +16,10 @@ use crate::{
     geometry::{Geometry, StripeId},
     latency::LatencyCounters,
     members::{Member, MemberId, bad_blocks::Reports},
-    membership::{admission::Admission, snapshot::Snapshot},
+    membership::{
+        admission::Admission,
+        snapshot::{Seat, Snapshot},
+    },
     mutants::{Mutant, active},
     options::ArrayOptions,
     statistics::Counters,
@@ -142,6 +145,12 @@ pub struct Failure {
     pub member: MemberId,
     /// Why.
     pub error: MemberError,
+}
+
+/// Whether a member may have failed: something asked of it takes long, or never came.
+fn hangs(member: &Member) -> bool {
+    let hangs = member.health.is_slow() || member.health.late_requests() > 0;
+    hangs && !active(Mutant::SilentMemberCounted)
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -317,8 +326,22 @@ impl Shared {
     pub(crate) fn can_spare(&self, member: MemberId) -> bool {
         let mut leaving = locked(&self.leaving);
         let goes = |other: &Member| other.id == member || leaving.contains(&other.id);
-        let can = self.snapshot().can_do_without(self.geometry.redundancy(), goes);
+        let snapshot = self.snapshot();
+        let is_it = |seat: &Seat| seat.member().is_some_and(|own| own.id == member);
+        // One that is yet to be whole takes nothing with it.
+        let is_needed = snapshot.seats.iter().any(|seat| seat.is_whole() && is_it(seat));
+        let can = !is_needed || snapshot.can_do_without(self.redundancy_left(&snapshot), goes);
         if can {
+            leaving.push(member);
+        }
+        can
+    }
+
+    /// As [`Shared::can_lose`], and if so it counts as reported from now on.
+    pub(crate) fn can_give_up(&self, member: MemberId, snapshot: &Snapshot) -> bool {
+        let mut leaving = locked(&self.leaving);
+        let can = self.can_lose_beside(member, snapshot, &leaving);
+        if can && !leaving.contains(&member) {
             leaving.push(member);
         }
         can
@@ -326,21 +349,24 @@ impl Shared {
 
     /// Whether the array can do without `member`, and without all that ail.
     pub(crate) fn can_lose(&self, member: MemberId, snapshot: &Snapshot) -> bool {
-        let goes = |other: &Member| other.id == member || self.is_ailing(other);
+        self.can_lose_beside(member, snapshot, &locked(&self.leaving))
+    }
+
+    fn can_lose_beside(&self, member: MemberId, snapshot: &Snapshot, leaving: &[MemberId]) -> bool {
+        let goes = |other: &Member| other.id == member || hangs(other) || leaving.contains(&other.id);
         snapshot.can_do_without(self.redundancy_left(snapshot), goes)
     }
 
     /// How many members may be taken out that work. Where a crash may have torn rows nothing is reconstructed
     /// (C10), so a member that went before the resync would take all its bytes of these regions with it.
-    fn redundancy_left(&self, snapshot: &Snapshot) -> usize {
+    pub(crate) fn redundancy_left(&self, snapshot: &Snapshot) -> usize {
         if snapshot.intent.has_torn() { 0 } else { self.geometry.redundancy() }
     }
 
     /// Whether a member is lost or may be: what hangs may have failed. Nothing but a failure of its own costs
     /// another one its place if the array could then not do without this one (C31).
     pub(crate) fn is_ailing(&self, member: &Member) -> bool {
-        let hangs = member.health.is_slow() || member.health.late_requests() > 0;
-        (hangs && !active(Mutant::SilentMemberCounted)) || self.is_leaving(member.id)
+        hangs(member) || self.is_leaving(member.id)
     }
 
     /// A member that only had too many errors, each of them mended, stays if the array can't do without it,

@@ -19,8 +19,9 @@ use crate::units::{SECTOR_BYTES, Sector, SectorCount, sector_range};
 pub const HEADER_BYTES: usize = 256;
 /// Bytes of a page, the unit of bitmap writes.
 pub const PAGE_BYTES: usize = 4096;
-/// The longest bitmap that is taken into memory. No array that fits the address space of a disk needs more.
-const BITMAP_BYTES_MAX: u64 = 256 << 20;
+/// The longest bitmap that is taken into memory: just below 128 MiB, the largest piece that is read at once.
+/// mdadm makes none that is longer than 1 MiB.
+const BITMAP_BYTES_MAX: u64 = 127 << 20;
 
 const MAGIC: u32 = 0x6d74_6962;
 const VERSION_HOST_ENDIAN: u32 = 3;
@@ -262,6 +263,15 @@ impl BitmapHeader {
         HEADER_BYTES as u64 + self.bit_count().div_ceil(8)
     }
 
+    /// The same, if they are few enough to keep.
+    pub fn memory_bytes(&self) -> Result<usize, BitmapError> {
+        let too_large = || BitmapError::TooLarge(self.bit_count());
+        if self.byte_count() > BITMAP_BYTES_MAX {
+            return Err(too_large());
+        }
+        usize::try_from(self.byte_count()).map_err(|_| too_large())
+    }
+
     /// Sectors of the bitmap in whole pages of 4 KiB.
     pub fn sectors(&self) -> SectorCount {
         SectorCount(self.byte_count().next_multiple_of(PAGE_BYTES as u64) / SECTOR_BYTES)
@@ -329,7 +339,7 @@ impl BitmapImage {
     /// A new bitmap.
     pub fn new(header: BitmapHeader, fill: Fill) -> Result<Self, BitmapError> {
         header.check()?;
-        let byte_count = memory_bytes(&header)?;
+        let byte_count = header.memory_bytes()?;
         let mut bytes = vec![0; byte_count.next_multiple_of(PAGE_BYTES)];
         bytes[..HEADER_BYTES].copy_from_slice(&header.encode());
         let mut image = Self { header, bytes };
@@ -344,7 +354,7 @@ impl BitmapImage {
     /// Reads header and bits from `bytes`, which must reach to the last bit.
     pub fn decode(bytes: &[u8]) -> Result<Self, BitmapError> {
         let header = BitmapHeader::decode(bytes)?;
-        let needed = memory_bytes(&header)?;
+        let needed = header.memory_bytes()?;
         let padded = needed.next_multiple_of(PAGE_BYTES);
         if bytes.len() < needed {
             return Err(BitmapError::Truncated { needed: needed as u64, present: bytes.len() });
@@ -430,6 +440,16 @@ impl BitmapImage {
         true
     }
 
+    /// The pages in which `other` has other bits, whatever its header says.
+    pub fn pages_unlike(&self, other: &Self) -> impl Iterator<Item = usize> {
+        (0..self.page_count()).filter(|page| self.bits_in(*page) != other.bits_in(*page))
+    }
+
+    /// A page without the header.
+    fn bits_in(&self, page: usize) -> Option<&[u8]> {
+        self.bytes.get((page * PAGE_BYTES).max(HEADER_BYTES)..(page + 1) * PAGE_BYTES)
+    }
+
     /// The set bits in ascending order, without those behind the last.
     pub fn set_bits(&self) -> impl Iterator<Item = u64> {
         let last = self.header.bit_count();
@@ -447,15 +467,6 @@ impl BitmapImage {
         let position = bit_position(bit).filter(|_| bit < self.header.bit_count())?;
         Some((position.page * PAGE_BYTES + position.byte, position.mask))
     }
-}
-
-/// Bytes of header and bits, if they are few enough to keep.
-fn memory_bytes(header: &BitmapHeader) -> Result<usize, BitmapError> {
-    let too_large = || BitmapError::TooLarge(header.bit_count());
-    if header.byte_count() > BITMAP_BYTES_MAX {
-        return Err(too_large());
-    }
-    usize::try_from(header.byte_count()).map_err(|_| too_large())
 }
 
 #[cfg(test)]
@@ -527,6 +538,17 @@ mod tests {
     }
 
     #[test]
+    fn pages_with_other_bits_are_told_and_headers_make_no_difference() {
+        let one = BitmapImage::new(header(1 << 23, 65536), Fill::Clean).unwrap();
+        let mut other = one.clone();
+        other.set_events(7, 3);
+        assert_eq!((one.page_count(), one.pages_unlike(&other).count()), (3, 0));
+        assert!(other.set(0) && other.set(65535));
+        assert_eq!(one.pages_unlike(&other).collect::<Vec<_>>(), [0, 2]);
+        assert_eq!(other.pages_unlike(&one).collect::<Vec<_>>(), [0, 2]);
+    }
+
+    #[test]
     fn a_set_bit_is_found_and_cleared_again() {
         let mut image = BitmapImage::new(header(1 << 30, 65536), Fill::Clean).unwrap();
         for bit in [0, 7, 8, 30719, 30720, (1 << 23) - 1] {
@@ -557,7 +579,7 @@ mod tests {
         let absurd = header(u64::MAX, 512);
         assert!(matches!(BitmapImage::decode(&absurd.encode()), Err(BitmapError::TooLarge(_))));
         assert!(matches!(BitmapImage::new(absurd, Fill::Dirty), Err(BitmapError::TooLarge(_))));
-        let bits = header(1 << 30, 512);
+        let bits = header(1 << 29, 512);
         assert!(matches!(BitmapImage::decode(&bits.encode()), Err(BitmapError::Truncated { .. })));
     }
 

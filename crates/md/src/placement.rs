@@ -3,8 +3,9 @@
 //! Between the superblock and the data (1.1, 1.2), or before the superblock (1.0), lie the bitmap and the
 //! bad-block log. In front of the data some head-room is left, so that a later reshape has somewhere to move.
 //!
-//! One thing differs from mdadm on purpose. It enters the last member of a new RAID5 as a spare under
-//! rebuild; we enter all members and mark the array dirty from sector 0, which is a resync as for RAID6.
+//! Two things differ from mdadm on purpose. It enters the last member of a new RAID5 as a spare under
+//! rebuild; we enter all members and mark the array dirty from sector 0, which is a resync as for RAID6. And
+//! with version 1.0 its data begins at sector 0; ours begins behind the places of other superblocks.
 
 use thiserror::Error;
 
@@ -99,7 +100,7 @@ pub struct NewArray {
     pub initial: InitialSync,
     /// Sectors to use per member; all that the smallest has by default.
     pub size: Option<SectorCount>,
-    /// The first data sector; chosen by default. (1.1 and 1.2 only.)
+    /// The first data sector; chosen by default.
     pub data_offset: Option<Sector>,
     /// The largest logical block among the devices, in bytes.
     pub logical_block_bytes: u64,
@@ -159,9 +160,6 @@ pub enum PlacementError {
         /// The level that it is for.
         level: Level,
     },
-    /// Version 1.0 has its data at sector 0.
-    #[error("with metadata 1.0 the data begins at sector 0")]
-    DataOffset,
     /// The bitmap needs more room than there is.
     #[error(
         "a bitmap with a chunk of {chunk_bytes} bytes needs {needed} sectors, but there is room for {room}: choose a larger bitmap chunk"
@@ -244,10 +242,6 @@ impl NewArray {
         if let Some(size) = self.size.filter(|size| *size < self.chunk) {
             return Err(PlacementError::SizeBelowChunk { size: size.0, chunk: self.chunk.0 });
         }
-        if self.version == MetadataVersion::V1_0 && self.data_offset.is_some_and(|offset| offset != Sector(0))
-        {
-            return Err(PlacementError::DataOffset);
-        }
         if matches!(self.level, Level::Raid0 | Level::Linear) {
             if self.bitmap != NewBitmap::None {
                 return Err(PlacementError::WithoutRedundancy(self.level, "a bitmap"));
@@ -262,8 +256,8 @@ impl NewArray {
     fn choose_places(&self, log: NewLog) -> Result<Places, PlacementError> {
         let smallest = self.members.iter().chain(&self.spares).map(|d| d.sectors).min().unwrap_or(0);
         let data_offset = match (self.version, self.data_offset) {
-            (MetadataVersion::V1_0, _) => 0,
             (_, Some(offset)) => offset.0,
+            (MetadataVersion::V1_0, None) => behind_other_superblocks(smallest),
             (_, None) if log == NewLog::None => default_data_offset(smallest, self.chunk),
             (_, None) => data_offset_behind(log_sectors(log, self.chunk), smallest, self.chunk),
         };
@@ -341,7 +335,8 @@ impl NewArray {
     fn data_size(&self, data_offset: u64, gap: u64, device: &NewDevice) -> u64 {
         match self.version {
             MetadataVersion::V1_0 => {
-                self.version.super_offset(device.sectors).map_or(0, |s| s.0.saturating_sub(gap))
+                let end = self.version.super_offset(device.sectors).map_or(0, |s| s.0);
+                end.saturating_sub(gap).saturating_sub(data_offset)
             }
             MetadataVersion::V1_1 | MetadataVersion::V1_2 => device.sectors.saturating_sub(data_offset),
         }
@@ -352,6 +347,7 @@ impl NewArray {
         match self.version {
             MetadataVersion::V1_0 => data_size
                 .saturating_add(gap)
+                .saturating_add(data_offset)
                 .checked_next_multiple_of(8)
                 .map_or(u64::MAX, |s| s.saturating_add(16)),
             MetadataVersion::V1_1 | MetadataVersion::V1_2 => data_offset.saturating_add(data_size),
@@ -590,6 +586,13 @@ pub fn log_sectors(log: NewLog, chunk: SectorCount) -> u64 {
 fn log_area(offset: i64, sectors: u64) -> Option<PplArea> {
     let (offset, size) = (i16::try_from(offset).ok()?, u16::try_from(sectors).ok()?);
     Some(PplArea { offset, size, multiple: sectors >= SEVERAL_RECORDS_SECTORS })
+}
+
+/// The first data sector of version 1.0. mdadm's is 0. But a superblock of 1.1 or 1.2 that a client writes at
+/// the beginning of such an array stands where one of the member's own would.
+fn behind_other_superblocks(device_sectors: u64) -> u64 {
+    const GIB: u64 = 1 << 21;
+    if device_sectors >= GIB { DATA_ALIGNMENT } else { 16 }
 }
 
 /// The first data sector that mdadm chooses for versions 1.1 and 1.2.

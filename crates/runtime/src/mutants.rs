@@ -68,4 +68,6 @@ crate::mutants! {
     StallCharged,
     /// C29: timers fire before the kernel's completions are looked at.
     TimersBeforeCompletions,
+    /// C33: a flush waits until as many have ended as had begun, whichever these are.
+    FlushesCounted,
 }

@@ -1,26 +1,27 @@
 //! The commands that change the members of an array in service, or its bitmap.
 
-use std::{pin::pin, rc::Rc, sync::Arc};
+use std::{ops::Range, pin::pin, rc::Rc, sync::Arc};
 
 use pinstripe_md::{
     bad_block_table::BadBlockTable,
     bitmap::{BitmapHeader, BitmapImage, Fill},
     identity::Uuid,
     placement::{NewDevice, PlacementError, place_spare},
-    superblock::{Role, Superblock},
+    superblock::{Role, SUPERBLOCK_BYTES_MAX, Superblock, candidate_sectors},
     units::{SECTOR_BYTES, SectorCount},
 };
 use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, DeviceSource, shard};
 
 use crate::{
     array::Array,
-    assembly::{AssembleError, Found, read_member},
+    assembly::{AssembleError, Found, create::wipe_marks, read_member, read_place},
     controller::{
         control::{Command, IntentChange},
         error::{Added, CommandError, Removed},
         policy::PolicyStep,
         seating::Former,
         superblocks::{Known, Newcomer},
+        update::written_part,
     },
     error::{IoError, MemberError, Operation},
     intent::{IntentTable, REGION_BYTES_WITHOUT_BITMAP},
@@ -28,8 +29,8 @@ use crate::{
     members::MemberId,
     membership::{model::MemberState, snapshot::Seat},
     mutants::{Mutant, active},
+    offload::fence,
     supervision::shard_members::give_up_everywhere,
-    units::to_usize,
 };
 
 /// How long a command waits for the controller before it looks whether that waits for the member that is to
@@ -62,7 +63,7 @@ impl Array {
             // The member hangs, and the controller perhaps with it: what waits for it ends, if the array can
             // do without it.
             let snapshot = self.shared().snapshot();
-            if snapshot.slot_of(member.id).is_some() && !self.shared().can_lose(member.id, &snapshot) {
+            if snapshot.slot_of(member.id).is_some() && !self.shared().can_give_up(member.id, &snapshot) {
                 return Err(CommandError::SlotNeeded(slot));
             }
             give_up_everywhere(self.shared(), member.id, DeviceErrorKind::Removed);
@@ -78,7 +79,7 @@ impl Array {
             return Ok(false);
         }
         let snapshot = self.shared().snapshot();
-        let redundancy = self.shared().geometry.redundancy();
+        let redundancy = self.shared().redundancy_left(&snapshot);
         let mut seats = snapshot.seats.iter().enumerate();
         let found = seats.find_map(|(slot, seat)| {
             let member = seat.member().filter(|member| member.name == device)?;
@@ -102,10 +103,19 @@ impl Array {
     /// since is rebuilt, if the bitmap still tells; of any other device all is rebuilt, and whatever it holds
     /// is lost. Without an empty slot it becomes a spare. `uuid` is its new identity unless it comes back.
     pub async fn add(&self, source: Arc<dyn DeviceSource>, uuid: Uuid) -> Result<Added, CommandError> {
+        self.add_over(source, uuid, &[]).await
+    }
+
+    /// The same. Unless it comes back, `marks` of what the device was, in bytes, are wiped.
+    pub async fn add_over(
+        &self,
+        source: Arc<dyn DeviceSource>,
+        uuid: Uuid,
+        marks: &[Range<u64>],
+    ) -> Result<Added, CommandError> {
         self.check_change()?;
         let _changing = self.controller.changes.take().await;
-        self.controller.refuse_late(&source.name(), |_| false)?;
-        let (newcomer, comes_back) = self.newcomer(source, uuid).await?;
+        let (newcomer, comes_back) = self.newcomer(source, uuid, marks).await?;
         let identity = newcomer.superblock.member.device_uuid;
         let newcomer = Box::new(newcomer);
         let entered = self.controller.command(|reply| Command::Enter { newcomer, comes_back, reply }).await;
@@ -128,6 +138,17 @@ impl Array {
         with: Option<Arc<dyn DeviceSource>>,
         uuid: Uuid,
     ) -> Result<String, CommandError> {
+        self.replace_over(slot, with, uuid, &[]).await
+    }
+
+    /// The same. `marks` of what the device was, in bytes, are wiped.
+    pub async fn replace_over(
+        &self,
+        slot: usize,
+        with: Option<Arc<dyn DeviceSource>>,
+        uuid: Uuid,
+        marks: &[Range<u64>],
+    ) -> Result<String, CommandError> {
         self.check_change()?;
         let _changing = self.controller.changes.take().await;
         self.check_replaceable(slot)?;
@@ -144,7 +165,8 @@ impl Array {
                 if let Some(empty) = absent.iter().next() {
                     return Err(CommandError::OtherSlotEmpty { slot, empty });
                 }
-                let newcomer = Box::new(self.blank(source, uuid).await?);
+                let former = self.former(&source).await?;
+                let newcomer = Box::new(self.blank(source, former, uuid, marks).await?);
                 let enter = |reply| Command::Enter { newcomer, comes_back: None, reply };
                 let entered = self.controller.command(enter).await;
                 self.check_entered(uuid, entered)?;
@@ -231,27 +253,30 @@ impl Array {
         &self,
         source: Arc<dyn DeviceSource>,
         uuid: Uuid,
+        marks: &[Range<u64>],
     ) -> Result<(Newcomer, Option<Former>), CommandError> {
-        let Some(found) = self.former(&source).await? else {
-            return Ok((self.blank(source, uuid).await?, None));
-        };
-        match self.former_slot(&found) {
-            Some(slot) => {
+        let found = self.former(&source).await?;
+        let slot = found.as_ref().and_then(|found| self.former_slot(found));
+        match (found, slot) {
+            (Some(found), Some(slot)) => {
                 let former = Former { slot, events: found.superblock.array.events };
                 let mut newcomer = Newcomer::from(found);
                 self.controller.admit_server(&*newcomer.device).await?;
                 self.give_number(&mut newcomer.superblock)?;
                 Ok((newcomer, Some(former)))
             }
-            None => Ok((self.blank(source, uuid).await?, None)),
+            (found, _) => Ok((self.blank(source, found, uuid, marks).await?, None)),
         }
     }
 
-    /// What a device was, if it says so. Refused if it is a member, or knows more than the array, or may
-    /// still be written by requests that were given up (C16).
+    /// What a device was, if it says so, once writes of a process that has died are over. Refused if it is a
+    /// member, or knows more than the array, or may still be written by requests that were given up (C16).
     async fn former(&self, source: &Arc<dyn DeviceSource>) -> Result<Option<Found>, CommandError> {
+        self.controller.refuse_late(&source.name(), |_| false)?;
         let device = self.attach(source)?;
-        let found = match read_member(Arc::clone(source), device).await {
+        fence::outlast([&device].into_iter(), self.shared().options.tell_wait).await;
+        let ours = self.superblocks().membership.array.set_uuid;
+        let found = match read_member(Arc::clone(source), device, Some(ours)).await {
             Ok(found) => found,
             Err(AssembleError::Device { name, error }) if error.kind == DeviceErrorKind::TimedOut => {
                 return Err(CommandError::Device { name, error });
@@ -343,10 +368,14 @@ impl Array {
         Ok(())
     }
 
-    /// A device as a spare with the identity `uuid`: its content doesn't count.
-    async fn blank(&self, source: Arc<dyn DeviceSource>, uuid: Uuid) -> Result<Newcomer, CommandError> {
-        self.controller.refuse_late(&source.name(), |_| false)?;
-        let former = self.former(&source).await?;
+    /// A device, which was `former`, as a spare with the identity `uuid`: its content doesn't count.
+    async fn blank(
+        &self,
+        source: Arc<dyn DeviceSource>,
+        former: Option<Found>,
+        uuid: Uuid,
+        marks: &[Range<u64>],
+    ) -> Result<Newcomer, CommandError> {
         let device = self.attach(&source)?;
         self.controller.admit_server(&*device).await?;
         let (name, info) = (device.info().name.clone(), device.info().clone());
@@ -358,6 +387,10 @@ impl Array {
         let ours = self.superblocks().membership.array.set_uuid;
         let former = former.filter(|found| found.superblock.array.set_uuid == ours);
         let formerly = former.map(|found| found.superblock.member.device_uuid);
+        let failed = |error| CommandError::Device { name: name.clone(), error };
+        // Nothing of its content is kept.
+        wipe_marks(&*device, marks.iter().cloned(), 0..0).await.map_err(failed)?;
+        erase_others(&name, &*device, &superblock).await?;
         self.write_new_bitmap(&name, &*device, &superblock).await?;
         Ok(Newcomer { formerly, source, device, superblock, bad_blocks: BadBlockTable::default() })
     }
@@ -387,13 +420,16 @@ impl Array {
         device: &dyn pinstripe_runtime::Device,
         superblock: &Superblock,
     ) -> Result<(), CommandError> {
-        let bytes = self.controller.superblocks.borrow().bitmap.as_ref().map(|bitmap| {
-            let length = to_usize(bitmap.header().sectors().0 * SECTOR_BYTES);
-            let length =
-                length.next_multiple_of(device.info().logical_block as usize).min(bitmap.as_bytes().len());
-            bitmap.as_bytes()[..length].to_vec()
-        });
+        let bytes = self
+            .controller
+            .superblocks
+            .borrow()
+            .bitmap
+            .as_ref()
+            .map(|bitmap| written_part(bitmap, superblock, device).map(<[u8]>::to_vec));
         let (Some(bytes), Some(sector)) = (bytes, superblock.bitmap_sector()) else { return Ok(()) };
+        let no_room = || CommandError::Bitmap(format!("{name} has no room for the array's bitmap"));
+        let bytes = bytes.ok_or_else(no_room)?;
         let mut buffer = shard::buffer(bytes.len());
         buffer.copy_from_slice(&bytes);
         let written = device.write(sector.0 * SECTOR_BYTES, buffer.freeze(), true).await.result;
@@ -462,4 +498,28 @@ impl Array {
         let offset = offset.ok_or(CommandError::BitmapRoom(region_bytes))?;
         Ok((offset, BitmapImage::new(header, Fill::Dirty).map_err(wrong)?))
     }
+}
+
+/// Zeroes the superblocks that a device holds elsewhere than where its new one goes. With them it would be a
+/// member of two arrays (C30), and a kernel may start the other one.
+async fn erase_others(name: &str, device: &dyn Device, own: &Superblock) -> Result<(), CommandError> {
+    let failed = |error| CommandError::Device { name: name.to_owned(), error };
+    let sectors = own.member.device_sectors;
+    let mut is_erased = false;
+    for place in candidate_sectors(sectors).filter(|place| *place != own.member.super_offset) {
+        match read_place(device, place, sectors).await {
+            // Nothing is found where nothing can be read.
+            Err(error) if error.kind == DeviceErrorKind::Media => continue,
+            Err(error) => return Err(failed(error)),
+            Ok(None) => continue,
+            Ok(Some(_)) => {}
+        }
+        let zeroes = shard::zeroed(SUPERBLOCK_BYTES_MAX).freeze();
+        device.write(place.0 * SECTOR_BYTES, zeroes, true).await.result.map_err(failed)?;
+        is_erased = true;
+    }
+    if is_erased {
+        device.flush().await.result.map_err(failed)?;
+    }
+    Ok(())
 }

@@ -29,7 +29,8 @@ impl Array {
     }
 
     /// Sets the journal's mode (MD: `journal_mode`). From write-back to write-through it returns when
-    /// everything is on the members. An array that isn't whole can't have write-back.
+    /// everything is on the members. An array that isn't whole can't have write-back, nor one with members
+    /// that can't list bad blocks.
     pub async fn set_journal_mode(&self, mode: JournalMode) -> Result<(), CommandError> {
         let shared = self.shared();
         if shared.options.read_only {
@@ -50,7 +51,14 @@ impl Array {
                 "a member is missing or being rebuilt: an array that isn't whole is written through its journal",
             ));
         }
-        journal.set_mode(mode);
+        if !shared.snapshot().can_write_back() {
+            return Err(refused(
+                "a member has no bad-block log: what is acknowledged from the journal may turn out not to fit a row that can't be read, and has to be listed then",
+            ));
+        }
+        if !journal.set_mode(mode) {
+            return Err(IoError::Stopping.into());
+        }
         Ok(())
     }
 }

@@ -78,8 +78,9 @@ impl Array {
         let refreshes = assembled.old_log == OldLog::Replayed || assembled.journal_left_out;
         let journal = assembled.journal.take();
         let sweep_ns = options.sweep_ns.unwrap_or_else(|| {
-            assembled.bitmap.as_ref().map_or(5, |b| u64::from(b.header().daemon_sleep_seconds)).max(1)
-                * 1_000_000_000
+            let merged = assembled.bitmap.as_ref();
+            let seconds = merged.map_or(5, |merged| merged.image.header().daemon_sleep_seconds);
+            u64::from(seconds).max(1) * 1_000_000_000
         });
         let controller = ArrayController::start(assembled, options, shards);
         let array = Self { maintenance: Maintenance::new(Rc::clone(&controller)), controller };

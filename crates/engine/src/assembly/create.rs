@@ -1,6 +1,6 @@
 //! A new array on devices: bitmap first, superblocks last, so that a half-made array is none.
 
-use std::rc::Rc;
+use std::{ops::Range, rc::Rc};
 
 use pinstripe_md::{
     placement::{NewArray, NewLog, PlacedArray, PlacementError, journal::first_block},
@@ -81,12 +81,32 @@ pub async fn create_placed_after<E: From<CreateError>>(
     let encoded = encode_all(&placed, devices)?;
     let array = placed.superblocks.first().map_or([0; 16], |superblock| superblock.array.set_uuid.0);
     fence::attach(devices.iter(), array, false).await.map_err(CreateError::from)?;
+    fence::outlast(devices.iter(), |_| ()).await;
     let written = match before.await {
         Ok(()) => write_all(&placed, devices, &encoded).await.map_err(E::from),
         Err(error) => Err(error),
     };
     fence::give_up(devices.iter()).await;
     written.map(|()| placed)
+}
+
+/// Zeroes the blocks that hold marks of what was on a device, byte by byte given, so that no tool takes a
+/// member for that. Marks in `kept` stay: they may be part of what the array has there.
+pub async fn wipe_marks(
+    device: &dyn Device,
+    marks: impl IntoIterator<Item = Range<u64>>,
+    kept: Range<u64>,
+) -> Result<(), DeviceError> {
+    let (block, size) = (u64::from(device.info().logical_block), device.info().size);
+    for mark in marks {
+        let blocks = mark.start / block * block..mark.end.next_multiple_of(block).min(size);
+        if blocks.is_empty() || blocks.start < kept.end && kept.start < blocks.end {
+            continue;
+        }
+        let zeroes = shard::zeroed(to_usize(blocks.end - blocks.start)).freeze();
+        device.write(blocks.start, zeroes, true).await.result?;
+    }
+    Ok(())
 }
 
 /// The superblocks as they will be written, and the last checks.

@@ -1,7 +1,10 @@
 //! What comes of the superblocks that were read: the array, its members by slot, and whether it may be
 //! served. Pure.
 
-use pinstripe_md::{superblock::ResyncOffset, units::Sector};
+use pinstripe_md::{
+    superblock::{ResyncOffset, Role, Superblock, event_is_current},
+    units::{Sector, SectorCount},
+};
 
 use super::{
     AssembleError, Assembled, Found, disown_journal, disowned, freshest, geometry, is_whole, seat,
@@ -19,6 +22,7 @@ pub(crate) fn decide(mut found: Vec<Found>, options: &ArrayOptions) -> Result<As
     let left_behind = disowned::set_aside(&mut found);
     let mut freshest = freshest(&found).map_err(|error| too_few_left(error, &left_behind))?;
     let read_only = support(&freshest, &found)?;
+    check_room(&freshest, &found)?;
     let geometry = geometry(&freshest, &found)?;
     let journal = take_journal(&freshest, &mut found, options.force)?;
     let journal_left_out = freshest.array.journal && journal.is_none();
@@ -64,4 +68,25 @@ pub(crate) fn decide(mut found: Vec<Found>, options: &ArrayOptions) -> Result<As
         epoch: 0,
         attached: Vec::new(),
     })
+}
+
+/// Each current member must have what the freshest superblock says that the array uses of it: that is no
+/// word of the member's own.
+fn check_room(freshest: &Superblock, found: &[Found]) -> Result<(), AssembleError> {
+    let array = &freshest.array;
+    let used = if array.level.has_parity() { array.component_sectors() } else { SectorCount(0) };
+    let is_short = |member: &&Found| {
+        let superblock = &member.superblock;
+        matches!(superblock.role_in(array), Role::Slot(_))
+            && event_is_current(array.events, superblock.array.events)
+            && superblock.member.data_size < used
+    };
+    match found.iter().find(is_short) {
+        None => Ok(()),
+        Some(member) => Err(AssembleError::MemberTooSmall {
+            name: member.device.info().name.clone(),
+            sectors: member.superblock.member.data_size,
+            used,
+        }),
+    }
 }

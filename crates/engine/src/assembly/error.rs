@@ -2,9 +2,9 @@
 
 use pinstripe_md::{
     bad_blocks::BadBlocksError,
-    bitmap::BitmapError,
-    superblock::{RefusedReason, SuperblockError},
-    units::Sector,
+    identity::Uuid,
+    superblock::{BitmapProblem, Disagreement, RefusedReason, SuperblockError},
+    units::{Sector, SectorCount},
 };
 use pinstripe_runtime::DeviceError;
 use thiserror::Error;
@@ -59,12 +59,54 @@ pub enum AssembleError {
         /// Its array's.
         second_array: String,
     },
+    /// Two devices of one array, neither out of date, of different geometry.
+    #[error("{first} and {second} are equally recent, and {disagreement}. Leave out the one that is wrong")]
+    MembersDisagree {
+        /// A device.
+        first: String,
+        /// Another.
+        second: String,
+        /// In what they differ.
+        disagreement: Disagreement,
+    },
+    /// A device has superblocks of which one lies in the data of the other, where clients write (C30).
+    #[error(
+        "{name} holds superblocks of {arrays}, and nothing tells which one is its own: the data of the one array is where the superblock of the other is, so a client may have written that. Say which array is meant: `pinstripe serve` and `pinstripe assemble` with --uuid, or `uuid` in its [[array]]"
+    )]
+    Contested {
+        /// The device.
+        name: String,
+        /// The arrays, and where the superblocks are.
+        arrays: String,
+    },
+    /// A device of another array than the one that was asked for.
+    #[error("{name} belongs to array {array}, and {wanted} was asked for: give the members of that array")]
+    NotWanted {
+        /// The device.
+        name: String,
+        /// Its array's name and identity.
+        array: String,
+        /// The identity that was asked for.
+        wanted: Uuid,
+    },
     /// The array is of a kind that isn't served.
     #[error("{0}")]
     Refused(RefusedReason),
     /// The geometry makes no sense.
     #[error("the array's geometry can't be served: {0}")]
     Geometry(#[from] GeometryError),
+    /// The newest superblock says that the array uses more of each member than one has.
+    #[error(
+        "{name} has {sectors} for the array's data, and by the newest superblock the array uses {used} of each member: one of the superblocks is damaged"
+    )]
+    MemberTooSmall {
+        /// The device.
+        name: String,
+        /// What it has.
+        sectors: SectorCount,
+        /// What the array uses.
+        used: SectorCount,
+    },
     /// Two devices claim one slot.
     #[error(
         "{first} and {second} both claim slot {slot}: one is a copy of the other; give only the right one"
@@ -125,21 +167,13 @@ pub enum AssembleError {
         /// Whether the array could be started without that one, too.
         bears: bool,
     },
-    /// The bitmap can't be used.
-    #[error("{name}: the bitmap can't be read: {error}")]
+    /// A member's bitmap can't be used.
+    #[error("{name}: {problem}")]
     Bitmap {
         /// The device.
         name: String,
         /// Why.
-        error: BitmapError,
-    },
-    /// A bitmap says that it belongs to another array, or to members of another size.
-    #[error(
-        "{name}: the bitmap is not this array's: remove it with mdadm --grow --bitmap=none and add it again"
-    )]
-    ForeignBitmap {
-        /// The device.
-        name: String,
+        problem: BitmapProblem,
     },
     /// The array has a journal, and its device isn't among those given, or is out of date.
     #[error(

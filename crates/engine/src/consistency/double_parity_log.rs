@@ -146,7 +146,7 @@ impl DoubleParityLog {
         let chunk = u64::from(view.geometry().chunk_bytes());
         // A part begins one run and ends one.
         let runs = (2 * parts as u64 + 1).min(chunk / block);
-        let areas = [Some(map.p_slot()), map.q_slot()].into_iter().flatten();
+        let areas = map.parity_slots();
         let mut areas = areas.filter_map(|slot| view.devices(slot)[0]?.member.log_area());
         areas.all(|area| takes_runs(runs, chunk, area, block))
     }

@@ -45,8 +45,8 @@ use pinstripe_md::{
 use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, Signal, Slice, atomics::AtomicBool, shard};
 
 use self::{
-    cache::{Cache, Shape},
-    ring::{Page, PageAddress, Ring, meta_blocks_max},
+    cache::{Cache, Key, Shape},
+    ring::{Page, PageAddress, Ring, blocks_max},
 };
 use crate::consistency::view::{Batch, LogError};
 use crate::{
@@ -68,11 +68,15 @@ pub(crate) mod write_back;
 /// The most pages of several batches that are logged together; of a small ring a quarter.
 const GROUP_PAGES_MAX: u64 = 256;
 
-/// Where the log goes on after a replay: an empty meta block stands at the tail.
+/// Where the log goes on after a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Resume {
     pub(crate) tail: Sector,
-    /// Of the empty meta block at the tail.
+    /// Blocks from the tail on: an empty meta block, or what [`kept`](Journal::resume) pages are in.
+    pub(crate) blocks: u64,
+    /// The last meta block of them, counted from the tail.
+    pub(crate) last: u64,
+    /// Its number.
     pub(crate) seq: u64,
 }
 
@@ -111,8 +115,14 @@ pub struct Journal {
     pub(crate) out: Signal,
     /// Something is cached, or may be.
     caches: AtomicBool,
+    /// The array stops.
+    ends: AtomicBool,
+    /// Something was written out since the journal failed, and not flushed.
+    unflushed: AtomicBool,
     /// The most that is cached.
     cache_bytes_max: usize,
+    /// Blocks of a whole stripe with its parity.
+    largest_batch: u64,
 }
 
 /// What the superblocks say of a journal that failed.
@@ -195,10 +205,13 @@ impl Drop for LogGuard {
     fn drop(&mut self) {
         let mut state = self.journal.state();
         state.held.remove(&self.ticket);
-        let wanted = state.starved || state.used() > self.journal.ring.blocks() / 2;
+        let (starved, used) = (state.starved, state.used());
         drop(state);
-        if wanted {
+        if starved || used > self.journal.ring.blocks() / 2 {
             self.journal.reclaim.notify();
+        }
+        if starved {
+            self.journal.wake_pinned();
         }
     }
 }
@@ -215,6 +228,14 @@ impl JournalState {
         self.held.values().copied().chain(self.logging).chain(cached).fold(self.last, u64::min)
     }
 
+    /// Where the log must be kept from for what is cached alone, if room is short and nothing can be given
+    /// up.
+    fn pinned_at(&self, blocks: u64) -> Option<u64> {
+        let short = self.starved || self.used() > blocks / 2;
+        let from = self.needed_from();
+        (short && from == self.tail && self.cache.needed_from() == Some(from)).then_some(from)
+    }
+
     /// Takes a request out that isn't being written yet.
     fn withdraw(&mut self, ticket: u64) -> bool {
         [&mut self.urgent, &mut self.queue].into_iter().any(|queue| {
@@ -227,12 +248,16 @@ impl JournalState {
 /// Whether a journal can take a stripe of chunks of so many bytes on so many members, and what else may be in
 /// it then. The error says how many blocks it has, and how many are needed.
 pub(crate) fn check_blocks(chunk_bytes: u64, members: u64, journal: &Superblock) -> Result<(), (u64, u64)> {
-    let pages = chunk_bytes / BLOCK_BYTES as u64 * members;
-    let batch = pages + meta_blocks_max(to_usize(pages));
+    let batch = largest_batch(chunk_bytes, members);
     // The last entry always stays: a batch, or a quarter of the ring. The next batch must fit beside it.
     let needed = 2 * batch + 4;
     let blocks = journal.member.data_size.0 / BLOCK_SECTORS;
     if blocks < needed { Err((blocks, needed)) } else { Ok(()) }
+}
+
+/// Blocks of a whole stripe with its parity.
+fn largest_batch(chunk_bytes: u64, members: u64) -> u64 {
+    blocks_max(to_usize(chunk_bytes / BLOCK_BYTES as u64 * members))
 }
 
 impl Journal {
@@ -253,23 +278,36 @@ impl Journal {
             reclaim: Signal::default(),
             out: Signal::default(),
             caches: AtomicBool::new(false),
+            ends: AtomicBool::new(false),
+            unflushed: AtomicBool::new(false),
             cache_bytes_max,
+            largest_batch: geometry
+                .parity()
+                .map_or(0, |g| largest_batch(g.chunk_bytes().into(), g.members() as u64)),
         }
     }
 
-    /// Begins where a replay has ended.
-    pub(crate) fn resume(&self, resume: Resume) {
+    /// Begins where a replay has ended. It has kept these pages, by where they begin in their stripe's data:
+    /// they have no place on the members, and so they are cached.
+    pub(crate) fn resume(&self, resume: Resume, kept: impl IntoIterator<Item = (Key, Vec<(u32, Slice)>)>) {
         let mut state = self.state();
         state.origin = resume.tail;
-        (state.tail, state.last, state.head) = (0, 0, 1);
+        (state.tail, state.last, state.head) = (0, resume.last, resume.blocks);
         state.seq = resume.seq.wrapping_add(1);
+        let shape = state.shape;
+        for (key, pages) in kept {
+            let starts: Vec<u32> = pages.iter().map(|(start, _)| *start).collect();
+            let promise = state.cache.promise(key, &starts, shape);
+            state.cache.keep(promise);
+            state.cache.insert(key, pages, 0, promise);
+        }
+        self.note_cache(&state);
     }
 
     fn state(&self) -> MutexGuard<'_, JournalState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The place of a position in the ring.
     /// From where on the log is needed.
     pub(crate) fn needed_from(&self) -> u64 {
         self.state().needed_from()
@@ -285,8 +323,19 @@ impl Journal {
         let mut state = self.state();
         assert!(from <= state.needed_from(), "C4: block {from} of the log is given up and still needed");
         state.tail = state.tail.max(from);
+        let starved = state.starved;
         drop(state);
         self.wanted.notify();
+        if starved {
+            self.wake_pinned();
+        }
+    }
+
+    /// Has look again what may wait for the beginning of the log that is kept for a stripe that can't be
+    /// written out.
+    fn wake_pinned(&self) {
+        self.changed.notify();
+        self.out.notify();
     }
 
     /// Room is short, and there is something to give up.
@@ -296,6 +345,7 @@ impl Journal {
         short && state.needed_from() > state.tail
     }
 
+    /// The place of a position in the ring.
     fn place(&self, state: &JournalState, position: u64) -> Sector {
         self.ring.after(state.origin, position % self.ring.blocks())
     }
@@ -365,15 +415,17 @@ impl Journal {
         let mut pages = self.state().spare.pop().unwrap_or_default();
         cut(batch, &mut pages);
         let kind = if batch.written_out { Kind::Out } else { Kind::Through };
-        self.append(pages, kind, batch.view).await
+        self.append(pages, kind, Some(batch.slot), batch.view).await
     }
 
-    /// Logs pages; they are durable when this returns. What was cached when the journal failed is let through
-    /// without it, as soon as the superblocks say that parity can't be trusted.
+    /// Logs pages; they are durable when this returns. `slot`: that of the claim under which it waits. What
+    /// was cached when the journal failed is let through without it, as soon as the superblocks say that
+    /// parity can't be trusted.
     async fn append(
         self: &Arc<Self>,
         pages: Vec<Page>,
         kind: Kind,
+        slot: Option<u64>,
         view: &dyn LogView,
     ) -> Result<LogGuard, LogError> {
         let ticket = {
@@ -407,7 +459,13 @@ impl Journal {
             if let Some(failure) = view.failure() {
                 return state.withdraw(ticket).then_some(Err(LogError::Fatal(failure)));
             }
-            (moved && state.withdraw(ticket)).then_some(Err(LogError::Moved))
+            // What holds the log's beginning has the claim of this batch, and can't be logged anew without.
+            let is_in_its_own_way = kind == Kind::Through
+                && state.starved
+                && state
+                    .pinned_at(self.ring.blocks())
+                    .is_some_and(|position| state.cache.stuck_at(position).any(|key| Some(key.slot) == slot));
+            ((moved || is_in_its_own_way) && state.withdraw(ticket)).then_some(Err(LogError::Moved))
         };
         let ticket = self.changed.wait_for(answer).await?;
         Ok(LogGuard { journal: Arc::clone(self), ticket })

@@ -18,8 +18,8 @@
 //!    answers with a guard that is dropped when every member has answered: from then on the log may forget
 //!    the write. A log that may forget only durable writes has all writes of the batch forced to the medium
 //!    ([`Log::forces_writes`], C4).
-//! 4. The controller's `close_log`, after a stop has flushed every member and before the superblocks say
-//!    *clean*.
+//! 4. At a stop that has flushed every member: the controller's `close_journal` before the superblocks say
+//!    *clean*, for they tell if it is lost, and its `empty_log` after.
 //!
 //! What it sees of the array meanwhile is a [`LogView`]; how the kinds differ is in their [`Traits`].
 //!
@@ -200,12 +200,16 @@ impl Log {
     /// Whether superblocks that say *dirty* must keep MD from assembling the array, and say that the log
     /// makes it good. Not before it has begun.
     pub(crate) fn keeps_md_out(&self) -> bool {
-        let has_begun = match self {
+        self.traits().keeps_md_out && self.has_begun()
+    }
+
+    /// Whether it counts already. Until then a replay doesn't look at it, and it begins empty.
+    pub(crate) fn has_begun(&self) -> bool {
+        match self {
             Self::None | Self::Journal(_) => true,
             Self::Ppl(log) => log.gate().is_open(),
             Self::DoubleParity(log) => log.gate().is_open(),
-        };
-        self.traits().keeps_md_out && has_begun
+        }
     }
 
     /// Readies the log of a device that joins. Its superblock isn't on it yet.

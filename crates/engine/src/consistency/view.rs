@@ -50,6 +50,8 @@ pub(crate) struct LogDevice<'a> {
 pub(crate) struct Batch<'a> {
     pub(crate) view: &'a dyn LogView,
     pub(crate) stripe: StripeId,
+    /// The slot of its claim.
+    pub(crate) slot: u64,
     /// What is written. Final.
     pub(crate) image: &'a Image,
     /// Its runs: in each the same columns are written.

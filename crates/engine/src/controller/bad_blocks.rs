@@ -67,7 +67,7 @@ impl ArrayController {
             let result = device.flush().await.result;
             flushes.end(ticket, result.err());
             // Another flush may have been told what this one was to make durable (C33).
-            let elsewhere = flushes.failed_since(0).await.filter(|_| !active(Mutant::BadBlockFreedPastLoss));
+            let elsewhere = flushes.failure().await.filter(|_| !active(Mutant::BadBlockFreedPastLoss));
             result.map(|_| ()).and(elsewhere.map_or(Ok(()), Err)).map_err(failed(Operation::Flush, 0))?;
         }
         let images = if active(Mutant::BadBlockForgotten) { &[][..] } else { &change.images[..] };

@@ -376,7 +376,7 @@ impl ArrayController {
         self.take_up_log().await;
         // Before the superblocks say that the log counts, it holds nothing; nor does one that doesn't count
         // yet.
-        if self.forget_old_log().await.is_err() || !self.empty_log(true).await {
+        if self.forget_old_log().await.is_err() || !self.begin_log().await {
             return;
         }
         active(Mutant::GateOpenBeforeDirty).then(|| self.shared().admission.open());
@@ -393,13 +393,13 @@ impl ArrayController {
         self.drop_members(failures).await;
     }
 
-    /// Empties the log, to begin or at the end. False if that failed past redundancy.
-    async fn empty_log(&self, begin: bool) -> bool {
+    /// Has the log begin, empty. False if that failed past redundancy.
+    async fn begin_log(&self) -> bool {
         let log = self.shared().snapshot().log.clone();
         if log.is_none() {
             return true;
         }
-        let failures = if begin { self.open_log(&log).await } else { self.close_log(&log).await };
+        let failures = self.open_log(&log).await;
         failures.is_empty() || self.drop_members(failures).await || !self.shared().has_failed()
     }
 
@@ -444,11 +444,19 @@ impl ArrayController {
                 return Box::pin(self.write_clean()).await;
             }
         }
-        if self.stopped.get() && !self.empty_log(false).await {
-            return Err(IoError::Failed);
+        let stops = self.stopped.get();
+        if let Some(journal) = self.journal().filter(|_| stops) {
+            // The superblocks tell if it is lost.
+            self.close_journal(&journal).await;
         }
         self.dirty.set(false);
-        self.update_superblocks().await
+        self.update_superblocks().await?;
+        if stops {
+            // Not before: a crash would find dirty superblocks and nothing that covers it. Under clean ones
+            // no log is replayed, so what can't be emptied does no harm.
+            self.empty_log(&shared.snapshot().log).await;
+        }
+        Ok(())
     }
 
     /// Replaces the intent table and the bitmap on disk, in an order that is safe at every step: writers set
@@ -484,7 +492,11 @@ impl ArrayController {
                 self.superblocks.borrow_mut().membership.array.bitmap_offset = None;
                 self.superblocks.borrow_mut().membership.forget_bits();
                 self.update_superblocks().await?;
-                self.superblocks.borrow_mut().bitmap = None;
+                {
+                    let mut superblocks = self.superblocks.borrow_mut();
+                    superblocks.bitmap = None;
+                    superblocks.outdated_bitmaps.clear();
+                }
                 publish().await;
                 self.bits_frozen.set(false);
                 self.update_superblocks().await

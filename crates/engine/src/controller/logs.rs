@@ -1,6 +1,9 @@
 //! The members' logs over a session: taken up when parity matches, begun on every member, ended at a stop.
 
-use pinstripe_md::double_parity_log::{ANCHOR_BYTES, Identity};
+use pinstripe_md::{
+    double_parity_log::{ANCHOR_BYTES, Identity},
+    superblock::EVENTS_MAX,
+};
 use pinstripe_runtime::{Device, DeviceError};
 
 use crate::{
@@ -77,19 +80,12 @@ impl ArrayController {
         }
     }
 
-    /// Ends the log at a stop, so that the next start replays nothing. No write is under way, and every
-    /// member was flushed (C4). Returns the failures.
-    pub(crate) async fn close_log(&self, log: &Log) -> Vec<Failure> {
-        match log {
-            // With clean superblocks a double-parity log is not replayed, whatever it holds.
-            Log::None | Log::DoubleParity(_) => Vec::new(),
-            Log::Ppl(log) => {
-                self.on_every_member(async |device, area, _| log.empty(device, area).await).await
-            }
-            Log::Journal(journal) => {
-                self.close_journal(journal).await;
-                Vec::new()
-            }
+    /// Empties the log at a stop. No write is under way, every member was flushed (C4), and the superblocks
+    /// say clean.
+    pub(crate) async fn empty_log(&self, log: &Log) {
+        // With clean superblocks a double-parity log is not replayed, whatever it holds.
+        if let Log::Ppl(log) = log {
+            let _ = self.on_every_member(async |device, area, _| log.empty(device, area).await).await;
         }
     }
 
@@ -102,7 +98,9 @@ impl ArrayController {
         let look = async |device: &dyn Device, area: LogArea, _| {
             let anchor = read_bytes(device, area.offset, ANCHOR_BYTES as u64).await.ok();
             let found = anchor.and_then(|anchor| Identity::of_anchor(&anchor, set_uuid));
-            newest.set(newest.get().max(found.map_or(0, |identity| identity.incarnation)));
+            // One that no counting comes to (C35) is written over.
+            let found = found.map(|identity| identity.incarnation).filter(|found| *found <= EVENTS_MAX);
+            newest.set(newest.get().max(found.unwrap_or(0)));
             // A member that can't be read is no failure here: the write that begins its log decides.
             Ok(())
         };

@@ -105,12 +105,13 @@ impl ArrayController {
                 || active(Mutant::LargerBlocksJoin))
     }
 
-    /// Whether a device has as much room for the array's log as those that log now. One that mdadm added to
-    /// an array with a double-parity log has none.
+    /// Whether a device has as much room for the array's log as any that logs now: each log is written by
+    /// itself, and they differ where data begins at different places. A device that mdadm added to an array
+    /// with a double-parity log has none.
     fn has_room_for_log(&self, record: &Known) -> bool {
         let length = |record: &Known| record.handle.member.log_area().map_or(0, |area| area.length);
         let superblocks = self.superblocks.borrow();
-        let needed = superblocks.seated().map(|(_, record)| length(record)).max();
+        let needed = superblocks.seated().map(|(_, record)| length(record)).min();
         self.wanted_log.borrow().is_none() || needed.is_none_or(|needed| length(record) >= needed)
     }
 
@@ -139,7 +140,8 @@ impl ArrayController {
         let view = self.volume.base().members.view();
         if !unflushed {
             self.volume.base().flush_or_report(&view).await;
-            if self.shared().has_failures() {
+            // It is recorded before any other that failed by now is dropped: the array may need it then.
+            if self.shared().is_leaving(id) {
                 self.drop_reported().await;
             }
         }

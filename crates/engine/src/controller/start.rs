@@ -50,7 +50,8 @@ impl ArrayController {
         } = assembled;
         let unclean = was_cut_off(&freshest.array, journal_left_out);
         let torn = dirty_from == Some(Sector(0)) && unclean && !forced && !log.keeps_clean();
-        let intent = Arc::new(initial_intent(&geometry, bitmap.as_ref(), dirty_from, torn));
+        let image = bitmap.as_ref().map(|merged| &merged.image);
+        let intent = Arc::new(initial_intent(&geometry, image, dirty_from, torn));
         let stale = std::mem::take(&mut seated.stale);
         let mut superblocks = Superblocks::new(freshest.array, seated, bitmap);
         if (unclean || forced) && !active(Mutant::ForcedKeepsCheckpoint) {

@@ -2,6 +2,7 @@
 //! on disk, and the journal device.
 
 use std::{
+    collections::BTreeSet,
     rc::Rc,
     sync::{Arc, Mutex},
 };
@@ -17,7 +18,7 @@ use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, DeviceSource};
 
 pub use crate::membership::model::MemberState;
 use crate::{
-    assembly::{Found, FoundMembers},
+    assembly::{Found, FoundMembers, MergedBitmap},
     members::{LogArea, Member, MemberBadBlocks, MemberId},
     membership::{
         model::{DeviceRecord, Membership},
@@ -63,6 +64,11 @@ pub(crate) struct Superblocks {
     /// What it becomes once one superblock, which goes first, is on its device.
     next: Option<Membership<DeviceHandle>>,
     pub(crate) bitmap: Option<BitmapImage>,
+    /// Pages of the bitmap that some members have otherwise. Nothing but an update writes them: a bit that is
+    /// set here is taken to be set on all members.
+    pub(crate) pages_unlike: BTreeSet<usize>,
+    /// Devices of which the bitmap wasn't believed at the start.
+    pub(crate) outdated_bitmaps: Vec<String>,
     /// The journal device, if there is one.
     pub(crate) journal: Option<JournalDevice>,
 }
@@ -81,10 +87,29 @@ pub(crate) struct JournalDevice {
 
 impl Superblocks {
     /// Of what assembly found.
-    pub(crate) fn new(array: ArrayRecord, found: FoundMembers, bitmap: Option<BitmapImage>) -> Self {
+    pub(crate) fn new(array: ArrayRecord, found: FoundMembers, merged: Option<MergedBitmap>) -> Self {
         let record = |found, id, slot, state| Newcomer::from(found).record(id, slot, state);
         let membership = assembled(array, found, record);
-        Self { membership, next: None, bitmap, journal: None }
+        let mut own = Self {
+            membership,
+            next: None,
+            bitmap: None,
+            pages_unlike: BTreeSet::new(),
+            outdated_bitmaps: Vec::new(),
+            journal: None,
+        };
+        if let Some(MergedBitmap { image, pages_unlike, outdated }) = merged {
+            (own.bitmap, own.pages_unlike, own.outdated_bitmaps) = (Some(image), pages_unlike, outdated);
+        }
+        own
+    }
+
+    /// All members have the bitmap as it is in memory, so its bits may be believed.
+    pub(crate) fn bitmaps_are_alike(&mut self) {
+        self.pages_unlike.clear();
+        if let Some(bitmap) = &mut self.bitmap {
+            bitmap.set_stale(false);
+        }
     }
 
     /// What comes of an event.

@@ -1,13 +1,18 @@
 //! Updates of the superblocks.
 //!
 //! An update writes, in this order: the bitmap's header on every member (C9); one member's superblock alone;
-//! all others. A crash can't tear all copies. If a member fails meanwhile, it is dropped and the update
-//! starts again with one event more. A failure beyond redundancy is not written down (C3).
+//! all others. A crash can't tear all copies. The first update of a start writes what not all members'
+//! bitmaps have before that (C8). If a member fails meanwhile, it is dropped and the update starts again with
+//! one event more. A failure beyond redundancy is not written down (C3).
 
 use std::rc::Rc;
 
-use pinstripe_md::units::{SECTOR_BYTES, Sector};
-use pinstripe_runtime::{DeviceError, DeviceErrorKind, Submission, shard};
+use pinstripe_md::{
+    bitmap::BitmapImage,
+    superblock::Superblock,
+    units::{SECTOR_BYTES, Sector},
+};
+use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, Submission, shard};
 
 use crate::{
     controller::{
@@ -20,9 +25,13 @@ use crate::{
         model::{MemberState, Membership},
         snapshot::Snapshot,
     },
+    mutants::{Mutant, active},
     shared::Failure,
     units::to_usize,
 };
+
+/// Pages of the bitmap that are written to each member at a time where many are.
+const PAGES_AT_ONCE: usize = 32;
 
 /// A write of metadata that is under way, or why there is none.
 struct MetadataWrite {
@@ -60,6 +69,17 @@ impl MetadataWrite {
     }
 }
 
+/// What of the bitmap is written to a device with this superblock. `None` if it has no room for it: the
+/// member is given up rather than damaged.
+pub(crate) fn written_part<'a>(
+    bitmap: &'a BitmapImage,
+    superblock: &Superblock,
+    device: &dyn Device,
+) -> Option<&'a [u8]> {
+    let length = superblock.bitmap_bytes(bitmap.header(), device.info().logical_block.into())?;
+    Some(&bitmap.as_bytes()[..to_usize(length).min(bitmap.as_bytes().len())])
+}
+
 /// Waits for all. Returns the failures.
 async fn all(writes: Vec<MetadataWrite>) -> Vec<Failure> {
     let mut failures = Vec::new();
@@ -83,6 +103,13 @@ impl ArrayController {
         }
         loop {
             self.shared().check()?;
+            let failures = self.align_bitmaps().await;
+            if !failures.is_empty() {
+                if !self.drop_members(failures).await {
+                    return Err(self.shared().failure());
+                }
+                continue;
+            }
             let snapshot = self.shared().snapshot();
             let dirty_from = self.dirty_from(&snapshot);
             let needs_log = dirty_from.is_some() && snapshot.log.keeps_md_out();
@@ -101,6 +128,26 @@ impl ArrayController {
                 return Err(self.shared().failure());
             }
         }
+    }
+
+    /// Writes the pages of the bitmap that some members have otherwise (C8). A bit that only some have, or
+    /// that counts as set because a bitmap was out of date, is set in memory, so no write that relies on it
+    /// has it written. It must be on all members before a header of new events makes the bits beside it
+    /// valid. Returns the failures.
+    async fn align_bitmaps(&self) -> Vec<Failure> {
+        let pages: Vec<usize> = self.superblocks.borrow().pages_unlike.iter().copied().collect();
+        if pages.is_empty() {
+            return Vec::new();
+        }
+        let _pages = self.pages.take().await;
+        for some in pages.chunks(PAGES_AT_ONCE).filter(|_| !active(Mutant::BitmapsLeftUnlike)) {
+            let failures = self.write_bitmap_pages(some).await;
+            if !failures.is_empty() {
+                return failures;
+            }
+        }
+        self.superblocks.borrow_mut().bitmaps_are_alike();
+        Vec::new()
     }
 
     /// From which member sector parity can't be trusted after a crash; `None` for clean.
@@ -141,17 +188,19 @@ impl ArrayController {
         {
             let superblocks = self.superblocks.borrow();
             let Some(bitmap) = &superblocks.bitmap else { return Vec::new() };
-            let length = to_usize(bitmap.header().sectors().0 * SECTOR_BYTES);
             for (id, record) in superblocks.seated() {
                 let Some(sector) = record.superblock.bitmap_sector() else { continue };
-                let block = record.handle.device.info().logical_block as usize;
+                let room = written_part(bitmap, &record.superblock, &*record.handle.device);
                 for &page in pages {
-                    let start = page * 4096;
-                    let end = (start + 4096).min(length.next_multiple_of(block)).min(bitmap.as_bytes().len());
-                    if start < end {
-                        let offset = sector.0 * SECTOR_BYTES + start as u64;
-                        let bytes = &bitmap.as_bytes()[start..end];
-                        writes.push(MetadataWrite::new(id, record, offset, Some(bytes)));
+                    let (start, end) = (page * 4096, (page + 1) * 4096);
+                    let offset = sector.0 * SECTOR_BYTES + start as u64;
+                    match room {
+                        None => writes.push(MetadataWrite::new(id, record, offset, None)),
+                        Some(room) if start < room.len() => {
+                            let bytes = &room[start..end.min(room.len())];
+                            writes.push(MetadataWrite::new(id, record, offset, Some(bytes)));
+                        }
+                        Some(_) => {}
                     }
                 }
             }
@@ -214,10 +263,12 @@ impl ArrayController {
             let superblocks = self.superblocks.borrow();
             let whole = superblocks.bitmap.as_ref().zip(record.superblock.bitmap_sector());
             whole.map(|(bitmap, sector)| {
-                let length = to_usize(bitmap.header().sectors().0 * SECTOR_BYTES);
-                let length = length.next_multiple_of(device.info().logical_block as usize);
-                let bytes = &bitmap.as_bytes()[..length.min(bitmap.as_bytes().len())];
-                MetadataWrite::new(id, &record, sector.0 * SECTOR_BYTES, Some(bytes))
+                MetadataWrite::new(
+                    id,
+                    &record,
+                    sector.0 * SECTOR_BYTES,
+                    written_part(bitmap, &record.superblock, &*record.handle.device),
+                )
             })
         };
         match write {

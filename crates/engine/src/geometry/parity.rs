@@ -306,6 +306,11 @@ impl StripeMap {
         (self.q != NO_SLOT).then_some(MemberSlot(self.q))
     }
 
+    /// The members that hold P and Q.
+    pub fn parity_slots(self) -> impl Iterator<Item = MemberSlot> {
+        [Some(self.p_slot()), self.q_slot()].into_iter().flatten()
+    }
+
     /// The member that holds the data of a column, `0..k`.
     pub fn data_slot(self, column: usize) -> MemberSlot {
         debug_assert!(column < self.columns(), "column {column} of {}", self.columns);

@@ -16,25 +16,35 @@
 //! A crash in between leaves an entry too many or a write that was never acknowledged. How a log changes on
 //! disk without losing an entry to a torn write is in [`pinstripe_md::bad_block_table`].
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use pinstripe_md::units::SECTOR_BYTES;
 use pinstripe_runtime::{DeviceError, DeviceErrorKind};
 
 use crate::{
     error::{IoError, MemberError, Operation},
+    geometry::{Set64, StripeId},
     io::parity::ParityVolume,
     members::{Member, bad_blocks::Listing},
     membership::snapshot::View,
+    mutants::{Mutant, active},
     shared::Shared,
+    units::{to_u32, to_usize},
 };
 
 impl ParityVolume {
-    /// Whether sectors that a member refuses can be listed instead of dropping the member.
-    pub(crate) fn can_list(&self, member: &Member, error: DeviceError) -> bool {
-        error.kind == DeviceErrorKind::Media
-            && member.bad_blocks.place().is_some()
-            && !self.shared.options.read_only
+    /// Whether sectors that the member of a place refuses can be listed instead of dropping the member. Not
+    /// of the target of a replacement: the member that it replaces has them, and goes when the target is
+    /// whole.
+    pub(crate) fn can_list(&self, view: &View, place: usize, error: DeviceError) -> bool {
+        let is_target = place >= view.snapshot.seats.len() && !active(Mutant::TargetListed);
+        error.kind == DeviceErrorKind::Media && !is_target && self.has_list(view, place)
+    }
+
+    /// Whether the member of a place has a log that can be written.
+    pub(crate) fn has_list(&self, view: &View, place: usize) -> bool {
+        let has_place = |(member, _): (&Arc<Member>, _)| member.bad_blocks.place().is_some();
+        view.member(place).is_some_and(has_place) && !self.shared.options.read_only
     }
 
     /// Has the range of a member (in bytes, relative to its data) listed as bad. To be followed by
@@ -59,39 +69,67 @@ impl ParityVolume {
         Listing { ticket, member: member.id, offset, length }
     }
 
-    /// Waits until what was to be listed is, durably, or its member is out: then it is false. An error if too
-    /// much of a row can't be read now: then the data that was written there is lost.
-    pub(crate) async fn listed(&self, stripe: u64, listing: &Listing) -> Result<bool, IoError> {
+    /// Waits until what was to be listed is, durably, or its member is out: then it is false. An error if a
+    /// row can't be made now: then the data that was written there is lost.
+    pub(crate) async fn listed(&self, listing: &Listing) -> Result<bool, IoError> {
         let shared: &Shared = &self.shared;
         let reports = &shared.bad_reports;
         shared.until(|| reports.is_settled(listing.ticket)).await?;
-        let missing = self.members.view().unreadable(listing.offset, listing.length).len();
-        if missing > shared.geometry.redundancy() {
-            return Err(IoError::Unreadable { stripe, missing });
+        if self.lost_by(listing).is_some() {
+            // What the same write has made good elsewhere in the row may not have been taken off the lists.
+            let latest = reports.latest();
+            shared.until(|| reports.is_settled(latest)).await?;
+            if let Some(error) = self.lost_by(listing) {
+                return Err(error);
+            }
         }
         Ok(self.members.view().snapshot.slot_of(listing.member).is_some())
     }
 
-    /// The member's sectors in this range (in bytes, relative to its data) can't be made good: they are
-    /// listed in its log, or, where it has none or the log is full, it is dropped. True if they are listed,
-    /// durably. For rebuild and scrub, under the stripe's claim.
-    pub(crate) async fn record_bad(
-        &self,
-        view: &View,
-        place: usize,
-        (offset, length): (u64, u64),
-        error: DeviceError,
-    ) -> bool {
-        let Some((member, _)) = view.member(place) else { return false };
-        if !self.can_list(member, error) {
-            self.members.report_data(view, place, Operation::Write, offset, error);
+    /// Whether what was to be written where it is listed now can't be made of the others.
+    fn lost_by(&self, listing: &Listing) -> Option<IoError> {
+        let view = self.members.view();
+        let geometry = &self.geometry;
+        let (stripe, _) = geometry.stripe_of_member_offset(listing.offset);
+        let slot = view.snapshot.slot_of(listing.member);
+        if slot.is_some_and(|slot| self.is_irreplaceable(&view, stripe, slot)) {
+            return Some(IoError::Unreadable { stripe: stripe.0, missing: 1 });
+        }
+        let start = to_u32(to_usize(listing.offset - geometry.member_offset(stripe)));
+        let rows = (start, start + to_u32(to_usize(listing.length)));
+        let missing = self.lost_slots(&view, stripe, rows).len();
+        (missing > 0).then_some(IoError::Unreadable { stripe: stripe.0, missing })
+    }
+
+    /// The rows of this range (in bytes, relative to the data) can't be made for the member of a place: they
+    /// are listed in its log, or, where it has none or the log is full, it is dropped. True if they are
+    /// listed, durably. For a rebuild, under the stripe's claim.
+    pub(crate) async fn record_lost(&self, view: &View, place: usize, range: (u64, u64)) -> bool {
+        if !self.has_list(view, place) {
+            let error = DeviceError::of(DeviceErrorKind::Media);
+            self.members.report_data(view, place, Operation::Write, range.0, error);
             return false;
         }
-        let slot = view.slot_at(place);
-        let listing = self.list_bad(member, slot, (offset, length), error);
-        // That more is lost than can be made is what rebuild and scrub record.
-        let listed = matches!(self.listed(0, &listing).await, Ok(_) | Err(IoError::Unreadable { .. }));
-        listed && self.members.view().snapshot.slot_of(member.id) == Some(slot)
+        let Some(listing) = self.list_lost(view, place, range) else { return false };
+        self.recorded(view, place, &[listing]).await
+    }
+
+    /// Has rows listed as bad that can't be made for the member of a place.
+    pub(crate) fn list_lost(&self, view: &View, place: usize, range: (u64, u64)) -> Option<Listing> {
+        let (member, _) = view.member(place)?;
+        let error = DeviceError::of(DeviceErrorKind::Media);
+        Some(self.list_bad(member, view.slot_at(place), range, error))
+    }
+
+    /// Waits until all of it is listed in the log of a place's member. False if that is out by then. That
+    /// more is lost than can be made is what rebuild and scrub record.
+    pub(crate) async fn recorded(&self, view: &View, place: usize, listings: &[Listing]) -> bool {
+        let mut listed = true;
+        for listing in listings {
+            listed &= matches!(self.listed(listing).await, Ok(_) | Err(IoError::Unreadable { .. }));
+        }
+        let Some((member, _)) = view.member(place) else { return false };
+        listed && self.members.view().snapshot.slot_of(member.id) == Some(view.slot_at(place))
     }
 
     /// A write of this range succeeded: if some of it was listed as bad, it is good again.
@@ -102,6 +140,53 @@ impl ParityVolume {
         if is_target || view.snapshot.with_bad_blocks.contains(place) {
             self.note_good(view, place, offset, length, is_target);
         }
+    }
+
+    /// Parts of a stripe's data were written, by column and bytes of the chunk. Where more of their rows is
+    /// listed than parity makes good, what is acknowledged couldn't be read before it is off the lists. An
+    /// error if it stays there: a list may be full.
+    pub(crate) async fn taken_off_lists(
+        &self,
+        stripe: StripeId,
+        parts: impl Iterator<Item = (usize, u32, u32)> + Clone,
+    ) -> Result<(), IoError> {
+        let map = self.geometry.slots(stripe);
+        let is_lost = || {
+            let (view, mut parts) = (self.members.view(), parts.clone());
+            parts.any(|(column, start, end)| {
+                let slot = map.data_slot(column).index();
+                let (at, length) = (self.geometry.member_offset(stripe) + u64::from(start), end - start);
+                self.lost_slots(&view, stripe, (start, end)).contains(slot)
+                    || view.snapshot.is_bad(slot, at, length.into())
+                        && self.is_irreplaceable(&view, stripe, slot)
+            })
+        };
+        let reports = &self.shared.bad_reports;
+        let latest = reports.latest();
+        if !is_lost() {
+            return Ok(());
+        }
+        self.shared.until(|| reports.is_settled(latest)).await?;
+        if is_lost() {
+            return Err(IoError::Unreadable { stripe: stripe.0, missing: self.geometry.redundancy() + 1 });
+        }
+        Ok(())
+    }
+
+    /// The slots of members that don't have all of some rows of a stripe, where parity doesn't make good what
+    /// they lack.
+    pub(crate) fn lost_slots(&self, view: &View, stripe: StripeId, (start, end): (u32, u32)) -> Set64 {
+        let (base, grain) = (self.geometry.member_offset(stripe), self.geometry.logical_block());
+        let (mut lost, mut from) = (Set64::EMPTY, start);
+        while from < end {
+            let to = view.uniform(base, (from, end), grain);
+            let missing = view.unreadable(base + u64::from(from), (to - from).into());
+            if missing.len() > self.geometry.redundancy() {
+                lost = lost.or(missing);
+            }
+            from = to;
+        }
+        lost
     }
 
     fn note_good(&self, view: &View, place: usize, offset: u64, length: u64, is_target: bool) {

@@ -6,12 +6,12 @@ use std::{
     sync::Arc,
 };
 
-use pinstripe_runtime::{Buffer, DeviceError, Slice, Submission, SubmissionSet, shard};
+use pinstripe_runtime::{Buffer, DeviceError, FlushTicket, Slice, Submission, SubmissionSet, shard};
 
 use crate::{
     error::Operation,
     latency::LatencyCounters,
-    members::{MemberId, health::FlushTicket},
+    members::MemberId,
     membership::snapshot::View,
     mutants::{Mutant, active},
     shared::Shared,
@@ -94,7 +94,6 @@ impl VolumeBase {
     /// this flush: one that failed elsewhere meanwhile has lost what this one was to make durable, and one
     /// that failed before is never tried again.
     pub(crate) async fn flush_members(&self, view: &View) -> Vec<(usize, DeviceError)> {
-        let again = !self.shared.geometry.has_parity();
         let mut set = self.sets.take();
         // A slot may have two: its member and the target of its replacement.
         let mut asked = [(0, FlushTicket::default()); 2 * crate::geometry::MEMBERS_MAX];
@@ -116,14 +115,13 @@ impl VolumeBase {
             member.health.flushes.end(ticket, error);
             failed.extend(error.map(|error| (place, error)));
         }
-        for &(place, ticket) in asked {
-            let before = if again { ticket.failed_before } else { 0 };
+        for &(place, _) in asked {
             let told = failed.iter().any(|(other, _)| *other == place);
             if let Some((member, _)) = view.member(place)
                 && !told
                 && !active(Mutant::FailedFlushForgotten)
             {
-                failed.extend(member.health.flushes.failed_since(before).await.map(|error| (place, error)));
+                failed.extend(member.health.flushes.failure().await.map(|error| (place, error)));
             }
         }
         set.clear();

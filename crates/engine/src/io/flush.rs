@@ -1,6 +1,9 @@
 //! Flush, and zeroing of whole stripes.
 
-use pinstripe_runtime::{DeviceErrorKind, ZeroedReads};
+use pinstripe_runtime::{
+    DeviceErrorKind::{Busy, Media, Unsupported},
+    ZeroedReads, shard,
+};
 
 use crate::{
     consistency::{Batches, Log, LogError},
@@ -83,6 +86,10 @@ impl ParityVolume {
             }
         };
         self.note_if_torn(stripe, zeroed.is_err());
+        if let Ok(true) = zeroed {
+            let parts = (0..self.geometry.columns()).map(|column| (column, 0, self.geometry.chunk_bytes()));
+            self.taken_off_lists(stripe, parts).await?;
+        }
         zeroed
     }
 
@@ -90,6 +97,10 @@ impl ParityVolume {
         let geometry = &self.geometry;
         let (offset, chunk) = (geometry.member_offset(stripe), u64::from(geometry.chunk_bytes()));
         let inside = self.enter().await?;
+        let lost = |slot| self.is_irreplaceable(inside.view(), stripe, slot);
+        if inside.view().snapshot.missing.iter().any(lost) {
+            return Err(IoError::Unreadable { stripe: stripe.0, missing: 1 }.into());
+        }
         let intended = inside.mark(stripe, (offset, chunk)).durable(Mutant::ZeroesBeforeIntent).await;
         let writing = inside.begin(intended, None).await?;
         let view = writing.view();
@@ -130,8 +141,7 @@ impl ParityVolume {
         let geometry = &self.geometry;
         let (offset, chunk) = (geometry.member_offset(stripe), u64::from(geometry.chunk_bytes()));
         let map = geometry.slots(stripe);
-        let parity: Set64 =
-            [Some(map.p_slot()), map.q_slot()].into_iter().flatten().map(MemberSlot::index).collect();
+        let parity: Set64 = map.parity_slots().map(MemberSlot::index).collect();
         let (mut unsupported, mut missed) = (false, Missed::default());
         for place in 0..view.devices.len() {
             let is_left = active(Mutant::ZeroesLeaveParity) && parity.contains(place);
@@ -139,12 +149,18 @@ impl ParityVolume {
             let at = member.data_offset + offset;
             let mut result = device.write_zeroes(at, chunk).await.result;
             let kind = result.err().map(|error| error.kind);
-            if matches!(kind, Some(DeviceErrorKind::Unsupported | DeviceErrorKind::Media)) {
-                unsupported |= kind == Some(DeviceErrorKind::Unsupported);
-                let zeroes = pinstripe_runtime::shard::zeroed(to_usize(chunk));
-                result = device.write(at, zeroes.freeze(), false).await.result;
+            // A write is tried again where the device is busy, and by parts.
+            if matches!(kind, Some(Unsupported | Media | Busy)) {
+                unsupported |= kind == Some(Unsupported);
+                let zeroes = shard::zeroed(to_usize(chunk)).freeze();
+                result = device.write(at, zeroes.clone(), false).await.result;
+                if let Some(error) = self.note_outcome(view, place, (offset, chunk), result, &mut missed) {
+                    self.write_in_parts(view, place, offset, (&zeroes, false), error, &mut missed).await;
+                }
+                continue;
             }
-            self.note_outcome(view, place, (offset, chunk), result, &mut missed);
+            let refused = self.note_outcome(view, place, (offset, chunk), result, &mut missed);
+            debug_assert!(refused.is_none(), "that is written as bytes");
         }
         if missed.drops() {
             view.snapshot.intent.set_missed(view.snapshot.intent.regions(offset, chunk));

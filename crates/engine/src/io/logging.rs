@@ -49,7 +49,8 @@ impl LogView for ShardLogView<'_> {
     }
 
     fn failure(&self) -> Option<IoError> {
-        self.volume.shared.check().err()
+        let shared = &self.volume.shared;
+        shared.check().err().or_else(|| shared.has_ended().then_some(IoError::Stopping))
     }
 }
 
@@ -84,6 +85,21 @@ impl ParityVolume {
         let view = self.log_view(view);
         view.recorded().await?;
         log.write_rows(&view, stripe, rows).await
+    }
+
+    /// The same for a walk over stripes. It doesn't have a log begin, as a user's write does, and needs none
+    /// that hasn't: to wait for that under the stripe's claim would be to wait for a write that may wait for
+    /// the claim (C12).
+    pub(crate) async fn log_rows_of_walk(
+        &self,
+        view: &View,
+        stripe: StripeId,
+        rows: &[(u32, u32)],
+    ) -> Result<Logged, IoError> {
+        if !view.snapshot.log.has_begun() {
+            return Ok(Logged::Nothing);
+        }
+        Box::pin(self.log_rows(view, stripe, rows)).await.map_err(LogError::for_walk)
     }
 }
 

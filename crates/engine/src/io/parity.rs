@@ -86,8 +86,30 @@ impl ParityVolume {
             return (Ok(()), buffer);
         }
         let (result, mut buffer) = self.read_parity(offset, buffer).await;
+        let result = match result {
+            // Perhaps only what the journal has.
+            Err(IoError::Unreadable { .. }) => self.read_beside(offset, &mut buffer, cached).await,
+            result => result,
+        };
         overlay(cached, &mut buffer);
         (result, buffer)
+    }
+
+    /// Reads from the members what isn't cached, piece by piece.
+    async fn read_beside(&self, offset: u64, buffer: &mut Buffer, cached: &[(usize, Slice)]) -> Answer {
+        let mut parts: Vec<_> = cached.iter().map(|(at, part)| (*at, at + part.len())).collect();
+        parts.sort_unstable();
+        parts.push((buffer.len(), buffer.len()));
+        let mut from = 0;
+        for (at, end) in parts {
+            if from < at {
+                let (result, piece) = self.read_parity(offset + from as u64, shard::buffer(at - from)).await;
+                result?;
+                buffer[from..at].copy_from_slice(&piece);
+            }
+            from = end;
+        }
+        Ok(())
     }
 
     /// Cuts a write into stripes, which are written side by side.

@@ -308,7 +308,7 @@ impl ParityVolume {
             return;
         }
         let length = bytes.len() as u64;
-        let is_written = self.write_sync(view, slot, offset, bytes).await.is_ok();
+        let is_written = self.write_sync(view, slot, offset, (bytes, false)).await.is_ok();
         // What the member refused is in its log by now, and not corrected.
         if is_written && !self.members.view().snapshot.is_bad(slot, offset, length) {
             self.corrected(view, slot, offset);

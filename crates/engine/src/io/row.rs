@@ -3,7 +3,7 @@
 //! This is the one place that decodes. Degraded reads, reconstruct-writes, read repair, resync, rebuild and
 //! scrub all use it, each under the claim of the stripe.
 
-use pinstripe_runtime::{DeviceErrorKind, Slice, SubmissionSet};
+use pinstripe_runtime::{DeviceErrorKind, Slice, SubmissionSet, shard};
 
 use crate::{
     error::{IoError, Operation},
@@ -98,6 +98,39 @@ impl ParityVolume {
             .map_err(|missing| IoError::Unreadable { stripe: stripe.0, missing })
     }
 
+    /// The same, block by block where the whole can't be read: each block may be made of other members.
+    pub(crate) async fn read_row_in_blocks(
+        &self,
+        view: &View,
+        stripe: StripeId,
+        (from, to): (u32, u32),
+        want: Want,
+        row: &mut RowRange,
+    ) -> Result<(), IoError> {
+        let read = self.read_row(view, stripe, (from, to), want, row).await;
+        let block = self.geometry.logical_block();
+        if !matches!(read, Err(IoError::Unreadable { .. })) || to - from <= block {
+            return read;
+        }
+        let buffer = |column| (column, shard::buffer((to - from) as usize));
+        let mut whole: Vec<_> = want.columns.iter().map(buffer).collect();
+        let mut unreadable = row.unreadable;
+        for start in (from..to).step_by(block as usize) {
+            self.read_row(view, stripe, (start, start + block), want, row).await?;
+            unreadable = unreadable.or(row.unreadable);
+            for (column, bytes) in &mut whole {
+                let part = row.data[*column].as_deref().unwrap_or_default();
+                bytes[(start - from) as usize..][..part.len()].copy_from_slice(part);
+            }
+        }
+        row.clear(row.data.len());
+        row.unreadable = unreadable;
+        for (column, bytes) in whole {
+            row.data[column] = Some(bytes.freeze());
+        }
+        Ok(())
+    }
+
     /// Which slots must still be read. Every wanted column that is lost needs all other columns and as many
     /// parities as columns are lost in all.
     fn slots_to_read(
@@ -119,20 +152,21 @@ impl ParityVolume {
         let lost: Set64 =
             (0..map.columns()).filter(|&c| row.data[c].is_none() && !readable(data_slot(c))).collect();
         let mut slots: Set64 = want.columns.without(lost).iter().map(data_slot).collect();
-        let parities = [Some(map.p_slot()), map.q_slot()].into_iter().flatten().map(MemberSlot::index);
-        let parities: Set64 = parities.filter(|&slot| readable(slot)).collect();
+        // P first: on a row that isn't in sync, all that recover a column have to see the same.
+        let parities = || map.parity_slots().map(MemberSlot::index).filter(|&slot| readable(slot));
         if want.parity {
-            slots = slots.or(parities);
+            slots = slots.or(parities().collect());
         }
         if !lost.and(want.columns).is_empty() {
             let unreadable = IoError::Unreadable { stripe: stripe.0, missing: lost.len() };
             // C10: parity of torn rows can't stand in for data.
             let intent = &view.snapshot.intent;
-            if parities.len() < lost.len() || intent.is_torn(intent.regions(offset, u64::from(to - from))) {
+            if parities().count() < lost.len() || intent.is_torn(intent.regions(offset, u64::from(to - from)))
+            {
                 return Err(unreadable);
             }
             slots = slots.or((0..map.columns()).filter(|&c| !lost.contains(c)).map(data_slot).collect());
-            slots = slots.or(parities.iter().take(lost.len()).collect());
+            slots = slots.or(parities().take(lost.len()).collect());
         }
         Ok(slots.iter().filter(|&slot| !row.has(map, slot)).collect())
     }
@@ -150,7 +184,7 @@ impl ParityVolume {
         let (mut set, mut asked) = (std::mem::take(&mut row.set), std::mem::take(&mut row.asked));
         for slot in slots {
             if let Some(submission) =
-                self.submit_read(view, slot, offset, pinstripe_runtime::shard::buffer((to - from) as usize))
+                self.submit_read(view, slot, offset, shard::buffer((to - from) as usize))
             {
                 set.push(submission);
                 asked.push(slot);
@@ -190,8 +224,8 @@ impl ParityVolume {
             data[column] = bytes.as_deref();
         }
         let sources = Sources { data: &data[..map.columns()], p: row.p.as_deref(), q: row.q.as_deref() };
-        let mut first = pinstripe_runtime::shard::buffer(length);
-        let mut second = pinstripe_runtime::shard::buffer(if lost.len() > 1 { length } else { 0 });
+        let mut first = shard::buffer(length);
+        let mut second = shard::buffer(if lost.len() > 1 { length } else { 0 });
         let mut both = [&mut first[..], &mut second[..]];
         sources.recover_data(self.kernel, map, &mut both[..lost.len().min(2)]).map_err(|_| lost.len())?;
         for (column, bytes) in lost.iter().zip([first, second]) {

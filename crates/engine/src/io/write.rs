@@ -21,6 +21,7 @@ mod encode;
 mod gather;
 mod in_place;
 mod offload;
+mod plan_facts;
 mod pre_read;
 mod within;
 pub(crate) mod workers;
@@ -30,7 +31,7 @@ use std::pin::pin;
 use futures_util::future::{Either, select};
 use pinstripe_runtime::{DeviceError, DeviceErrorKind, Slice, SubmissionSet, shard};
 
-use self::pre_read::PreRead;
+use self::{plan_facts::PlanFacts, pre_read::PreRead};
 
 use crate::{
     consistency::{self, Batch, Batches, LogError, Logged},
@@ -41,15 +42,15 @@ use crate::{
         parity::ParityVolume,
         room::Taken,
         row::Want,
-        write::{back::caching_journal, context::WriteContext},
+        write::{
+            back::{Back, caching_journal},
+            context::WriteContext,
+        },
     },
     members::MemberId,
     membership::snapshot::{Snapshot, View},
     mutants::{Mutant, active, early},
-    plan::{
-        Ahead, Facts, Method, PlanError, Price, Reconstruction, Run, Stripe, Transfer, WritePolicy, Written,
-        plan_into,
-    },
+    plan::{Method, PlanError, Reconstruction, Run, Stripe, Transfer, WritePolicy, Written, plan_into},
     shared::Answer,
     stripe::{
         image::Piece,
@@ -66,6 +67,8 @@ const CACHED_RUN_MAX: u32 = 4 * PAGE_BYTES;
 enum Aborted {
     /// The membership changed, or a source could not be read.
     Replan,
+    /// A medium could not deliver sectors of a source.
+    Unread,
     /// A member failed and is reported: once it is out, there is another way.
     Without(MemberId),
     Fatal(IoError),
@@ -130,13 +133,22 @@ impl ParityVolume {
     ) -> Answer {
         self.counters().batches.add(1);
         self.gather(stripe, &mut claim, context).await;
-        let back = match self.caching_journal() {
-            Some(journal) => Box::pin(self.write_back(&journal, stripe, &mut claim, context)).await,
-            None => None,
+        let journal = self.caching_journal();
+        let back = match &journal {
+            Some(journal) => Box::pin(self.write_back(journal, stripe, &mut claim, context)).await,
+            None => Back::Through { carried: None },
         };
         let answer = match back {
-            Some(answer) => answer,
-            None => self.write_members_until_done(stripe, Some(&mut claim), context).await,
+            Back::Answered(answer) => answer,
+            // One call: a second would keep it from being inlined in every write.
+            Back::Through { carried } => {
+                let joined = carried.is_none().then_some(&mut claim);
+                let answer = self.write_members_until_done(stripe, joined, context).await;
+                if let (Some(carried), Some(journal), true) = (carried, journal, answer.is_ok()) {
+                    journal.written_out(self.cache_key(stripe), &carried);
+                }
+                answer
+            }
         };
         self.note_if_torn(stripe, answer.is_err());
         let told = if active(Mutant::JoinersToldAll) { &Ok(()) } else { &answer };
@@ -179,23 +191,33 @@ impl ParityVolume {
                         self.counters().replans.add(1);
                         continue;
                     }
-                    match context.rest.pop() {
-                        Some(parts) => context.image.load(parts),
-                        None => return self.acknowledge(generation).await,
+                    if self.members.ask(|view| !view.snapshot.with_bad_blocks.is_empty()) {
+                        let parts = context.image.extents().iter().map(|e| (e.column, e.start, e.end()));
+                        Box::pin(self.taken_off_lists(stripe, parts)).await?;
                     }
+                    let Some(parts) = context.rest.pop() else {
+                        return self.acknowledge(generation).await;
+                    };
+                    context.image.load(parts);
                 }
-                Err(Aborted::Replan) => self.counters().replans.add(1),
-                Err(Aborted::Without(member)) => {
-                    self.counters().replans.add(1);
-                    self.shared.dropped(member).await?;
-                }
-                Err(Aborted::Fatal(IoError::Unreadable { .. })) if !healed && !context.avoid.is_empty() => {
-                    // Read errors of several members: the plan avoids their whole chunks, but each row may
-                    // have just one.
+                Err(Aborted::Unread) if !healed && !active(Mutant::AvoidedByChunk) => {
+                    // Row by row: each may have just one that can't be read, and what is right as it is isn't
+                    // to be replaced by what damage elsewhere in the stripe makes of it. A plan would avoid
+                    // whole chunks.
                     healed = true;
                     Box::pin(self.heal_stripe(stripe)).await;
                     context.avoid = Set64::EMPTY;
                     self.counters().replans.add(1);
+                }
+                Err(Aborted::Replan | Aborted::Unread) => {
+                    self.counters().replans.add(1);
+                    if let Some(journal) = self.caching_journal() {
+                        Box::pin(self.log_stuck_again(&journal, stripe)).await;
+                    }
+                }
+                Err(Aborted::Without(member)) => {
+                    self.counters().replans.add(1);
+                    self.shared.dropped(member).await?;
                 }
                 Err(Aborted::Fatal(error)) => return Err(error),
             }
@@ -270,7 +292,8 @@ impl ParityVolume {
         // Where the only parity is out, the row is logged without: back again, it would be of older data.
         log_view.recorded().await?;
         let WriteContext { image, plan, parity, is_written_out: written_out, .. } = context;
-        let batch = Batch { view: &log_view, stripe, image, plan, parity, written_out: *written_out };
+        let (slot, written_out) = (self.shared.stripes.bucket_number(stripe.0), *written_out);
+        let batch = Batch { view: &log_view, stripe, slot, image, plan, parity, written_out };
         Ok(writing.view().snapshot.log.write_ahead(&batch).await?)
     }
 
@@ -288,6 +311,7 @@ impl ParityVolume {
             Box::pin(self.fit_to_log(view, stripe, context)).await?;
         }
         let facts = self.facts(view, stripe, map, context);
+        context.pre_read.out_of_sync |= !facts.in_sync;
         let servers = self.servers_for(view, &facts, context);
         self.plan(view, stripe, &facts, context, servers.is_some())?;
         context.remote.take_up(servers, &facts, &context.plan);
@@ -406,7 +430,8 @@ impl ParityVolume {
             chunk_bytes: chunk,
             unreadable: context.avoid.or(view.unreadable(offset + u64::from(from), (to - from).into())),
             unwritable: snapshot.absent(),
-            in_sync: (!snapshot.intent.needs_resync(regions) || active(Mutant::RmwOutOfSync))
+            in_sync: !context.pre_read.out_of_sync
+                && (!snapshot.intent.needs_resync(regions) || active(Mutant::RmwOutOfSync))
                 && !needs_parity_from_data(snapshot, map),
         }
     }
@@ -447,7 +472,12 @@ impl ParityVolume {
         };
         let (offset, intent) = (self.geometry.member_offset(stripe), &view.snapshot.intent);
         let torn = !facts.in_sync && intent.is_torn(intent.regions(offset, facts.chunk_bytes.into()));
-        if torn && context.plan.runs().iter().any(recovers) {
+        // No member has it for reads, which would not make it of parity.
+        let is_homeless = |column| view.snapshot.missing.contains(facts.map.data_slot(column).index());
+        let is_lost = |run: &Run| {
+            recovers(run) || run.written.iter().any(is_homeless) && !active(Mutant::TornRowsPromised)
+        };
+        if torn && context.plan.runs().iter().any(is_lost) {
             // C10: parity of torn rows can't stand in for data.
             return Err(IoError::Unreadable { stripe: stripe.0, missing: facts.unreadable.len() }.into());
         }
@@ -486,7 +516,7 @@ impl ParityVolume {
             }
         }
         context.set.wait().await;
-        let mut failed = false;
+        let mut failed = None;
         for (index, transfer) in context.requests.drain(..).enumerate() {
             let completed = context.set.completed_at(index);
             let outcome = context.set.take(index);
@@ -500,13 +530,14 @@ impl ParityVolume {
                     context.pre_read.bytes.push(buffer.freeze());
                 }
                 (result, _) => {
-                    failed = true;
                     context.avoid.insert(slot);
-                    if let Err(error) = result
-                        && error.kind != DeviceErrorKind::Media
-                    {
-                        let at = offset + u64::from(transfer.start);
-                        self.members.report_data(view, slot, Operation::Read, at, error);
+                    match result {
+                        Err(error) if error.kind != DeviceErrorKind::Media => {
+                            let at = offset + u64::from(transfer.start);
+                            self.members.report_data(view, slot, Operation::Read, at, error);
+                            failed.get_or_insert(Aborted::Replan);
+                        }
+                        _ => failed = Some(Aborted::Unread),
                     }
                 }
             }
@@ -515,7 +546,7 @@ impl ParityVolume {
         if context.timed {
             self.members.update_prices(&view.snapshot, &view.devices);
         }
-        if failed { Err(Aborted::Replan) } else { Ok(()) }
+        failed.map_or(Ok(()), Err)
     }
 
     /// Writes data and parity to every member that is there, and waits for all. Members that fail are noted
@@ -531,7 +562,7 @@ impl ParityVolume {
         let (base, chunk) = (geometry.member_offset(stripe), geometry.chunk_bytes());
         // What a log forgets when the members have answered is durable by then (C4).
         let fua = context.image.fua() || view.snapshot.log.forces_writes();
-        let WriteContext { image, plan, parity, set, requests, pre_read, avoid, timed, missed, .. } = context;
+        let WriteContext { image, plan, parity, set, requests, pre_read, avoid, timed, .. } = context;
         let started = start_clock(*timed, set);
         // Nothing was read of what is written.
         let streams = plan.totals().rmw_runs == 0;
@@ -573,6 +604,23 @@ impl ParityVolume {
             }
         }
         set.wait().await;
+        let refused = self.note_outcomes(view, base, started, context);
+        if !refused.is_empty() {
+            Box::pin(self.write_refused(view, map, base, &refused, fua, context)).await;
+        }
+    }
+
+    /// Takes the answers of the members to what was written, and notes those that failed. What their media
+    /// have refused, and may take in parts.
+    fn note_outcomes(
+        &self,
+        view: &View,
+        base: u64,
+        started: u64,
+        context: &mut WriteContext,
+    ) -> Vec<(Transfer, DeviceError)> {
+        let WriteContext { set, requests, missed, .. } = context;
+        let mut refused = Vec::new();
         for (index, transfer) in requests.drain(..).enumerate() {
             let (place, completed) = (transfer.slot.index(), set.completed_at(index));
             let result = set.take(index).result;
@@ -585,10 +633,45 @@ impl ParityVolume {
             };
             if !result.is_err_and(is_ignored) {
                 let range = (base + u64::from(transfer.start), transfer.length().into());
-                self.note_outcome(view, place, range, result, missed);
+                let error = self.note_outcome(view, place, range, result, missed);
+                refused.extend(error.map(|error| (transfer, error)));
             }
         }
         set.clear();
+        refused
+    }
+
+    /// What members have refused of a batch is written again, in parts.
+    async fn write_refused(
+        &self,
+        view: &View,
+        map: StripeMap,
+        base: u64,
+        refused: &[(Transfer, DeviceError)],
+        fua: bool,
+        context: &mut WriteContext,
+    ) {
+        let WriteContext { image, plan, parity, pre_read, avoid, missed, .. } = context;
+        let extents = || image.extents().iter().map(|e| (map.data_slot(e.column), e.start, &e.data));
+        let recovered = || pre_read.recovered_of(*avoid).map(|(slot, start, bytes)| (*slot, *start, bytes));
+        let parities = || {
+            plan.runs().iter().zip(parity.iter()).flat_map(|(run, parity)| {
+                let slots = [Some(map.p_slot()), map.q_slot()];
+                let both = parity.iter().zip(slots);
+                both.filter_map(|(bytes, slot)| Some((slot?, run.start, bytes.as_ref()?)))
+            })
+        };
+        for (transfer, error) in refused {
+            let place = transfer.slot.index();
+            let is_it = |(slot, start, bytes): &(MemberSlot, u32, &Slice)| {
+                slot.index() == view.slot_at(place)
+                    && (*start, bytes.len()) == (transfer.start, transfer.length() as usize)
+            };
+            let Some((_, start, bytes)) = extents().chain(recovered()).chain(parities()).find(is_it) else {
+                unreachable!("it was written a moment ago")
+            };
+            self.write_in_parts(view, place, base + u64::from(start), (bytes, fua), *error, missed).await;
+        }
     }
 
     /// Before parity of a run is written, the cache must not have it any more (C13). What read-modify-write
@@ -668,50 +751,4 @@ fn start_clock(timed: bool, set: &mut SubmissionSet) -> u64 {
     }
     set.time();
     shard::now()
-}
-
-/// What the planner asks: prices of members, and what the parity cache has.
-struct PlanFacts<'a> {
-    volume: &'a ParityVolume,
-    view: &'a View,
-    stripe: StripeId,
-    rows: &'a mut Vec<(Parity, u32, Slice)>,
-    /// Pretends that members are alike. A stripe write that is timed does: else a member that was dear once
-    /// would never be read again, and stay so. As dear as the dearest: to read more of disks than needed
-    /// costs them a seek, and to read more of flash costs it little.
-    explores: bool,
-}
-
-impl Facts for PlanFacts<'_> {
-    fn price(&self, slot: MemberSlot) -> Price {
-        let members = &self.volume.members;
-        if self.explores { members.price_if_alike.get() } else { members.read_prices[slot.index()].get() }
-    }
-
-    fn ahead(&self, slot: MemberSlot, start: u32) -> Ahead {
-        let Some((member, _)) = self.view.member(slot.index()).filter(|_| !self.explores) else {
-            return Ahead::default();
-        };
-        let offset = self.volume.geometry.member_offset(self.stripe) + u64::from(start);
-        self.volume.members.ahead(member, member.data_offset + offset)
-    }
-
-    fn shares_link(&self) -> bool {
-        self.view.shares_link
-    }
-
-    fn is_cached(&mut self, parity: Parity, row: u32) -> bool {
-        if self.rows.iter().any(|(p, r, _)| (*p, *r) == (parity, row)) {
-            return true;
-        }
-        let key =
-            Key { stripe: self.stripe.0, row, parity, generation: cache_generation(&self.view.snapshot) };
-        // Taken out: whatever the plan, this parity is about to be written (C13).
-        let cache = &self.volume.shared.cache;
-        let found = cache.take(&key);
-        if found.is_none() && cache.is_enabled() {
-            self.volume.counters().cache_misses.add(1);
-        }
-        found.map(|bytes| self.rows.push((parity, row, bytes))).is_some()
-    }
 }

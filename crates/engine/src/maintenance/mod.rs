@@ -36,7 +36,7 @@ use crate::{
     events::{EventKind, SyncAction},
     geometry::{MEMBERS_MAX, MemberSlot, Role, StripeId, StripeMap},
     io::{parity::ParityVolume, row::RowRange},
-    members::MemberId,
+    members::{MemberId, missed::Missed},
     membership::snapshot::View,
     mutants::{Mutant, active},
     shared::Answer,
@@ -534,9 +534,9 @@ impl ParityVolume {
         }
     }
 
-    /// Does a stripe whole or, where several members can't read sectors of it, row by row. A comparison goes
-    /// apart where blocks are listed as bad: parity that can't be read there is to be compared elsewhere, and
-    /// what is made of it there isn't to be elsewhere.
+    /// Does a stripe whole or, where several members can't read sectors of it, row by row. It goes apart
+    /// where blocks are listed as bad: parity that can't be read there is to be compared elsewhere, and what
+    /// is made of it there isn't to be elsewhere.
     async fn sync_chunk(
         &self,
         view: &View,
@@ -546,10 +546,7 @@ impl ParityVolume {
     ) -> Result<Findings, IoError> {
         let geometry = &self.geometry;
         let (base, chunk) = (geometry.member_offset(stripe), geometry.chunk_bytes());
-        let end_of = |from, to| match walk.target {
-            Some(_) => to,
-            None => view.uniform(base, (from, to), geometry.logical_block()),
-        };
+        let end_of = |from, to| view.uniform(base, (from, to), geometry.logical_block());
         if end_of(0, chunk) == chunk {
             let whole = self.sync_rows(view, walk, stripe, (0, chunk), row).await;
             let Err(IoError::Unreadable { .. }) = whole else { return whole };
@@ -592,25 +589,46 @@ impl ParityVolume {
         view: &View,
         slot: usize,
         offset: u64,
-        bytes: Slice,
+        (bytes, fua): (Slice, bool),
     ) -> Result<(), IoError> {
         for place in view.places(slot) {
-            self.write_place(view, place, offset, bytes.clone()).await?;
+            self.write_place(view, place, offset, (bytes.clone(), fua)).await?;
         }
         Ok(())
     }
 
-    async fn write_place(&self, view: &View, place: usize, offset: u64, bytes: Slice) -> Result<(), IoError> {
+    /// Writes to the member of a place, and notes what it has not taken.
+    pub(crate) async fn write_noted(
+        &self,
+        view: &View,
+        place: usize,
+        offset: u64,
+        (bytes, fua): (&Slice, bool),
+        missed: &mut Missed,
+    ) -> Result<(), IoError> {
         let Some((member, device)) = view.member(place) else { return Err(IoError::Stopping) };
         self.counters().member_writes.add(1);
         self.counters().member_write_bytes.add(bytes.len() as u64);
-        let length = bytes.len() as u64;
-        if let Err(error) = device.write(member.data_offset + offset, bytes, false).await.result {
-            let listed = self.record_bad(view, place, (offset, length), error).await;
-            return if listed { Ok(()) } else { Err(IoError::Stopping) };
+        let range = (offset, bytes.len() as u64);
+        let result = device.write(member.data_offset + offset, bytes.clone(), fua).await.result;
+        if let Some(error) = self.note_outcome(view, place, range, result, missed) {
+            self.write_in_parts(view, place, offset, (bytes, fua), error, missed).await;
         }
-        self.note_written(view, place, offset, length);
         Ok(())
+    }
+
+    async fn write_place(
+        &self,
+        view: &View,
+        place: usize,
+        offset: u64,
+        (bytes, fua): (Slice, bool),
+    ) -> Result<(), IoError> {
+        let mut missed = Missed::default();
+        self.write_noted(view, place, offset, (&bytes, fua), &mut missed).await?;
+        let written =
+            missed.is_empty() || !missed.drops() && self.recorded(view, place, &missed.listings).await;
+        if written { Ok(()) } else { Err(IoError::Stopping) }
     }
 
     fn parity_of(
@@ -636,11 +654,13 @@ impl ParityVolume {
     pub(crate) async fn heal_stripe(&self, stripe: StripeId) {
         let view = self.members.view();
         let mut row = self.rows.take();
-        for from in (0..self.geometry.chunk_bytes()).step_by(PAGE_BYTES as usize) {
+        let (base, block) = (self.geometry.member_offset(stripe), self.geometry.logical_block());
+        let mut from = 0;
+        while from < self.geometry.chunk_bytes() {
+            let to = view.uniform(base, (from, (from / PAGE_BYTES + 1) * PAGE_BYTES), block);
             // A row that can't be made stays as it is, and requests that need it get the error.
-            let _ = self
-                .compare_rows(&view, stripe, (from, from + PAGE_BYTES), Correction::Nothing, &mut row)
-                .await;
+            let _ = self.compare_rows(&view, stripe, (from, to), Correction::Nothing, &mut row).await;
+            from = to;
         }
         row.clear(0);
         self.rows.give(row);
@@ -672,7 +692,7 @@ impl ParityVolume {
             let bytes =
                 bytes.ok_or(IoError::Unreadable { stripe: stripe.0, missing: row.unreadable.len() })?;
             let at = geometry.member_offset(stripe) + u64::from(from);
-            self.write_sync(view, slot, at, bytes).await?;
+            self.write_sync(view, slot, at, (bytes, false)).await?;
             self.corrected(view, slot, at);
         }
         Ok(())

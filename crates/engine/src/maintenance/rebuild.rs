@@ -77,7 +77,9 @@ impl Maintenance {
             let device = superblocks.membership.device(member);
             let record = &device.superblock.member;
             let from = record.recovery_offset.map_or(0, |sector| sector.0 * 512);
-            let whole = record.recovery_by_bitmap.then_some(geometry.member_bytes());
+            // The bitmap may have gone in an update that the device's superblock missed: then all is missing.
+            let by_bitmap = record.recovery_by_bitmap && snapshot.intent.is_persistent();
+            let whole = by_bitmap.then_some(geometry.member_bytes());
             (from, whole.unwrap_or(device.valid_but_for_bits))
         };
         let first_whole = (from.max(by_bits_to) / chunk).min(stripes);
@@ -131,7 +133,7 @@ impl Maintenance {
 impl ParityVolume {
     /// Whether a row that could not be read is really lost: the membership under which it was tried is still
     /// the current one, and the row is not only one that parity can't vouch for (C10).
-    fn is_lost(&self, view: &View, stripe: StripeId, from: u32) -> bool {
+    pub(crate) fn is_lost(&self, view: &View, stripe: StripeId, from: u32) -> bool {
         let offset = self.geometry.member_offset(stripe) + u64::from(from);
         let intent = &view.snapshot.intent;
         self.shared.admission.generation() == view.snapshot.generation
@@ -154,7 +156,11 @@ impl ParityVolume {
         if let Some(target) = target
             && let Some(bytes) = self.read_replaced(view, slot, offset, to - from).await?
         {
-            return self.write_place(view, target, offset, bytes).await;
+            return self.write_place(view, target, offset, (bytes, false)).await;
+        }
+        if target.is_some() && to - from > PAGE_BYTES && !active(Mutant::ReplacedByChunk) {
+            // Only rows that it can't read are made from the others, and written to it too.
+            return Err(IoError::Unreadable { stripe: stripe.0, missing: 1 });
         }
         let map = geometry.slots(stripe);
         let member = MemberSlot::at(slot);
@@ -162,7 +168,7 @@ impl ParityVolume {
             let lost = Lost { stripe, slot: member, from };
             let (is_read, bytes) = self.read_lost(view, lost, shard::buffer((to - from) as usize)).await;
             if is_read {
-                return self.write_sync(view, slot, offset, bytes.freeze()).await;
+                return self.write_sync(view, slot, offset, (bytes.freeze(), false)).await;
             }
         }
         let role = map.role(member);
@@ -173,12 +179,12 @@ impl ParityVolume {
         let want = Want { columns, parity: false, avoid: Set64::only(slot) };
         match self.read_row(view, stripe, (from, to), want, row).await {
             Err(IoError::Unreadable { .. })
-                if to - from == PAGE_BYTES && self.is_lost(view, stripe, from) =>
+                if to - from <= PAGE_BYTES && self.is_lost(view, stripe, from) =>
             {
-                // The target can't get this row, and says so in its log, if it has one; all others are made.
+                // The target can't get these blocks, and says so in its log, if it has one. All others
+                // are made.
                 let place = target.unwrap_or(slot);
-                let unreadable = DeviceError::of(DeviceErrorKind::Media);
-                let listed = self.record_bad(view, place, (offset, PAGE_BYTES.into()), unreadable).await;
+                let listed = self.record_lost(view, place, (offset, (to - from).into())).await;
                 return if listed { Ok(()) } else { Err(IoError::Stopping) };
             }
             read => read?,
@@ -191,7 +197,7 @@ impl ParityVolume {
             Role::Q => self.parity_of(map, row, to - from, false, true).1.ok_or(IoError::Failed)?,
         };
         // Where the member that is to be replaced could not be read, it is mended too (C14).
-        self.write_sync(view, slot, offset, bytes).await
+        self.write_sync(view, slot, offset, (bytes, false)).await
     }
 
     /// A range of the member that is being replaced; nothing if the medium can't deliver it.

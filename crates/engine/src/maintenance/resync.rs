@@ -56,6 +56,11 @@ impl Maintenance {
             } else {
                 intent.resynced(region);
             }
+            if self.controller.shared().has_failed() {
+                // A write that the failure has cut off may have marked it meanwhile.
+                intent.set_needs_resync(region, true);
+                return false;
+            }
         }
         self.resync_in_vain.set(!whole);
         // What was not dirty for writers is clean now: the superblocks may say so.

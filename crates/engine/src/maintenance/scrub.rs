@@ -7,9 +7,10 @@
 //! or parity; everything else is left as it is and counted.
 //!
 //! A correction writes rows that were wrong before, so a crash in the middle leaves nothing worse than it
-//! was, and no intent is marked for it. What a log or a journal holds of such rows may be wrong too, so it is
-//! told first; behind a journal all data of the rows is written anew. Rows that wait for a resync are not
-//! judged: half-written rows look like one wrong chunk (C10).
+//! was, and no intent is marked for it: a resync would make parity of data that is yet to be corrected.
+//! What a log or a journal holds of such rows may be wrong too, so it is told first; behind a journal all
+//! data of the rows is written anew. Rows that wait for a resync are not judged: half-written rows look like
+//! one wrong chunk (C10).
 
 use std::{
     cell::{Cell, RefCell},
@@ -26,7 +27,7 @@ use super::{
     locate::{Culprit, locate},
 };
 use crate::{
-    consistency::{Batches, LogError, Logged},
+    consistency::{Batches, Logged},
     controller::error::CommandError,
     error::IoError,
     events::SyncAction,
@@ -330,19 +331,11 @@ impl Maintenance {
             Err(IoError::Failed)
         } else if walk.aborted.get() && !scrub.is_cancelled() {
             return false;
-        } else if scrub.correction != Correction::Nothing && !self.flush_repairs().await {
-            // A member failed its flush: it is dropped, and the others have theirs.
-            return false;
         } else {
             Ok(scrub.report())
         };
         self.finish_scrub(scrub, result);
         true
-    }
-
-    /// What was corrected is on the medium before it is reported.
-    async fn flush_repairs(&self) -> bool {
-        active(Mutant::RepairWithoutFlush) || self.flush_walked().await
     }
 
     pub(super) fn finish_scrub(&self, scrub: &Rc<Scrub>, result: Result<CheckReport, IoError>) {
@@ -400,8 +393,7 @@ impl ParityVolume {
             }
             Correction::Parity if !wrong.is_empty() => {
                 // What a log still holds of the row may have been made of the wrong parity.
-                let _logged =
-                    Box::pin(self.log_rows(view, stripe, &[(from, to)])).await.map_err(LogError::for_walk)?;
+                let _logged = self.log_rows_of_walk(view, stripe, &[(from, to)]).await?;
                 if !active(Mutant::RepairLeavesCache) {
                     self.shared.cache.remove_rows(stripe.0, from, to);
                 }
@@ -409,7 +401,7 @@ impl ParityVolume {
                     if let (Some(old), Some(new), Some(slot)) = (old, new, slot)
                         && old[..] != new[..]
                     {
-                        self.write_sync(view, slot.index(), offset, new.clone()).await?;
+                        self.write_correction(view, slot.index(), offset, new.clone()).await?;
                     }
                 }
             }
@@ -424,6 +416,21 @@ impl ParityVolume {
         }
         self.heal(view, stripe, (from, to), row).await?;
         Ok(findings)
+    }
+
+    /// Forced to the medium, but for a resync: no bit tells of a correction, so a member that lost it with
+    /// its cache would be without when it comes back by bitmap.
+    async fn write_correction(
+        &self,
+        view: &View,
+        slot: usize,
+        offset: u64,
+        bytes: Slice,
+    ) -> Result<(), IoError> {
+        let intent = &view.snapshot.intent;
+        let is_resync = intent.needs_resync(intent.regions(offset, bytes.len() as u64));
+        let is_forced = !is_resync && !active(Mutant::RepairNotForced);
+        self.write_sync(view, slot, offset, (bytes, is_forced)).await
     }
 
     /// Corrects the row at `at` (in `suspects`) as far as single chunks explain its sectors.
@@ -508,7 +515,7 @@ impl ParityVolume {
         fixed: Vec<(MemberSlot, Slice)>,
     ) -> Result<(), IoError> {
         for (slot, bytes) in fixed {
-            self.write_sync(suspects.view, slot.index(), offset, bytes).await?;
+            self.write_correction(suspects.view, slot.index(), offset, bytes).await?;
         }
         Ok(())
     }
@@ -530,7 +537,7 @@ impl ParityVolume {
         }
         self.flush_corrected(suspects.view).await?;
         let rows: Vec<(u32, u32)> = starts.into_iter().map(|start| (start, start + block)).collect();
-        Box::pin(self.log_rows(suspects.view, suspects.stripe, &rows)).await.map_err(LogError::for_walk)
+        self.log_rows_of_walk(suspects.view, suspects.stripe, &rows).await
     }
 
     async fn flush_corrected(&self, view: &View) -> Result<(), IoError> {

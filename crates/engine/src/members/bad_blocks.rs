@@ -100,6 +100,11 @@ impl Reports {
         ticket
     }
 
+    /// The ticket of the latest report.
+    pub(crate) fn latest(&self) -> u64 {
+        locked(&self.queue).1
+    }
+
     /// The oldest report.
     pub(crate) fn take(&self) -> Option<Report> {
         locked(&self.queue).0.pop_front()

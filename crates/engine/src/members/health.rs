@@ -1,11 +1,11 @@
 //! How a member does, as all shards see it: what was asked of it, whether it is slow or late, and its
 //! flushes.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_utils::CachePadded;
 use pinstripe_runtime::{
-    DeviceError, Signal,
+    Flushes,
     atomics::{AtomicBool, AtomicU64, Ordering},
 };
 
@@ -156,113 +156,5 @@ impl Health {
         let counters = Arc::<CachePadded<MemberCounters>>::default();
         self.counters.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&counters));
         counters
-    }
-}
-
-/// A member's flushes, by all shards. A device that has lost writes tells it once (C5); but they may be what
-/// other flushes wait for too, those under way and those that come before the member is out. So a flush isn't
-/// answered before all are over that began before it was, by ticket: a count of those that have ended is met
-/// by later ones (C33).
-#[derive(Default)]
-pub(crate) struct Flushes {
-    state: Mutex<FlushState>,
-    changed: Signal,
-}
-
-#[derive(Default)]
-struct FlushState {
-    /// The latest ticket.
-    begun: u64,
-    /// The tickets of those that aren't over.
-    under_way: Vec<u64>,
-    /// How many have failed, and how the last did.
-    failed: u64,
-    error: Option<DeviceError>,
-}
-
-impl FlushState {
-    /// Whether every flush is over that had a ticket when `begun` was the latest one.
-    fn are_over(&self, begun: u64) -> bool {
-        if active(Mutant::FlushesCounted) {
-            self.begun - self.under_way.len() as u64 >= begun
-        } else {
-            self.under_way.iter().all(|&ticket| ticket > begun)
-        }
-    }
-}
-
-/// A flush of a member that is under way.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct FlushTicket {
-    number: u64,
-    /// How many had failed before.
-    pub(crate) failed_before: u64,
-}
-
-impl Flushes {
-    /// A flush is about to be asked for.
-    pub(crate) fn begin(&self) -> FlushTicket {
-        let mut state = self.state();
-        state.begun += 1;
-        let number = state.begun;
-        state.under_way.push(number);
-        FlushTicket { number, failed_before: state.failed }
-    }
-
-    /// It is over.
-    pub(crate) fn end(&self, ticket: FlushTicket, error: Option<DeviceError>) {
-        let mut state = self.state();
-        state.under_way.retain(|&number| number != ticket.number);
-        if error.is_some() {
-            state.failed += 1;
-            state.error = error;
-        }
-        drop(state);
-        self.changed.notify();
-    }
-
-    /// Waits for all that are under way now, and says how one failed since so many had.
-    pub(crate) async fn failed_since(&self, before: u64) -> Option<DeviceError> {
-        let begun = self.state().begun;
-        self.changed.wait_until(|| self.state().are_over(begun)).await;
-        let state = self.state();
-        if state.failed > before { state.error } else { None }
-    }
-
-    fn state(&self) -> MutexGuard<'_, FlushState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::{
-        pin::pin,
-        task::{Context, Waker},
-    };
-
-    use pinstripe_runtime::DeviceErrorKind;
-
-    use super::*;
-
-    #[test]
-    fn a_flush_is_answered_when_all_that_began_before_it_ended_are_over_whatever_ends_later() {
-        let (flushes, error) = (Flushes::default(), DeviceError::of(DeviceErrorKind::Media));
-        let mut cx = Context::from_waker(Waker::noop());
-        let oldest = flushes.begin();
-        let ours = flushes.begin();
-        flushes.end(ours, None);
-        let mut answer = pin!(flushes.failed_since(0));
-        assert!(answer.as_mut().poll(&mut cx).is_pending(), "an older one is under way");
-        for _ in 0..3 {
-            let later = flushes.begin();
-            flushes.end(later, None);
-            assert!(answer.as_mut().poll(&mut cx).is_pending(), "it still is");
-        }
-        let latest = flushes.begin();
-        flushes.end(oldest, Some(error));
-        let told = answer.as_mut().poll(&mut cx);
-        assert_eq!(told, std::task::Poll::Ready(Some(error)), "one that began later is not waited for");
-        flushes.end(latest, None);
     }
 }

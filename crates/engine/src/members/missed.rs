@@ -9,6 +9,9 @@ pub(crate) struct Missed {
     pub(crate) dropped: Vec<MemberId>,
     /// Sectors that a member refused: they must be in its log.
     pub(crate) listings: Vec<Listing>,
+    /// A member that is to be out has not taken data of rows that may be torn: nothing stands in for it
+    /// (C10).
+    pub(crate) is_lost: bool,
 }
 
 impl Missed {
@@ -27,6 +30,7 @@ impl Missed {
     }
 
     pub(crate) fn clear(&mut self) {
+        self.is_lost = false;
         self.dropped.clear();
         self.listings.clear();
     }

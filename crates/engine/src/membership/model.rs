@@ -223,6 +223,8 @@ impl<D> Membership<D> {
         for record in &mut self.devices {
             let member = &mut record.superblock.member;
             if record.state == MemberState::Recovering && member.recovery_offset.is_some() {
+                // No superblock says that the array is clean before the device's says this.
+                self.events_differ |= member.recovery_offset != Some(Sector(0));
                 (member.recovery_offset, member.recovery_by_bitmap) = (Some(Sector(0)), false);
             }
         }

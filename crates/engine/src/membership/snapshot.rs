@@ -8,7 +8,7 @@ use pinstripe_runtime::Device;
 pub use crate::members::MemberId;
 use crate::{
     consistency::Log,
-    geometry::Set64,
+    geometry::{MemberSlot, Set64, StripeMap},
     intent::IntentTable,
     members::Member,
     membership::attached::Attached,
@@ -168,6 +168,34 @@ impl Snapshot {
         let start = self.seats[slot].member()?.data_offset + offset;
         let bad = table.blocks().first_overlap(start / 512..(start + length).div_ceil(512))?;
         Some((bad.start * 512).saturating_sub(start)..(bad.end * 512).saturating_sub(start).min(length))
+    }
+
+    /// Whether all of a range of a slot's member is known to be bad.
+    fn is_all_bad(&self, slot: usize, offset: u64, length: u64) -> bool {
+        let mut from = 0;
+        while from < length {
+            match self.first_bad(slot, offset + from, length - from) {
+                Some(bad) if bad.start == 0 => from += bad.end,
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// Whether no member has the parity of a range of member bytes: the members of P and Q are missing, or
+    /// list it as bad. Its data is written without. The target of a replacement would have to list it too.
+    pub(crate) fn is_bare(&self, map: StripeMap, offset: u64, length: u64) -> bool {
+        map.parity_slots().map(MemberSlot::index).all(|slot| {
+            let seat = &self.seats[slot];
+            seat.target().is_none() && (seat.member().is_none() || self.is_all_bad(slot, offset, length))
+        })
+    }
+
+    /// Whether what a journal has acknowledged can always be brought to the members: each of them has
+    /// everything, and can list what it can't take (`io/write/back.rs`).
+    pub(crate) fn can_write_back(&self) -> bool {
+        let lists = |seat: &Seat| seat.member().is_some_and(|member| member.bad_blocks.place().is_some());
+        self.is_complete() && self.seats.iter().all(lists)
     }
 
     /// Slots that can't even be written.

@@ -1,4 +1,5 @@
-//! Fencing: servers that compute take writes of one host only (C22, C23).
+//! Fencing: servers that compute take writes of one host only (C22, C23). Of others a host can only wait
+//! until they are done with what a dead process sent.
 //!
 //! They are attached before anything is written to them, a flush included, whether or not they are to
 //! compute. The epoch is one more than the highest that any of them knows. A server that another host is
@@ -148,6 +149,20 @@ pub(crate) async fn attach<'a>(
             Ok(epoch) => return Ok(epoch),
         }
     }
+}
+
+/// Waits until no write of a process that has died can come to the devices any more: a server that knows of
+/// no hosts carries out what it was sent (C16). Whether there was anything to wait for: what was read before
+/// is not final. Superblocks that say clean are no reason not to wait: an array with a log is clean under
+/// way, and what comes may be a superblock, which would put its member out of date. `tell` is told for how
+/// many nanoseconds.
+pub(crate) async fn outlast<'a>(devices: impl Iterator<Item = &'a Rc<dyn Device>>, tell: fn(u64)) -> bool {
+    let late_ns = devices.map(|device| device.late_writes_ns()).max().unwrap_or(0);
+    if late_ns > 0 && !active(Mutant::AssembledTooEarly) {
+        tell(late_ns);
+        shard::sleep(late_ns).await;
+    }
+    late_ns > 0
 }
 
 /// A namespace's name, by whatever address it is reached: `NQN?nsid=N` of `nvme-tcp://HOST:PORT/NQN?nsid=N`.

@@ -11,37 +11,51 @@
 //!    and the members are flushed, the tail moves there, and 1 follows for them. If they were written to the
 //!    members at once, a crash in the middle and then a lost member would leave rows with parity that matches
 //!    neither old nor new data.
+//!    Where too much of a row can't be read, there is no such parity. Then its parity is listed as bad, and
+//!    the row is one of those of 1 that have none.
 //! 3. All members are flushed, an empty meta block with a jump in the sequence is written behind the log, and
 //!    the tail moves to it (C4).
+//!
+//! A page may have no place: its member is out or lists the place as bad, and parity doesn't make it good. Or
+//! its row has no parity, as in 2, and not all members are there. Such pages stand behind the log instead of
+//! the empty meta block, and are cached.
+//!
+//! Where members have listed blocks as bad, or have taken such blocks again, their lists say so before the
+//! tail moves: until then only the log has what is in them.
 //!
 //! A crash at any point is harmless: until the tail moves, the log is as it was, and all of this only writes
 //! what the log says, so it can be done again. The jump in the sequence makes sure that blocks of earlier
 //! rounds, which lie behind the end of the log, are never taken for its continuation. (The kernel jumps by
 //! 10000 too.)
 
-use std::{collections::BTreeMap, rc::Rc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+};
 
 use pinstripe_md::{
     journal::{BLOCK_BYTES, BLOCK_SECTORS, JournalEntry, JournalWalk, Payload},
     units::{SECTOR_BYTES, Sector},
 };
-use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice, SubmissionSet, shard};
+use pinstripe_runtime::{Buffer, DeviceError, DeviceErrorKind, Slice, SubmissionSet, shard};
 
 use crate::{
     assembly::{AssembleError, Found, JournalProblem},
     consistency::journal::{
         Resume,
-        ring::{Page, PageAddress, Ring, meta_blocks_max},
+        ring::{Page, PageAddress, Ring, blocks_max},
     },
+    error::IoError,
     geometry::{MEMBERS_MAX, ParityGeometry, Set64, StripeId, StripeMap},
     io::{
         parity::ParityVolume,
         row::{RowRange, Want},
         volume::Volume,
     },
+    members::Member,
     membership::snapshot::View,
     mutants::{Mutant, active},
-    replay::members::write_but_for_listed,
+    replay::members::{is_listed, write_but_for},
     stripe::decode::encode,
     units::to_u32,
 };
@@ -96,6 +110,46 @@ struct Replay<'a> {
     view: Rc<View>,
 }
 
+/// What has become of a log.
+pub(crate) enum Replayed {
+    /// Everything that has a place is on the members, flushed. The log is to be [emptied](empty).
+    Written(Written),
+    /// The log is as it was. Parity of these rows, by member sector, can't be computed: more of their data
+    /// can't be read than parity makes good. They can be written when their parity is listed as bad.
+    Unmade(Vec<u64>),
+}
+
+/// A log of which everything is on the members that has a place there.
+pub(crate) struct Written {
+    log: Log,
+    /// What has none, by stripe, and by where it begins in the stripe's data.
+    kept: Kept,
+}
+
+/// Pages by stripe, and by where they begin in the stripe's data.
+pub(crate) type Kept = BTreeMap<u64, Vec<(u32, Slice)>>;
+
+/// The parity of a row of which some data is loose.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Parity {
+    /// Computed of what was read.
+    OfRead,
+    /// Computed of what was in part made of the old parity. Not to be done again when some of it is written.
+    OfMade,
+    /// Too much can't be read.
+    Unmade,
+}
+
+/// What has become of loose rows.
+enum Loose {
+    /// There are none any more.
+    Gone,
+    /// They are logged anew, from here on.
+    Logged(Sector),
+    /// See [`Replayed::Unmade`].
+    Unmade(Vec<u64>),
+}
+
 /// The volume that `journal` belongs to, if its level can have one.
 pub(crate) fn volume_of<'a>(
     volume: &'a Volume,
@@ -104,18 +158,47 @@ pub(crate) fn volume_of<'a>(
     volume.parity().ok_or_else(|| problem(journal, JournalProblem::NoParity))
 }
 
-/// Brings everything that `journal` describes to the members, and empties it.
-pub(crate) async fn replay(volume: &ParityVolume, journal: &mut Found) -> Result<Resume, AssembleError> {
-    let mut replay = Replay::new(volume, journal);
+/// Brings everything that `journal` describes to the members. `unmade`: rows, by member sector, of which
+/// the parity can be neither computed nor listed. `settle` has the members' lists know what was reported of
+/// them, and says whether they are others since.
+pub(crate) async fn replay(
+    volume: &ParityVolume,
+    journal: &mut Found,
+    unmade: &BTreeSet<u64>,
+    settle: impl AsyncFn(&mut Found) -> Result<bool, AssembleError>,
+) -> Result<Replayed, AssembleError> {
+    // Nor is it tried again whether a row can be made of which something was kept: what is kept is loose in
+    // the next walk, and so two rows could take turns for ever.
+    let mut left = unmade.clone();
     loop {
+        let mut replay = Replay::new(volume, journal);
         let log = replay.walk().await?;
         replay.write_whole_rows(&log).await?;
         replay.flush().await?;
-        let Some(resume) = replay.log_loose_rows(&log).await? else {
-            return replay.empty(&log).await;
-        };
-        replay.record_tail(resume.tail).await?;
+        if !volume.shared.bad_reports.is_empty() && settle(replay.journal).await? {
+            continue;
+        }
+        match replay.log_loose_rows(&log, &mut left).await? {
+            // Some may just have been written, where the ring has no room for them.
+            Loose::Gone if !volume.shared.bad_reports.is_empty() && settle(replay.journal).await? => {}
+            Loose::Gone => {
+                let kept = replay.without_a_place(&log, &left).await?;
+                return Ok(Replayed::Written(Written { log, kept }));
+            }
+            Loose::Logged(tail) => replay.record_tail(tail).await?,
+            Loose::Unmade(rows) => return Ok(Replayed::Unmade(rows)),
+        }
     }
+}
+
+/// Empties a log, but for what is kept.
+pub(crate) async fn empty(
+    volume: &ParityVolume,
+    journal: &mut Found,
+    Written { log, kept }: Written,
+) -> Result<(Resume, Kept), AssembleError> {
+    let resume = Replay::new(volume, journal).empty(&log, &kept).await?;
+    Ok((resume, kept))
 }
 
 /// Whether the members hold all that `journal` describes: only then may the array be read without writing to
@@ -246,12 +329,10 @@ impl<'a> Replay<'a> {
         Ok(bytes.freeze())
     }
 
-    /// Whether the members of a row's parity are all missing, and so those of its data all there. Such rows
-    /// are logged without parity, and written so.
+    /// Whether a row's parity is on no member. Such rows are logged without parity, and written so.
     fn is_bare(&self, sector: u64) -> bool {
         let (_, map, _) = self.stripe_of(sector);
-        let mut parity = [Some(map.p_slot()), map.q_slot()].into_iter().flatten();
-        parity.all(|slot| self.view.member(slot.index()).is_none())
+        self.view.snapshot.is_bare(map, sector * SECTOR_BYTES, PAGE_BYTES.into())
     }
 
     /// Step 1.
@@ -277,7 +358,8 @@ impl<'a> Replay<'a> {
                 continue;
             }
             let (_, map, _) = self.stripe_of(sector);
-            let parity = [Some(map.p_slot()), map.q_slot()].into_iter().flatten();
+            // Parity before loose data is void.
+            let parity = map.parity_slots().filter(|_| !is_bare || row.loose.is_empty());
             let mut latest = row.data.clone();
             if is_bare {
                 latest.extend(&row.loose);
@@ -315,22 +397,88 @@ impl<'a> Replay<'a> {
     }
 
     /// Waits for writes; the first that failed is the answer. What a member has refused is written once more,
-    /// but for blocks that it lists.
+    /// but for blocks that it lists, or can list.
     async fn finish(&self, set: &mut SubmissionSet, writes: &mut Vec<Write>) -> Result<(), AssembleError> {
         set.wait().await;
         let mut result = Ok(());
         for (index, Write { place, at, bytes }) in writes.drain(..).enumerate() {
             let Some((member, device)) = self.view.member(place) else { continue };
-            let mut written = set.take(index).result.map(|_| ());
-            if written.is_err_and(|error| error.kind == DeviceErrorKind::Media) {
+            let offset = at - member.data_offset;
+            let mut written = set.take(index).result.map(|_| Vec::new());
+            if let Err(error @ DeviceError { kind: DeviceErrorKind::Media, .. }) = written {
                 let listed = member.bad_blocks.table();
-                written = write_but_for_listed(&**device, &listed, at, &bytes, false).await;
+                let is_spared = |at: u64, length: usize| {
+                    let block = (at - member.data_offset, length as u64);
+                    is_listed(&listed, at, length) || self.list(place, member, block, error)
+                };
+                written = write_but_for(&**device, at, &bytes, false, is_spared).await;
             }
-            let name = || member.name.clone();
-            result = result.and(written.map_err(|error| AssembleError::Replay { name: name(), error }));
+            match written {
+                // It may be off its member's list by then: with no parity nothing else has it.
+                Ok(spared) if spared.is_empty() => {
+                    self.volume.note_written(&self.view, place, offset, bytes.len() as u64);
+                }
+                Ok(spared) => {
+                    let block = device.info().logical_block;
+                    let starts = (at..at + bytes.len() as u64).step_by(block as usize);
+                    for start in starts.filter(|start| !spared.contains(start)) {
+                        self.volume.note_written(&self.view, place, start - member.data_offset, block.into());
+                    }
+                }
+                Err(error) => {
+                    let name = member.name.clone();
+                    result = result.and(Err(AssembleError::Replay { name, error }));
+                }
+            }
         }
         set.clear();
         result
+    }
+
+    /// Has a block listed that its member refuses, as a write of the array would. False if it can't be.
+    fn list(&self, place: usize, member: &Member, block: (u64, u64), error: DeviceError) -> bool {
+        let can_list = self.volume.can_list(&self.view, place, error);
+        if can_list {
+            self.volume.list_bad(member, place, block, error);
+        }
+        can_list
+    }
+
+    /// What has no place on the members. Everything else is there, flushed, and their lists know.
+    async fn without_a_place(&self, log: &Log, left: &BTreeSet<u64>) -> Result<Kept, AssembleError> {
+        let mut kept = Kept::new();
+        for (&sector, row) in &log.rows {
+            let (stripe, map, start) = self.stripe_of(sector);
+            let lost = self.volume.lost_slots(&self.view, stripe, (start, start + PAGE_BYTES));
+            let is_lost = |column: usize| lost.contains(map.data_slot(column).index());
+            let latest: BTreeMap<usize, Logged> =
+                row.data.iter().chain(&row.loose).map(|(&column, &page)| (column, page)).collect();
+            for (column, page) in latest {
+                if is_lost(column) || left.contains(&sector) && row.loose.contains_key(&column) {
+                    let start = to_u32(column) * self.geometry.chunk_bytes() + start;
+                    kept.entry(stripe.0).or_default().push((start, self.page(page).await?));
+                }
+            }
+        }
+        Ok(kept)
+    }
+
+    /// The rows of what is kept, by member sector.
+    fn rows_of(&self, kept: &Kept) -> impl Iterator<Item = u64> {
+        let base = |stripe| self.geometry.member_offset(StripeId(stripe));
+        let row = |(start, _): &(u32, Slice)| u64::from(*start % self.geometry.chunk_bytes());
+        kept.iter().flat_map(move |(&stripe, pages)| {
+            pages.iter().map(move |page| (base(stripe) + row(page)) / SECTOR_BYTES)
+        })
+    }
+
+    /// What is kept, to be logged.
+    fn pages_of(&self, kept: &Kept) -> Vec<Page> {
+        let page = |stripe, (start, bytes): &(u32, Slice)| {
+            let place = self.geometry.array_offset(StripeId(stripe), *start) / SECTOR_BYTES;
+            Page { place: PageAddress::Data(Sector(place)), bytes: bytes.clone(), ends_row: true }
+        };
+        kept.iter().flat_map(|(&stripe, pages)| pages.iter().map(move |of| page(stripe, of))).collect()
     }
 
     /// Flushes every member.
@@ -342,41 +490,47 @@ impl<'a> Replay<'a> {
         })
     }
 
-    /// Step 2: logs loose rows anew, whole. `None` if there are none left to be written.
-    async fn log_loose_rows(&mut self, log: &Log) -> Result<Option<Resume>, AssembleError> {
-        let is_loose = |sector: &u64, row: &LoggedPages| !row.loose.is_empty() && !self.is_bare(*sector);
+    /// Step 2: logs loose rows anew, whole.
+    async fn log_loose_rows(&mut self, log: &Log, left: &mut BTreeSet<u64>) -> Result<Loose, AssembleError> {
+        let is_loose = |sector: &u64, row: &LoggedPages| {
+            !row.loose.is_empty() && !self.is_bare(*sector) && !left.contains(sector)
+        };
         let loose: Vec<(u64, &LoggedPages)> =
             log.rows.iter().filter(|(sector, row)| is_loose(sector, row)).map(|(&s, row)| (s, row)).collect();
         if loose.is_empty() {
-            return Ok(None);
+            return Ok(Loose::Gone);
         }
         let needs = |rows: &[(u64, &LoggedPages)]| {
             let pages = rows.iter().map(|(_, row)| row.loose.len() + self.geometry.redundancy()).sum();
-            pages as u64 + meta_blocks_max(pages)
+            blocks_max(pages)
         };
         // One block is left for the empty meta block that ends the replay.
-        let needed = loose.chunks(ROWS_AT_A_TIME).map(needs).sum::<u64>() + 1;
+        // Nothing else has what has no place, and the log that does is given up.
+        let kept = self.without_a_place(log, left).await?;
+        left.extend(self.rows_of(&kept));
+        let kept = self.pages_of(&kept);
+        let needed = loose.chunks(ROWS_AT_A_TIME).map(needs).sum::<u64>() + blocks_max(kept.len()) + 1;
         let free = self.ring.blocks().saturating_sub(log.blocks);
         if needed > free {
-            return self.write_loose_rows(&loose, needed, free).await.map(|()| None);
+            return self.write_loose_rows(&loose, needed, free).await;
         }
-        let resume = Resume { tail: log.end, seq: log.seq.wrapping_add(SEQUENCE_JUMP) };
-        let (mut at, mut seq) = (resume.tail, resume.seq);
+        let (mut at, mut seq) = (log.end, log.seq.wrapping_add(SEQUENCE_JUMP));
+        if !kept.is_empty() {
+            let written = self.write_pages((at, seq), &kept).await?;
+            (at, seq) = (self.ring.after(at, written.blocks), written.seq.wrapping_add(1));
+        }
+        let mut unmade = Vec::new();
         for rows in loose.chunks(ROWS_AT_A_TIME) {
             let mut pages = Vec::new();
             for &(sector, row) in rows {
-                self.complete(sector, row, &mut pages).await?;
+                if self.complete(sector, row, &mut pages).await? == Parity::Unmade {
+                    unmade.push(sector);
+                }
             }
-            let mut rest = &pages[..];
-            while !rest.is_empty() {
-                let Some((packed, taken)) = self.ring.pack(rest, seq, at, u64::MAX) else {
-                    return Err(self.refuse(JournalProblem::NoRoom { needed, free }));
-                };
-                self.write_ring(at, &packed.bytes).await?;
-                (at, seq, rest) = (self.ring.after(at, packed.blocks), seq.wrapping_add(1), &rest[taken..]);
-            }
+            let written = self.write_pages((at, seq), &pages).await?;
+            (at, seq) = (self.ring.after(at, written.blocks), written.seq.wrapping_add(1));
         }
-        Ok(Some(resume))
+        Ok(if unmade.is_empty() { Loose::Logged(log.end) } else { Loose::Unmade(unmade) })
     }
 
     /// Where the ring has no room for loose rows once more, they go to the members at once. That is
@@ -386,14 +540,18 @@ impl<'a> Replay<'a> {
         loose: &[(u64, &LoggedPages)],
         needed: u64,
         free: u64,
-    ) -> Result<(), AssembleError> {
+    ) -> Result<Loose, AssembleError> {
         if !self.view.snapshot.is_complete() {
             return Err(self.refuse(JournalProblem::NoRoom { needed, free }));
         }
-        let (mut set, mut writes) = (SubmissionSet::default(), Vec::new());
+        let (mut set, mut writes, mut unmade) = (SubmissionSet::default(), Vec::new(), Vec::new());
         for &(sector, row) in loose {
             let mut pages = Vec::new();
-            self.complete(sector, row, &mut pages).await?;
+            match self.complete(sector, row, &mut pages).await? {
+                Parity::OfRead => {}
+                Parity::OfMade => return Err(self.refuse(JournalProblem::NoRoom { needed, free })),
+                Parity::Unmade => unmade.push(sector),
+            }
             let (_, map, _) = self.stripe_of(sector);
             for page in pages {
                 let slot = match page.place {
@@ -407,7 +565,8 @@ impl<'a> Replay<'a> {
             }
             self.finish(&mut set, &mut writes).await?;
         }
-        self.flush().await
+        self.flush().await?;
+        Ok(if unmade.is_empty() { Loose::Gone } else { Loose::Unmade(unmade) })
     }
 
     /// The loose data of a row and the parity that goes with it, computed from what the members hold besides.
@@ -416,20 +575,22 @@ impl<'a> Replay<'a> {
         sector: u64,
         row: &LoggedPages,
         pages: &mut Vec<Page>,
-    ) -> Result<(), AssembleError> {
+    ) -> Result<Parity, AssembleError> {
         let (stripe, map, start) = self.stripe_of(sector);
         let loose: Set64 = row.loose.keys().copied().collect();
         let others = Set64::below(map.columns()).without(loose);
         let want = Want { columns: others, parity: false, avoid: Set64::EMPTY };
         let mut held = RowRange::default();
         let range = (start, start + PAGE_BYTES);
-        self.volume
-            .read_row(&self.view, stripe, range, want, &mut held)
-            .await
-            .map_err(|_| self.refuse(JournalProblem::Unreadable(Sector(sector))))?;
+        match self.volume.read_row_in_blocks(&self.view, stripe, range, want, &mut held).await {
+            Err(IoError::Unreadable { .. }) => return Ok(Parity::Unmade),
+            read => read.map_err(|_| self.refuse(JournalProblem::Unreadable(Sector(sector))))?,
+        }
+        let missing = self.view.unreadable(sector * SECTOR_BYTES, PAGE_BYTES.into()).or(held.unreadable);
+        let is_made = others.iter().any(|column| missing.contains(map.data_slot(column).index()));
         let mut columns: Vec<Slice> = Vec::new();
-        for column in 0..map.columns() {
-            let bytes = match (row.loose.get(&column), held.data[column].clone()) {
+        for (column, held) in held.data.into_iter().enumerate() {
+            let bytes = match (row.loose.get(&column), held) {
                 (Some(page), _) => self.page(*page).await?,
                 (None, Some(bytes)) => bytes,
                 (None, None) => return Err(self.refuse(JournalProblem::Unreadable(Sector(sector)))),
@@ -447,7 +608,26 @@ impl<'a> Replay<'a> {
         }
         pages.push(Page { place: PageAddress::P(Sector(sector)), bytes: p.freeze(), ends_row: q.is_none() });
         pages.extend(q.map(|q| Page { place: PageAddress::Q, bytes: q.freeze(), ends_row: true }));
-        Ok(())
+        Ok(if is_made { Parity::OfMade } else { Parity::OfRead })
+    }
+
+    /// Writes pages into the ring, from a place and a number on.
+    async fn write_pages(&self, (tail, seq): (Sector, u64), pages: &[Page]) -> Result<Resume, AssembleError> {
+        let mut written = Resume { tail, blocks: 0, last: 0, seq };
+        let mut rest = pages;
+        loop {
+            let at = self.ring.after(tail, written.blocks);
+            let Some((packed, taken)) = self.ring.pack(rest, written.seq, at, u64::MAX) else {
+                return Err(self.refuse(JournalProblem::NoRoom { needed: 1, free: 0 }));
+            };
+            self.write_ring(at, &packed.bytes).await?;
+            (written.last, rest) = (written.blocks, &rest[taken..]);
+            written.blocks += packed.blocks;
+            if rest.is_empty() {
+                return Ok(written);
+            }
+            written.seq = written.seq.wrapping_add(1);
+        }
     }
 
     async fn write_ring(&self, at: Sector, bytes: &Slice) -> Result<(), AssembleError> {
@@ -456,13 +636,17 @@ impl<'a> Replay<'a> {
             .map_err(|error| AssembleError::Replay { name: self.journal.device.info().name.clone(), error })
     }
 
-    /// Step 3: everything is on the members and flushed.
-    async fn empty(&mut self, log: &Log) -> Result<Resume, AssembleError> {
-        let resume = Resume { tail: log.end, seq: log.seq.wrapping_add(SEQUENCE_JUMP) };
-        let Some((packed, _)) = self.ring.pack(&[], resume.seq, resume.tail, 1) else {
-            return Err(self.refuse(JournalProblem::NoRoom { needed: 1, free: 0 }));
-        };
-        self.write_ring(resume.tail, &packed.bytes).await?;
+    /// Step 3: everything is on the members and flushed, but for what is kept.
+    async fn empty(&mut self, log: &Log, kept: &Kept) -> Result<Resume, AssembleError> {
+        let pages = self.pages_of(kept);
+        let needed = blocks_max(pages.len());
+        let free = self.ring.blocks().saturating_sub(log.blocks);
+        if needed > free {
+            return Err(self.refuse(JournalProblem::NoRoom { needed, free }));
+        }
+        // Further than where a crash may have left loose rows that were being logged anew: they don't follow.
+        let seq = log.seq.wrapping_add(2 * SEQUENCE_JUMP);
+        let resume = self.write_pages((log.end, seq), &pages).await?;
         self.record_tail(resume.tail).await?;
         Ok(resume)
     }
@@ -491,7 +675,7 @@ impl<'a> Replay<'a> {
                 return Err(self.refuse(JournalProblem::NotOnMembers { sector, parity: false }));
             }
         }
-        let parity = [Some(map.p_slot()), map.q_slot()].into_iter().flatten().zip(&row.parity);
+        let parity = map.parity_slots().zip(&row.parity);
         // Parity of a missing member is not compared: no read uses it. Parity before loose data is void.
         for (slot, page) in parity.filter(|(slot, _)| !missing.contains(slot.index()) && row.loose.is_empty())
         {
@@ -514,6 +698,6 @@ impl<'a> Replay<'a> {
 const PAGE_BYTES: u32 = crate::stripe::parity_cache::PAGE_BYTES;
 const _: () = assert!(PAGE_BYTES as usize == BLOCK_BYTES);
 
-fn problem(journal: &Found, problem: JournalProblem) -> AssembleError {
+pub(crate) fn problem(journal: &Found, problem: JournalProblem) -> AssembleError {
     AssembleError::Journal { name: journal.device.info().name.clone(), problem }
 }

@@ -74,7 +74,8 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// Writes a member's bytes, as [`write_but_for_listed`] does.
+    /// Writes a member's bytes, but for blocks that are listed as bad and still refused. No read uses these
+    /// blocks. If they were an error of the replay, the array could never be started.
     pub(super) async fn write(
         &self,
         slot: MemberSlot,
@@ -85,8 +86,10 @@ impl<'a> Members<'a> {
         let mut buffer = shard::buffer(bytes.len());
         buffer.copy_from_slice(bytes);
         let at = found.superblock.member.data_offset.0 * SECTOR_BYTES + offset;
-        write_but_for_listed(&*found.device, &found.bad_blocks, at, &buffer.freeze(), true)
-            .await
+        let is_spared = |at, length| is_listed(&found.bad_blocks, at, length);
+        let written = write_but_for(&*found.device, at, &buffer.freeze(), true, is_spared).await;
+        written
+            .map(|_| ())
             .map_err(|error| AssembleError::Device { name: found.device.info().name.clone(), error })
     }
 
@@ -104,30 +107,36 @@ impl<'a> Members<'a> {
     }
 }
 
-/// Writes at a device's byte `at`, but for blocks that are listed as bad and still refused. No read uses
-/// these blocks. If they were an error of the replay, the array could never be started.
-pub(super) async fn write_but_for_listed(
+/// Whether some of a device's bytes from `at` on are listed as bad.
+pub(super) fn is_listed(listed: &BadBlockTable, at: u64, length: usize) -> bool {
+    let sectors = at / SECTOR_BYTES..(at + length as u64).div_ceil(SECTOR_BYTES);
+    listed.blocks().first_overlap(sectors).is_some()
+}
+
+/// Writes at a device's byte `at`. Where the medium refuses that, block by block: each block that it refuses
+/// then, and that `is_spared` says need not be there, is left out. Says where these begin.
+pub(super) async fn write_but_for(
     device: &dyn Device,
-    listed: &BadBlockTable,
     at: u64,
     bytes: &Slice,
     durable: bool,
-) -> Result<(), DeviceError> {
-    let is_spared = |at: u64, length: usize, error: DeviceError| {
-        let sectors = at / SECTOR_BYTES..(at + length as u64).div_ceil(SECTOR_BYTES);
-        error.kind == DeviceErrorKind::Media && listed.blocks().first_overlap(sectors).is_some()
-    };
+    mut is_spared: impl FnMut(u64, usize) -> bool,
+) -> Result<Vec<u64>, DeviceError> {
     match device.write(at, bytes.clone(), durable).await.result {
-        Err(error) if is_spared(at, bytes.len(), error) => {}
-        written => return written.map(|_| ()),
+        Err(error) if error.kind == DeviceErrorKind::Media => {}
+        written => return written.map(|_| Vec::new()),
     }
     let block = device.info().logical_block as usize;
+    let mut spared = Vec::new();
     for start in (0..bytes.len()).step_by(block) {
         let place = at + start as u64;
         match device.write(place, bytes.slice(start, block), durable).await.result {
-            Err(error) if !is_spared(place, block, error) => return Err(error),
-            _ => {}
+            Ok(_) => {}
+            Err(error) if error.kind == DeviceErrorKind::Media && is_spared(place, block) => {
+                spared.push(place);
+            }
+            Err(error) => return Err(error),
         }
     }
-    Ok(())
+    Ok(spared)
 }

@@ -104,6 +104,8 @@ pub struct SlotDetail {
     pub slow: bool,
     /// Requests that were given up and are not over; until they are, nothing is asked of the member.
     pub late_requests: u64,
+    /// Whether a flush of it has ever failed: no later one is believed (C5).
+    pub lost_flush: bool,
     /// Sectors that its bad-block log lists.
     pub bad_sectors: u64,
     /// How many of them lie in each part of its data: at most 64 parts of the same length. Empty if it lists
@@ -143,6 +145,8 @@ pub struct BitmapDetail {
     pub bits_set: usize,
     /// How many of them are in each part of the bitmap: at most 64 parts of the same length.
     pub bits_set_by_part: Vec<usize>,
+    /// Devices of which it was out of date at the start, so that all bits counted as set.
+    pub outdated: Vec<String>,
 }
 
 impl Array {
@@ -156,7 +160,8 @@ impl Array {
         let tallies: Vec<Tally> = parts(intent.len() as u64)
             .map(|part| intent.tally(to_usize(part.start)..to_usize(part.end)))
             .collect();
-        let bitmap = intent.is_persistent().then(|| bitmap_detail(intent, &tallies));
+        let bitmap =
+            intent.is_persistent().then(|| bitmap_detail(intent, &tallies, &superblocks.outdated_bitmaps));
         let regions_to_resync_by_part: Vec<usize> = tallies.iter().map(|tally| tally.to_resync).collect();
         let regions_to_resync = regions_to_resync_by_part.iter().sum();
         let mut slots: Vec<SlotDetail> =
@@ -277,6 +282,7 @@ fn slot_detail(seat: &Seat, superblocks: &Superblocks) -> SlotDetail {
         write_latency_ns,
         slow: member.is_some_and(|m| m.health.is_slow()),
         late_requests: member.map_or(0, |m| m.health.late_requests()),
+        lost_flush: member.is_some_and(|m| m.health.flushes.error().is_some()),
         bad_sectors: bad_blocks.map_or(0, |table| table.blocks().count_within(0..u64::MAX)),
         bad_sectors_by_part: bad_sectors_by_part.unwrap_or_default(),
         offload: None,
@@ -284,12 +290,13 @@ fn slot_detail(seat: &Seat, superblocks: &Superblocks) -> SlotDetail {
     }
 }
 
-fn bitmap_detail(intent: &IntentTable, tallies: &[Tally]) -> BitmapDetail {
+fn bitmap_detail(intent: &IntentTable, tallies: &[Tally], outdated: &[String]) -> BitmapDetail {
     BitmapDetail {
         chunk_bytes: intent.region_bytes(),
         bits: intent.len(),
         bits_set: tallies.iter().map(|tally| tally.set).sum(),
         bits_set_by_part: tallies.iter().map(|tally| tally.set).collect(),
+        outdated: outdated.to_vec(),
     }
 }
 

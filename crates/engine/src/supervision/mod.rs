@@ -315,7 +315,8 @@ impl Observer for Core {
         let is_lost = match error.kind {
             DeviceErrorKind::Gone => true,
             DeviceErrorKind::Fenced => false,
-            _ => about.kind == FLUSH,
+            DeviceErrorKind::Media if about.kind == WRITE => self.member.bad_blocks.place().is_none(),
+            _ => matches!(about.kind, WRITE | FLUSH),
         };
         if is_lost && !active(Mutant::LossToldLate) {
             self.shared.note_leaving(self.member.id);

@@ -91,6 +91,15 @@ fn time_out(seed: u64) -> bool {
     is_right_after_crash(&mut scene)
 }
 
+/// Power fails at the moment in which a flush is answered that a member has failed. It lost what it covers.
+fn failed_flush(seed: u64) -> bool {
+    let mut scene = raid5(seed);
+    scene.write(0, STRIPE_SECTORS, false).unwrap();
+    scene.disks[1].fault(&Fault::FailFlushes(1));
+    scene.flush().unwrap();
+    is_right_after_crash(&mut scene)
+}
+
 /// A member of level 0 takes a write, the client is told that it failed, and writes again: the first must not
 /// come last.
 fn late_write(seed: u64) -> bool {
@@ -368,14 +377,23 @@ fn defects_beside_something_that_goes_wrong_elsewhere_are_caught() {
         (Mutant::BadBlockFreedPastLoss, freed_beside_a_flush_that_fails),
     ];
     for (mutant, scene) in scenes {
-        assert!(arrays::defects::find(mutant, 40, scene).is_some(), "{mutant:?} survives");
+        assert!(arrays::defects::find(mutant, 400, scene).is_some(), "{mutant:?} survives");
+    }
+}
+
+#[test]
+fn bits_that_not_all_members_have_and_that_are_not_written_are_caught() {
+    use arrays::failures::{a_member_back_by_bits_of_one, crash_in_a_resync_of_outdated_bitmaps};
+    for scene in [a_member_back_by_bits_of_one as fn(u64), crash_in_a_resync_of_outdated_bitmaps] {
+        assert!(arrays::defects::find(Mutant::BitmapsLeftUnlike, 3, scene).is_some());
     }
 }
 
 #[test]
 fn every_defect_in_the_handling_of_failures_is_caught() {
     type Holds = fn(u64) -> bool;
-    let scenes: [(Mutant, Holds); 16] = [
+    let scenes: [(Mutant, Holds); 17] = [
+        (Mutant::FailedFlushNotAwaited, failed_flush),
         (Mutant::LastStrawDropped, short_outage),
         (Mutant::LossToldLate, lost_and_silent),
         (Mutant::LastStripeAnswers, two_stripes),

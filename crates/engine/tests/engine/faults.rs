@@ -1,7 +1,7 @@
 //! Members that hang, are slow, busy or full of bad sectors: every operation ends, and nothing acknowledged
 //! is lost.
 
-use std::sync::Arc;
+use std::{cell::Cell, rc::Rc, sync::Arc};
 
 use crate::arrays::{
     self, STEPS, options,
@@ -125,9 +125,9 @@ fn a_member_that_is_slow_is_told_of_and_kept() {
     scene.disks[2].fault(&Fault::Hang);
     let release = scene.world.now() + 20 * SECOND;
     scene.disks[2].plan(Trigger::AtTime(release), Fault::Release);
-    let (volume, ledger) = (scene.volume(), std::rc::Rc::clone(&scene.ledger));
-    let done = std::rc::Rc::new(std::cell::Cell::new(false));
-    let told = std::rc::Rc::clone(&done);
+    let (volume, ledger) = (scene.volume(), Rc::clone(&scene.ledger));
+    let done = Rc::new(Cell::new(false));
+    let told = Rc::clone(&done);
     scene.world.spawn(0, "write", async move {
         write(&volume, &ledger, 0, STRIPE_SECTORS, false).await.unwrap();
         told.set(true);
@@ -192,7 +192,7 @@ fn after_a_failure_beyond_redundancy_members_that_answer_again_are_read() {
     }
     wait_for(&mut scene, |detail| detail.slots.iter().all(|slot| slot.late_requests == 0));
     assert_eq!(detail(&scene).missing, 1, "the member that was given up before the array failed");
-    let (volume, ledger) = (scene.volume(), std::rc::Rc::clone(&scene.ledger));
+    let (volume, ledger) = (scene.volume(), Rc::clone(&scene.ledger));
     let refused = scene.run(async move {
         let mut refused = Vec::new();
         for at in (0..volume.size() / 512).step_by(32) {
@@ -413,12 +413,18 @@ fn a_spare_that_falls_silent_is_left_out_and_a_stop_waits_for_it_no_longer_than_
     }
 }
 
-#[test]
-fn level_0_answers_with_an_error_and_asks_nothing_more_until_late_writes_are_over() {
+/// Of three members, with something written.
+fn level_0() -> Scene {
     let mut wish = wish(Level::Raid5, 3, 16 << 10, NewBitmap::None, InitialSync::AssumeClean);
     (wish.level, wish.layout) = (Level::Raid0, Layout::Raid0(Raid0Layout::Unspecified));
     let mut scene = Scene::new(9, wish, 1);
     scene.write(0, 96, false).unwrap();
+    scene
+}
+
+#[test]
+fn level_0_answers_with_an_error_and_asks_nothing_more_until_late_writes_are_over() {
+    let mut scene = level_0();
     scene.disks[0].fault(&Fault::Hang);
     let timed_out = |result: Result<(), IoError>| matches!(result, Err(IoError::Member(error)) if error.error.kind == DeviceErrorKind::TimedOut);
     assert!(timed_out(scene.write(0, 8, false)));
@@ -430,6 +436,78 @@ fn level_0_answers_with_an_error_and_asks_nothing_more_until_late_writes_are_ove
     wait_for(&mut scene, |detail| detail.slots[0].late_requests == 0);
     scene.write(0, 8, false).unwrap();
     scene.read_all();
+}
+
+#[test]
+fn level_0_has_no_flush_succeed_after_one_that_failed() {
+    // The member tells lost writes once, and they may be another client's (C5).
+    let mut scene = level_0();
+    let lost =
+        |scene: &Scene| -> Vec<bool> { detail(scene).slots.iter().map(|slot| slot.lost_flush).collect() };
+    assert!(!lost(&scene).contains(&true));
+    scene.disks[1].fault(&Fault::FailFlushes(1));
+    for _ in 0..3 {
+        assert!(matches!(scene.flush(), Err(IoError::Member(_))));
+    }
+    // Another program, which knows of no flush, must not go on with these clients.
+    assert!(lost(&scene)[1] && !lost(&scene)[0]);
+    scene.stop();
+    assert!(lost(&scene)[1], "after the stop as well");
+    scene.reassemble();
+    scene.flush().unwrap();
+}
+
+/// A stripe is written of which one member says nothing, and another one is out of it for good. The answer.
+fn write_beside_a_silent_and_a_failing_one(scene: &mut Scene) -> Rc<Cell<Option<bool>>> {
+    fill(scene);
+    scene.disks[0].fault(&Fault::Hang);
+    scene.disks[1].fault(&Fault::RefuseRequests(1000));
+    let (volume, ledger, written) = (scene.volume(), Rc::clone(&scene.ledger), Rc::new(Cell::new(None)));
+    let answer = Rc::clone(&written);
+    scene.world.spawn(0, "write", async move {
+        let result = write(&volume, &ledger, 0, STRIPE_SECTORS, false).await;
+        answer.set(Some(result.is_ok()));
+    });
+    written
+}
+
+#[test]
+fn a_silent_member_is_needed_while_a_write_to_another_one_has_failed() {
+    let mut scene = raid5(11);
+    let written = write_beside_a_silent_and_a_failing_one(&mut scene);
+    scene.run(async { shard::sleep(6 * SECOND).await });
+    let array = scene.array.clone();
+    let failed = scene.run(async move { array.fail(0).await });
+    assert!(matches!(failed, Err(CommandError::SlotNeeded(0))), "{failed:?}");
+    scene.disks[0].fault(&Fault::Release);
+    scene.world.run_until(STEPS, |_| written.get().is_some()).unwrap();
+    assert_eq!(written.get(), Some(true));
+    assert_eq!(detail(&scene).missing, 1);
+    scene.read_all();
+
+    // Nor is it given up before twice the time.
+    let mut scene = raid5(12);
+    let written = write_beside_a_silent_and_a_failing_one(&mut scene);
+    scene.disks[0].plan(Trigger::AtTime(scene.world.now() + 40 * SECOND), Fault::Release);
+    scene.world.run_until(STEPS, |_| written.get().is_some()).unwrap();
+    assert_eq!(written.get(), Some(true));
+    scene.read_all();
+}
+
+#[test]
+fn a_device_that_is_busy_as_zeroes_are_written_keeps_its_place() {
+    let mut scene = raid5(13);
+    fill(&mut scene);
+    for busy in [&[1][..], &[0, 1, 2]] {
+        for &disk in busy {
+            scene.disks[disk].fault(&Fault::RefuseRequests(1));
+        }
+        let volume = scene.volume();
+        let length = STRIPE_SECTORS * 512;
+        scene.run(async move { volume.write_zeroes(0, length, false).await }).unwrap();
+        assert_eq!(detail(&scene).missing, 0);
+    }
+    assert_eq!(scene.check(), 0);
 }
 
 #[test]
@@ -488,7 +566,7 @@ fn detail_tells_in_which_parts_bad_sectors_and_dirty_regions_are() {
     wait_for(&mut scene, |detail| detail.bitmap.as_ref().unwrap().bits_set == 0);
     let sector = 40 * STRIPE_SECTORS;
     let (disk, bytes) = place(&scene, sector);
-    scene.disks[disk].fault(&Fault::UnwritableRange(bytes));
+    scene.disks[disk].fault(&Fault::UnwritableRange(bytes.start..bytes.start + 8 * 512));
     scene.write(sector, 8, true).unwrap();
     let detail = detail(&scene);
     // A region has four stripes, and each is a part: there are fewer than 64.
@@ -512,7 +590,7 @@ fn a_sector_that_a_member_refuses_is_listed_before_the_acknowledgement_and_freed
         scene.write(38, 8, true).unwrap();
         let listed = log_on(&scene, disk);
         assert!(listed.len() == 1 && listed[0].contains(&(bytes.start / 512)), "{listed:?}");
-        assert_eq!((detail(&scene).missing, detail(&scene).slots[disk].bad_sectors), (0, 8));
+        assert_eq!((detail(&scene).missing, detail(&scene).slots[disk].bad_sectors), (0, 1));
         assert!(detail(&scene).advice.unwrap().contains("replace it soon"));
         scene.read_all();
         crash_idle(&mut scene);

@@ -5,8 +5,10 @@ use crate::arrays::{self, BLOCK, Golden, cases, golden_array, options, read_only
 use pinstripe_engine::{assembly::AssembleError, error::IoError, options::ArrayOptions};
 use pinstripe_md::{
     bad_blocks::BadBlocks,
-    bitmap::{BitmapError, UnsupportedBitmap},
-    superblock::{RefusedReason, ResyncOffset, Role},
+    bitmap::UnsupportedBitmap,
+    identity::Uuid,
+    level::{Layout, Level, ParityLayout},
+    superblock::{BitmapProblem, RefusedReason, ResyncOffset, Role, Superblock},
     units::{MemberSlot, Sector, SectorCount},
 };
 
@@ -191,6 +193,88 @@ fn one_event_behind_is_current_and_two_are_stale() {
     assert_eq!(served.array.stale_members()[0].name, "member2");
 }
 
+/// What a member says that was taken out before a reshape.
+const RESHAPES: [fn(&mut Superblock); 6] = [
+    |before| before.array.chunk = SectorCount(before.array.chunk.0 * 2),
+    |before| before.array.layout = Layout::Parity(ParityLayout::RightAsymmetric),
+    |before| (before.array.level, before.array.layout) = (Level::Raid4, Layout::None),
+    |before| before.array.raid_disks -= 1,
+    |before| before.array.size = SectorCount(before.array.size.0 / 2),
+    |before| {
+        // It went in the middle of one.
+        before.array.raid_disks -= 1;
+        before.array.chunk = SectorCount(before.array.chunk.0 * 2);
+        before.array.reshape = golden_array("r5-reshape-mid").superblock(0).array.reshape;
+    },
+];
+
+#[test]
+fn a_stale_member_from_before_a_reshape_is_left_out() {
+    for (case, reshape) in RESHAPES.iter().enumerate() {
+        for stale in [0, 2] {
+            let golden = golden_array("r5-grown");
+            let (number, role) = {
+                let superblock = golden.superblock(stale);
+                (usize::from(superblock.member.dev_number.0), superblock.own_role())
+            };
+            golden.change_all(|member| member.array.roles[number] = Role::Faulty);
+            golden.change(stale, |member| {
+                member.array.roles[number] = role;
+                reshape(member);
+                member.array.events -= 2;
+            });
+            let data = golden.superblock(stale).member.data_offset.0 * 512;
+            golden.members[stale].copy_in(data, &vec![0xaa; 1 << 20]).unwrap();
+            let before = golden.bytes(stale, 0..data + 4096);
+            // In any order.
+            let mut all = golden.all();
+            for _ in 0..all.len() {
+                all.rotate_left(1);
+                let served = golden.read_all(&all, read_only());
+                assert_eq!(served.array.detail().missing, 1, "{case}");
+                assert_eq!(served.array.stale_members()[0].name, format!("member{stale}"));
+            }
+            let mut served = golden.read_all(&golden.all(), options());
+            served.write(8192, &vec![3; 5 * BLOCK]).unwrap();
+            served.stop();
+            assert_eq!(golden.bytes(stale, 0..data + 4096), before, "{case}: the stale one has changed");
+        }
+    }
+}
+
+#[test]
+fn members_of_different_geometry_of_which_none_is_stale_are_refused() {
+    for (case, reshape) in RESHAPES[..3].iter().enumerate() {
+        for behind in [0, 1] {
+            for odd in [0, 3] {
+                let golden = golden_array("r5-grown");
+                golden.change(odd, |member| {
+                    reshape(member);
+                    member.array.events -= behind;
+                });
+                let error = golden.serve(&golden.all(), options()).err().unwrap();
+                assert!(matches!(error, AssembleError::MembersDisagree { .. }), "{case}: {error}");
+            }
+        }
+        // One that is ahead by more makes the others stale, and isn't enough by itself.
+        let golden = golden_array("r5-grown");
+        golden.change(1, |member| {
+            reshape(member);
+            member.array.events += 2;
+        });
+        let error = golden.serve(&golden.all(), options()).err().unwrap();
+        assert!(matches!(error, AssembleError::TooFewMembers { present: 1, .. }), "{case}: {error}");
+    }
+    // Of another array no device is stale, however old it is.
+    let golden = golden_array("r5-grown");
+    golden.change(0, |member| {
+        member.array.set_uuid = Uuid([9; 16]);
+        member.array.events -= 5;
+    });
+    let error = golden.serve(&golden.all(), options()).err().unwrap();
+    assert!(matches!(error, AssembleError::DifferentArrays { .. }), "{error}");
+}
+
 /// An idle kernel steps the events back by one when it marks the array clean: some members may have it, some
 /// not yet.
 #[test]
@@ -248,8 +332,8 @@ fn bitmaps_of_other_kinds_are_refused() {
             golden.members[member].copy_in(place + 4, &[version, 0, 0, 0]).unwrap();
         }
         let error = golden.serve(&golden.all(), options()).err().unwrap();
-        let AssembleError::Bitmap { error, .. } = error else { panic!("{error}") };
-        assert_eq!(error, BitmapError::Unsupported(kind));
+        let AssembleError::Bitmap { problem, .. } = error else { panic!("{error}") };
+        assert_eq!(problem, BitmapProblem::Unreadable(kind.into()));
     }
     let golden = golden_array("r5-left-symmetric-n4");
     for member in golden.all() {
@@ -268,7 +352,7 @@ fn a_bitmap_of_another_array_or_size_is_refused() {
             golden.members[member].copy_in(place, &[0x11]).unwrap();
         }
         let error = golden.serve(&golden.all(), options()).err().unwrap();
-        assert!(matches!(error, AssembleError::ForeignBitmap { .. }), "{error}");
+        assert!(matches!(error, AssembleError::Bitmap { problem: BitmapProblem::Foreign, .. }), "{error}");
     }
 }
 

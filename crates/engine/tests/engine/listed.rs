@@ -1,13 +1,14 @@
 //! Members that have blocks listed as bad and stay: what is made of a listed sector is made of no other one,
 //! and what goes wrong in one row is no other row's.
 
-use std::ops::Range;
+use std::{cell::RefCell, ops::Range, rc::Rc};
 
 use crate::arrays::{
     self, STEPS, options,
-    scene::{DATA_SECTOR, Scene, plain_disks, wish},
+    scene::{DATA_SECTOR, Scene, list_as_bad, plain_disks, superblock_on, wish},
 };
 use pinstripe_engine::{
+    array::Added,
     error::IoError,
     geometry::{MemberSlot, StripeId, StripeMap},
     maintenance::{CheckReport, ScrubAction, ScrubRequest},
@@ -18,7 +19,7 @@ use pinstripe_md::{
     placement::{InitialSync, NewBitmap},
 };
 use pinstripe_runtime::shard;
-use pinstripe_sim::Fault;
+use pinstripe_sim::{Fault, SimDisk, SimDiskConfig, Trigger};
 
 const BITMAP: NewBitmap = NewBitmap::Internal { chunk_bytes: Some(65536) };
 const CHUNK: u64 = 16 << 10;
@@ -261,6 +262,95 @@ fn a_read_error_costs_its_row_and_no_other() {
     read(&mut scene, sector(0, 4), 4).unwrap();
 }
 
+fn chunk_on(scene: &Scene, disk: &SimDisk) -> Vec<u8> {
+    disk.peek(bytes(scene, 0..SECTORS).start, usize::try_from(CHUNK).unwrap())
+}
+
+/// A write computes parity from a member of which it can't read a sector, and parity is wrong in another row.
+fn a_write_makes_only_the_row_that_it_can_not_read(_: u64) {
+    let mut scene = raid5();
+    let map = map(&scene);
+    let disk = scene.disks[map.data_slot(2).index()].clone();
+    let before = chunk_on(&scene, &disk);
+    damage(&scene, map.p_slot(), 2 * ROW..3 * ROW);
+    disk.fault(&Fault::UnreadableRange(bytes(&scene, 3..4)));
+    scene.write(sector(0, 0), 2 * SECTORS, false).unwrap();
+    assert!(chunk_on(&scene, &disk) == before, "what could be read was made from the others");
+    scene.read_all();
+    assert_eq!(scene.check(), 0);
+}
+
+fn replace(scene: &mut Scene, slot: MemberSlot) -> SimDisk {
+    let target = scene.world.add_disk(SimDiskConfig::new("target", scene.disks[slot.index()].info().size));
+    let (array, source) = (scene.array.clone(), target.source());
+    scene.run(async move { array.replace(slot.index(), Some(source), Uuid([99; 16])).await }).unwrap();
+    let array = scene.array.clone();
+    let is_over = || array.detail().slots.iter().all(|slot| slot.replacement.is_none());
+    scene.world.run_until(STEPS, |_| is_over()).unwrap();
+    target
+}
+
+/// The member that is replaced has a sector that can't be read, and another member is wrong in another row.
+fn a_replacement_makes_only_the_row_that_can_not_be_read(_: u64) {
+    let mut scene = raid6();
+    let map = map(&scene);
+    let replaced = map.data_slot(0);
+    let disk = scene.disks[replaced.index()].clone();
+    let before = chunk_on(&scene, &disk);
+    damage(&scene, map.data_slot(1), 2 * ROW..3 * ROW);
+    disk.fault(&Fault::UnreadableRange(bytes(&scene, 3..4)));
+    let target = replace(&mut scene, replaced);
+    assert!(chunk_on(&scene, &target) == before, "a row that could be copied was made from the others");
+    assert!(chunk_on(&scene, &disk) == before, "the replaced member has lost what it had");
+    assert_eq!(scrub(&mut scene, ScrubAction::Locate).corrected_sectors, ROW);
+    scene.read_all();
+}
+
+#[test]
+fn only_rows_that_can_not_be_read_are_made_from_the_others() {
+    a_write_makes_only_the_row_that_it_can_not_read(0);
+    a_replacement_makes_only_the_row_that_can_not_be_read(0);
+}
+
+/// In one row two members list a sector each. One of them is replaced, and the target gets all that it had.
+#[test]
+fn a_replacement_copies_what_is_beside_listed_sectors() {
+    let mut scene = raid5();
+    let replaced = map(&scene).data_slot(0);
+    list(&mut scene, 0, 2);
+    list(&mut scene, 1, 5);
+    scene.read_all();
+    replace(&mut scene, replaced);
+    assert_eq!(scene.array.detail().slots[replaced.index()].bad_sectors, 0);
+    scene.read_all();
+    assert_eq!(scene.check(), 0);
+}
+
+/// Q doesn't match P, as in a row that was half written when the host stopped. All that is made of the row is
+/// made of the same parity: what was read doesn't change with the write of another column.
+#[test]
+fn a_lost_column_is_read_through_p_wherever_q_is() {
+    let mut scene = scene(Level::Raid6, 5, InitialSync::Resync);
+    scene.array.pause_sync(true);
+    for stripe in STRIPE..STRIPE + 5 {
+        let map = scene.geometry().slots(StripeId(stripe));
+        let first = stripe * 3 * SECTORS;
+        scene.write(first, 3 * SECTORS, false).unwrap();
+        let q = &scene.disks[map.q_slot().unwrap().index()];
+        let at = DATA_SECTOR * 512 + scene.geometry().member_offset(StripeId(stripe));
+        q.poke(at, &vec![0x5a; usize::try_from(CHUNK).unwrap()]);
+    }
+    fail(&mut scene, MemberSlot(2));
+    for stripe in STRIPE..STRIPE + 5 {
+        let first = stripe * 3 * SECTORS;
+        read(&mut scene, first, 3 * SECTORS).unwrap();
+        for column in 0..3 {
+            scene.write(first + column * SECTORS, ROW, false).unwrap();
+            read(&mut scene, first, 3 * SECTORS).unwrap();
+        }
+    }
+}
+
 /// The rewriting finds nothing any more that could list the sector, and must not wait for it.
 #[test]
 fn a_sector_that_can_be_neither_read_nor_rewritten_is_read_though_the_array_has_stopped() {
@@ -363,24 +453,327 @@ fn a_stripe_with_a_sector_that_refuses_zeroes_too_is_zeroed() {
     }
 }
 
+/// A whole chunk is written, of which a sector is refused; the member takes writes again afterwards.
+fn refuse_one_of_a_chunk(scene: &mut Scene, column: u64, at: u64) -> Result<(), IoError> {
+    let slot = map(scene).data_slot(usize::try_from(column).unwrap()).index();
+    scene.disks[slot].fault(&Fault::UnwritableRange(bytes(scene, at..at + 1)));
+    let written = scene.write(sector(column, 0), SECTORS, true);
+    scene.disks[slot].fault(&Fault::Heal);
+    written
+}
+
+/// Each row has one sector that a member refused, and so has what it needs.
+fn two_members_refuse_a_sector_of_different_rows(_: u64) {
+    let mut scene = raid5();
+    for (column, at) in [(1, 20), (0, 2)] {
+        refuse_one_of_a_chunk(&mut scene, column, at).unwrap();
+        let slot = map(&scene).data_slot(usize::try_from(column).unwrap()).index();
+        assert_eq!(scene.array.detail().slots[slot].bad_sectors, 1);
+    }
+    scene.read_all();
+    // Also by a check, and after all was written anew.
+    assert_eq!(scene.check(), 0);
+    fill(&mut scene);
+    scene.is_right_and_stays_so();
+}
+
+/// The lost member's chunk is there but for the row that can't be made.
+fn a_chunk_is_written_of_which_one_row_is_lost(_: u64) {
+    let mut scene = raid5();
+    let (lost, at) = (map(&scene).data_slot(2), 20);
+    fail(&mut scene, lost);
+    assert!(matches!(refuse_one_of_a_chunk(&mut scene, 1, at), Err(IoError::Unreadable { .. })));
+    for column in 0..3 {
+        for row in (0..SECTORS).filter(|row| *row != at) {
+            read(&mut scene, sector(column, row), 1).unwrap();
+        }
+    }
+}
+
+/// Zeroes are refused in a sector; the rest of the chunk is zero on the member.
 #[test]
-fn what_is_written_anew_on_the_target_of_a_replacement_is_not_listed_any_more() {
+fn a_sector_that_refuses_zeroes_is_listed_alone() {
     let mut scene = raid5();
     let slot = map(&scene).data_slot(1).index();
+    scene.disks[slot].fault(&Fault::UnwritableRange(bytes(&scene, 20..21)));
+    let volume = scene.volume();
+    let (at, length) = (sector(0, 0) * 512, 3 * CHUNK);
+    scene.run(async move { volume.write_zeroes(at, length, false).await }).unwrap();
+    scene.disks[slot].fault(&Fault::Heal);
+    assert_eq!(scene.array.detail().slots[slot].bad_sectors, 1);
+    assert_eq!(scene.check(), 0);
+}
+
+/// A medium that refuses everything is not asked for each of its blocks.
+#[test]
+fn a_medium_that_refuses_all_is_asked_a_few_times() {
+    let (chunk, sectors) = (64 << 10, 128);
+    let wish = wish(Level::Raid5, 4, chunk, BITMAP, InitialSync::AssumeClean);
+    let mut scene = Scene::with_options(1, wish, 1, options());
+    scene.write(0, 3 * sectors, false).unwrap();
+    let slot = scene.geometry().slots(StripeId(0)).data_slot(1).index();
+    let from = DATA_SECTOR * 512 + scene.geometry().member_offset(StripeId(0));
+    scene.disks[slot].fault(&Fault::UnwritableRange(from..from + chunk));
+    let before = scene.disks[slot].counters().writes;
+    scene.write(sectors, sectors, false).unwrap();
+    assert_eq!(scene.array.detail().slots[slot].bad_sectors, sectors);
+    // With those of the log.
+    assert!(scene.disks[slot].counters().writes - before < 120);
+    scene.read_all();
+}
+
+#[test]
+fn what_is_refused_of_a_write_is_listed_and_no_row_beside_it() {
+    two_members_refuse_a_sector_of_different_rows(0);
+    a_chunk_is_written_of_which_one_row_is_lost(0);
+}
+
+/// The replacement of a column's member by a new disk has begun, and does not go on.
+fn replacing(scene: &mut Scene, slot: usize) -> SimDisk {
     let target = plain_disks(&mut scene.world, [2048]).remove(0);
     scene.array.pause_sync(true);
     let (array, with) = (scene.array.clone(), target.source());
     scene.run(async move { array.replace(slot, Some(with), Uuid([200; 16])).await }).unwrap();
-    let refused = bytes(&scene, 3..4);
-    target.fault(&Fault::UnwritableRange(refused));
-    scene.write(sector(1, 0), ROW, false).unwrap();
-    target.fault(&Fault::Heal);
-    scene.write(sector(1, 0), ROW, false).unwrap();
+    target
+}
+
+/// It goes on, and comes to its end.
+fn replace_to_the_end(scene: &mut Scene, slot: usize) {
     scene.array.pause_sync(false);
     let array = scene.array.clone();
     let is_over = |_: &_| array.detail().slots[slot].replacement.is_none();
     scene.world.run_until(STEPS, is_over).unwrap();
-    assert_eq!(scene.array.detail().slots[slot].bad_sectors, 0);
+}
+
+/// A target that refuses a sector does not take the place of a member that has it.
+fn a_target_refuses_what_another_member_may_take_away(copied: bool) {
+    let mut scene = raid5();
+    let (slot, other) = (map(&scene).data_slot(1), map(&scene).data_slot(0));
+    let target = replacing(&mut scene, slot.index());
+    target.fault(&Fault::UnwritableRange(bytes(&scene, 3..4)));
+    if !copied {
+        scene.write(sector(1, 0), SECTORS, true).unwrap();
+    }
+    fail(&mut scene, other);
+    replace_to_the_end(&mut scene, slot.index());
+    scene.read_all();
+}
+
+#[test]
+fn a_target_that_refuses_a_sector_leaves_the_member_that_has_it() {
+    a_target_refuses_what_another_member_may_take_away(true);
+    a_target_refuses_what_another_member_may_take_away(false);
+}
+
+/// Neither the member nor parity has a row, which the target lists; then a client writes it.
+#[test]
+fn what_is_written_anew_on_the_target_of_a_replacement_is_not_listed_any_more() {
+    let mut scene = raid5();
+    let (slot, other) = (map(&scene).data_slot(1).index(), map(&scene).data_slot(0).index());
+    let target = replacing(&mut scene, slot);
+    for disk in [slot, other] {
+        scene.disks[disk].fault(&Fault::UnreadableRange(bytes(&scene, 3..4)));
+    }
+    scene.array.pause_sync(false);
+    scene.world.run_until(STEPS, |_| superblock_on(&target).member.bad_block_log.unwrap().in_use).unwrap();
+    scene.array.pause_sync(true);
+    scene.write(sector(0, 0), 3 * SECTORS, false).unwrap();
+    replace_to_the_end(&mut scene, slot);
+    // No request waits for that.
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().slots[slot].bad_sectors == 0).unwrap();
     scene.read_all();
     assert_eq!(scene.check(), 0);
+}
+
+/// After a crash: rows may be torn, and nothing has been resynced.
+fn torn() -> Scene {
+    let mut scene = raid5();
+    scene.write(sector(0, 0), 4, true).unwrap();
+    scene.world.crash();
+    scene.ledger.borrow_mut().crash();
+    scene.reassemble();
+    scene.array.pause_sync(true);
+    scene
+}
+
+/// What is acknowledged can be read, although parity doesn't stand in for what a member hasn't taken.
+fn torn_rows_are_written_without_a_member(_: u64) {
+    let mut scene = torn();
+    let slot = map(&scene).data_slot(1).index();
+    scene.disks[slot].fault(&Fault::UnwritableRange(bytes(&scene, 3..4)));
+    let written = scene.write(sector(1, 3), 1, true);
+    scene.disks[slot].fault(&Fault::Heal);
+    assert!(written.is_err() || read(&mut scene, sector(1, 3), 1).is_ok());
+
+    let mut scene = torn();
+    scene.disks[slot].fault(&Fault::Gone);
+    for (from, sectors) in [(sector(1, 0), 8), (sector(0, 0), 3 * SECTORS), (sector(1, 0), 8)] {
+        let written = scene.write(from, sectors, true);
+        assert!(written.is_err() || read(&mut scene, from, sectors).is_ok());
+    }
+    let volume = scene.volume();
+    let (at, length) = (sector(0, 0) * 512, 3 * CHUNK);
+    let zeroed = scene.run(async move { volume.write_zeroes(at, length, false).await });
+    let volume = scene.volume();
+    let read = scene.run(async move { volume.read(sector(1, 0) * 512, shard::buffer(512)).await.0 });
+    assert!(zeroed.is_err() || read.is_ok());
+}
+
+#[test]
+fn no_write_of_torn_rows_is_acknowledged_that_can_not_be_read() {
+    torn_rows_are_written_without_a_member(0);
+}
+
+/// As long as rows may be torn the array can do without no member, and one that is silent is waited for.
+#[test]
+fn a_member_that_is_silent_while_rows_may_be_torn_is_the_last_that_the_array_can_lose() {
+    let mut scene = torn();
+    scene.disks[1].fault(&Fault::Hang);
+    scene.disks[1].plan(Trigger::AtTime(scene.world.now() + 40_000_000_000), Fault::Release);
+    scene.write(sector(0, 0), 3 * SECTORS, false).unwrap();
+    assert_eq!(scene.array.detail().missing, 0);
+    scene.array.pause_sync(false);
+    scene.read_all();
+    scene.is_right_and_stays_so();
+}
+
+/// A row that two members had listed is readable when it is said to be zeroed.
+#[test]
+fn zeroes_are_acknowledged_when_they_can_be_read() {
+    let mut scene = raid5();
+    list(&mut scene, 0, 3);
+    let slot = map(&scene).data_slot(1);
+    let refused = bytes(&scene, 3..4);
+    scene.disks[slot.index()].fault(&Fault::UnwritableRange(refused));
+    scene.write(sector(1, 3), 1, false).unwrap_err();
+    scene.disks[slot.index()].fault(&Fault::Heal);
+    let volume = scene.volume();
+    let (zeroed, read) = scene.run(async move {
+        let zeroed = volume.write_zeroes(sector(0, 0) * 512, 3 * CHUNK, false).await;
+        (zeroed, volume.read(sector(0, 3) * 512, shard::buffer(512)).await.0)
+    });
+    assert!(zeroed.is_ok() && read.is_ok(), "{zeroed:?} {read:?}");
+}
+
+/// A list that is full can't be cut in two. What stays listed, and can't be made of the others, is not
+/// acknowledged.
+#[test]
+fn a_write_that_a_full_list_keeps_from_being_read_is_not_acknowledged() {
+    let mut scene = raid5();
+    scene.stop();
+    let (full, other) = (map(&scene).data_slot(0), map(&scene).data_slot(1));
+    let here = bytes(&scene, 2..5).start / 512;
+    let elsewhere = (0..511).map(|number| DATA_SECTOR + 2 * number);
+    list_as_bad(&scene.disks[full.index()], elsewhere.chain(here..here + 3));
+    scene.reassemble();
+    fail(&mut scene, other);
+    // All columns of the middle row, together: its entry would become two.
+    let answers = Rc::new(RefCell::new(Vec::new()));
+    for column in 0..3 {
+        let (volume, answers) = (scene.volume(), Rc::clone(&answers));
+        scene.world.spawn(0, "write", async move {
+            let data = shard::zeroed(512).freeze();
+            let answer = volume.write(sector(column, 3) * 512, data, false).await;
+            answers.borrow_mut().push(answer);
+        });
+    }
+    scene.world.run_until(STEPS, |_| answers.borrow().len() == 3).unwrap();
+    assert_eq!(scene.array.detail().statistics.joins, 2, "or the first alone is an error");
+    let volume = scene.volume();
+    let read = scene.run(async move { volume.read(sector(0, 3) * 512, shard::buffer(512)).await.0 });
+    assert!(matches!(read, Err(IoError::Unreadable { .. })), "the list is full: {read:?}");
+    assert!(answers.borrow().iter().all(Result::is_err), "{answers:?}");
+}
+
+/// A member that loses its cache comes back by bitmap, and no bit tells of what was corrected on it.
+#[test]
+fn a_correction_is_on_the_medium_whatever_becomes_of_the_member() {
+    // Of what a cache has lost, a part may be on the medium.
+    for seed in 0..16 {
+        let action = [ScrubAction::Repair, ScrubAction::Locate][usize::from(seed % 2 == 1)];
+        let wish = wish(Level::Raid6, 5, CHUNK, BITMAP, InitialSync::AssumeClean);
+        let mut scene = Scene::with_options(seed, wish, 1, options());
+        fill(&mut scene);
+        let (array, slot) = (scene.array.clone(), map(&scene).p_slot());
+        scene.world.run_until(STEPS, |_| array.detail().bitmap.unwrap().bits_set == 0).unwrap();
+        damage(&scene, slot, 3..4);
+        let (scrubbing, report) = (scene.array.clone(), Rc::new(RefCell::new(None)));
+        let told = Rc::clone(&report);
+        scene.world.spawn(0, "scrub", async move {
+            let request = ScrubRequest { action, from: 0, to: None };
+            *told.borrow_mut() = Some(scrubbing.scrub(request).await);
+        });
+        let disk = scene.disks[slot.index()].clone();
+        let is_corrected = || array.detail().sync.is_some_and(|sync| sync.mismatched_sectors > 0);
+        scene.world.run_until(STEPS, |_| is_corrected()).unwrap();
+        disk.fault(&Fault::FailFlushes(1));
+        scene.flush().unwrap();
+        assert_eq!(scene.array.detail().missing, 1, "what its cache had is lost");
+        scene.world.run_until(STEPS, |_| report.borrow().is_some()).unwrap();
+        let found = report.borrow_mut().take().unwrap().unwrap();
+        assert!(found.mismatched_sectors > 0, "{found:?}");
+        disk.fault(&Fault::Heal);
+        scene.run(async { shard::sleep(1_000_000_000).await });
+        let (own, source) = (scene.array.clone(), disk.source());
+        let added = scene.run(async move { own.add(source, Uuid([98; 16])).await }).unwrap();
+        assert_eq!(added, Added::Bitmap { slot: slot.index() });
+        scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();
+        drop(array);
+        scene.world.crash();
+        scene.ledger.borrow_mut().crash();
+        scene.reassemble();
+        scene.is_right_and_stays_so();
+    }
+}
+
+/// A source fails as the last flush of a rebuild is due.
+#[test]
+fn a_member_that_is_whole_counts_before_another_one_is_lost() {
+    for seed in 0..8 {
+        let wish = wish(Level::Raid5, 4, CHUNK, BITMAP, InitialSync::AssumeClean);
+        let mut scene = Scene::with_options(seed, wish, 1, options());
+        fill(&mut scene);
+        let spare = scene.fail_and_add(1);
+        let (array, whole) = (scene.array.clone(), scene.geometry().member_bytes());
+        scene.world.run_until(STEPS, |_| spare.counters().bytes_written >= whole).unwrap();
+        scene.disks[2].fault(&Fault::FailFlushes(1));
+        let is_told = || array.detail().slots.iter().all(|slot| slot.state != "recovering");
+        scene.world.run_until(STEPS, |_| is_told()).unwrap();
+        let detail = array.detail();
+        assert!(detail.missing <= 1 && detail.state != "failed", "{}", detail.state);
+        scene.read_all();
+    }
+}
+
+/// As another tool may leave it: the unit of a log that lists nothing yet.
+#[test]
+fn what_is_listed_first_is_read_in_the_unit_that_the_superblock_has() {
+    let mut scene = raid5();
+    scene.stop();
+    for disk in &scene.disks {
+        let mut superblock = superblock_on(disk);
+        superblock.member.bad_block_log.as_mut().unwrap().shift = 3;
+        disk.poke(4096, &superblock.encode(512).unwrap());
+    }
+    scene.reassemble();
+    list(&mut scene, 1, 3);
+    scene.is_right_and_stays_so();
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn lists_that_say_too_much_are_found() {
+    use pinstripe_engine::mutants::Mutant;
+    let scenes: [(Mutant, fn(u64)); 6] = [
+        (Mutant::AvoidedByChunk, a_write_makes_only_the_row_that_it_can_not_read),
+        (Mutant::ReplacedByChunk, a_replacement_makes_only_the_row_that_can_not_be_read),
+        (Mutant::TornRowsPromised, torn_rows_are_written_without_a_member),
+        (Mutant::ListedByTransfer, two_members_refuse_a_sector_of_different_rows),
+        (Mutant::ListedByTransfer, a_chunk_is_written_of_which_one_row_is_lost),
+        (Mutant::TargetListed, |_| a_target_refuses_what_another_member_may_take_away(true)),
+    ];
+    for (mutant, scene) in scenes {
+        assert!(arrays::defects::find(mutant, 1, scene).is_some(), "{mutant:?}");
+    }
 }

@@ -223,6 +223,28 @@ fn a_crash_comes_where_logs_are_of_different_lengths(seed: u64) -> u64 {
     story.crash_and_check()
 }
 
+/// Power fails while an array stops that lacks a member. It starts again, whatever step that was.
+#[test]
+fn a_crash_in_a_stop_without_a_member_needs_no_force() {
+    for (level, log) in BOTH {
+        for steps in 0..60 {
+            let mut story = Story::new(steps, level, log);
+            let array = story.array();
+            story.world.block_on(0, "fail", STEPS, async move { array.fail(1).await }).unwrap().unwrap();
+            story.spawn_writers(2);
+            story.steps(400);
+            let array = story.array();
+            story.world.spawn(0, "stop", async move {
+                let _ = array.stop().await;
+            });
+            story.steps(steps * 4);
+            story.world.crash();
+            story.array =
+                Some(story.try_without(&[1]).unwrap_or_else(|error| panic!("{level}, {steps}: {error}")));
+        }
+    }
+}
+
 /// A log begins under writers, and a crash comes soon after. Sectors that don't match then.
 fn a_log_begins_and_a_crash_comes(seed: u64, level: Level, policy: Policy) -> u64 {
     let mut story = Story::new(seed, level, NewLog::None);

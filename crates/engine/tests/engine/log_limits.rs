@@ -1,7 +1,7 @@
 //! Logs at their limits: more than two meta blocks at once, a start without them, one that waits for a
 //! resync, blocks of another length, and sectors that are listed as bad.
 
-use std::{rc::Rc, sync::Arc};
+use std::{cell::RefCell, rc::Rc, sync::Arc};
 
 use crate::arrays::{
     STEPS, assemble, options,
@@ -222,6 +222,48 @@ fn a_log_does_not_bring_back_the_parity_that_was_put_right() {
     crash(&mut scene, &[0, 1, 2, 3, 4, 5, 6]);
     assert_eq!(scene.check(), 0);
     scene.read_all();
+}
+
+/// Right after a start no log has begun, and a repair doesn't wait for the write that has it begin.
+#[test]
+fn a_repair_before_the_first_write_ends_and_holds_up_no_write() {
+    const CHUNK: u64 = 16 << 10;
+    const STRIPE: StripeId = StripeId(1);
+    for (level, log, action, is_written) in [
+        (Level::Raid6, NewLog::DoubleParity, ScrubAction::Locate, false),
+        (Level::Raid6, NewLog::DoubleParity, ScrubAction::Repair, true),
+        (Level::Raid5, NewLog::Ppl, ScrubAction::Repair, false),
+        (Level::Raid5, NewLog::Ppl, ScrubAction::Repair, true),
+    ] {
+        let wish = NewArray {
+            members: (1..=7).map(|i| NewDevice { sectors: 8192, uuid: Uuid([i; 16]) }).collect(),
+            data_offset: Some(Sector(4096)),
+            ..wish(level, 7, CHUNK, NewBitmap::None, InitialSync::AssumeClean)
+        };
+        let mut scene = Scene::with_log(World::new(WorldConfig::new(5, 1)), &wish, log, options());
+        let stripe_sectors = u64::from(scene.geometry().stripe_bytes()) / 512;
+        for stripe in 0..4 {
+            scene.write(stripe * stripe_sectors, stripe_sectors, false).unwrap();
+        }
+        scene.stop();
+        let p = scene.geometry().slots(STRIPE).p_slot();
+        scene.disks[p.index()].poke(place(&scene, p, STRIPE), &[0x5a; 512]);
+        scene.reassemble();
+        let (array, report) = (scene.array.clone(), Rc::new(RefCell::new(None)));
+        let told = Rc::clone(&report);
+        scene.world.spawn(0, "scrub", async move {
+            *told.borrow_mut() = Some(array.scrub(ScrubRequest { action, ..ScrubRequest::default() }).await);
+        });
+        if is_written {
+            scene.write(stripe_sectors, 8, false).unwrap();
+        }
+        scene.world.run_until(STEPS, |_| report.borrow().is_some()).unwrap();
+        let found = report.take().unwrap().unwrap();
+        assert!(found.mismatched_sectors > 0 && found.unexplained_sectors == 0, "{level}: {found:?}");
+        crash(&mut scene, &[0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(scene.check(), 0);
+        scene.read_all();
+    }
 }
 
 /// One sector here and one there, so that each sector of the chunk is another run: twice as many as those of

@@ -191,6 +191,29 @@ fn a_spare_without_room_for_the_log_does_not_let_md_in() {
     assert_eq!(again.read(4096, 8192).unwrap(), [7; 8192], "dirty, and without two members");
 }
 
+/// Logs differ where data begins at different places.
+#[test]
+fn a_spare_takes_a_slot_although_another_member_has_a_longer_log() {
+    let (mut served, mut memories) = served(array(Level::Raid5, 5, NewBitmap::None), NewLog::Ppl, 512);
+    served.stop();
+    for shorter in [0, 1, 2, 4] {
+        let mut superblock = superblock_of(&memories[shorter]);
+        superblock.member.ppl.as_mut().unwrap().size -= 8;
+        memories[shorter].copy_in(4096, &superblock.encode(512).unwrap()).unwrap();
+    }
+    let mut served = Served::new(sources(&memories, 512), options()).unwrap();
+    memories.push(Memory::new(MEMBER_BYTES).unwrap());
+    let (array, spare) = (served.array.clone(), sources(&memories, 512).remove(5));
+    let work = async move {
+        array.fail(1).await?;
+        array.add(spare, Uuid([99; 16])).await
+    };
+    served.run("replace", work).unwrap();
+    let detail = served.array.detail();
+    assert!(detail.spares.is_empty(), "it waits for nothing");
+    assert_eq!(detail.slots[1].device.as_deref(), Some("member5"));
+}
+
 #[test]
 fn the_policy_changes_under_writers_and_every_crash_finds_a_safe_one() {
     let cases = [

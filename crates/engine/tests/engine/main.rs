@@ -4,6 +4,8 @@
 mod ablation;
 mod arrays;
 mod behaviour;
+mod believed;
+mod bitmaps;
 mod checkpoints;
 mod economy;
 #[cfg(feature = "mutants")]

@@ -326,9 +326,9 @@ fn no_flush_is_answered_while_one_that_began_before_it_is_under_way() {
 #[cfg(feature = "mutants")]
 #[test]
 fn a_flush_that_is_answered_by_count_is_found() {
-    use pinstripe_engine::mutants::Mutant;
-    let found =
-        arrays::defects::find(Mutant::FlushesCounted, 300, a_crash_follows_a_flush_beside_one_that_fails);
+    use pinstripe_runtime::mutants::{Mutant, activate};
+    let turn = |is_on: bool| activate(is_on.then_some(Mutant::FlushesCounted));
+    let found = arrays::defects::find_with(turn, 300, a_crash_follows_a_flush_beside_one_that_fails);
     assert!(found.is_some());
 }
 
@@ -554,52 +554,108 @@ fn an_assembly_that_rests_on_caches_is_found() {
     assert!(arrays::defects::find(Mutant::AssembledUnflushed, 4, scene).is_some());
 }
 
-/// A process dies under writes, which are behind servers that know of no hosts: some come after the next
-/// process has begun, and must not come after its writes (C16).
-fn writes_of_a_dead_process_come_late(seed: u64) {
+/// Behind servers that know of no hosts, what a process has sent may be done 6 s after its death.
+const LATE: u64 = 6 * SECOND;
+
+/// An array of four, of which the last so many are behind such servers; its superblocks say clean.
+fn behind_strange_servers(seed: u64, late: usize, log: NewLog) -> Scene {
     let mut world = World::new(WorldConfig::new(seed, 2));
-    let late_writes_ns = 6 * SECOND;
-    let disk = |i| SimDiskConfig { late_writes_ns, ..SimDiskConfig::new(&format!("disk{i}"), 2048 * 512) };
+    let disk = |i| SimDiskConfig {
+        late_writes_ns: if i + late < 4 { 0 } else { LATE },
+        ..SimDiskConfig::new(&format!("disk{i}"), 2048 * 512)
+    };
     let disks: Vec<SimDisk> = (0..4).map(|i| world.add_disk(disk(i))).collect();
-    let place = shape(Level::Raid5, 4).place_with(NewLog::None).unwrap();
-    lay_out(&mut world, place, &disks).unwrap();
+    let bitmap = if log == NewLog::None { BITMAP } else { NewBitmap::None };
+    let wish = wish(Level::Raid5, 4, 16 << 10, bitmap, InitialSync::AssumeClean);
+    lay_out(&mut world, wish.place_with(log).unwrap(), &disks).unwrap();
     let mut scene = Scene::over(world, disks, 4, options());
     scene.write(0, 96, true).unwrap();
+    scene.stop();
+    scene.reassemble();
+    scene
+}
 
+/// A process dies in a write, after so many steps as the seed says.
+fn die_in_a_write(scene: &mut Scene, seed: u64) {
     let (volume, ledger) = (scene.volume(), Rc::clone(&scene.ledger));
     scene.world.spawn(0, "write", async move {
         let _ = write(&volume, &ledger, 0, 96, false).await;
     });
-    // Its superblocks say that it is dirty, and there are bytes that no flush has made durable.
-    let is_written = |scene: &Scene| scene.disks.iter().any(|disk| disk.unflushed_sectors() > 0);
-    while !is_written(&scene) || superblock_on(&scene.disks[0]).array.resync_offset == ResyncOffset::Clean {
+    for _ in 0..seed % 120 {
         assert!(scene.world.step());
     }
     scene.world.kill();
     scene.ledger.borrow_mut().kill();
+}
+
+fn says_clean(disk: &SimDisk) -> bool {
+    superblock_on(disk).array.resync_offset == ResyncOffset::Clean
+}
+
+/// Some of the dead process's writes come after the next process has begun, and must not come after its
+/// writes (C16).
+fn writes_of_a_dead_process_come_late(seed: u64) {
+    // With a log the superblocks say clean all the while.
+    let log = if seed.is_multiple_of(2) { NewLog::None } else { NewLog::Ppl };
+    let mut scene = behind_strange_servers(seed, 4, log);
+    die_in_a_write(&mut scene, seed);
     scene.reassemble();
     scene.write(0, 96, true).unwrap();
-    scene.run(async move { shard::sleep(late_writes_ns).await });
+    scene.run(async move { shard::sleep(LATE).await });
     scene.is_right_and_stays_so();
-    // In order it is stopped and started without a wait.
-    let stopped = scene.world.now();
-    scene.stop();
+}
+
+/// The same, of the first superblock that says dirty: the next process has found all of them clean, and has
+/// stopped the array by then. That member would be out of date.
+fn superblocks_of_a_dead_process_come_late(seed: u64) {
+    let mut scene = behind_strange_servers(seed, 4, NewLog::None);
+    die_in_a_write(&mut scene, seed);
+    if !scene.disks.iter().all(says_clean) {
+        return;
+    }
     scene.reassemble();
-    assert!(scene.world.now() - stopped < SECOND);
+    scene.write(960, 96, true).unwrap();
+    scene.stop();
+    scene.run(async move { shard::sleep(LATE).await });
+    scene.reassemble();
+    assert_eq!(scene.array.detail().missing, 0);
+    scene.is_right_and_stays_so();
+}
+
+/// The same, of a member without which the next process begins, and which it adds at once.
+fn writes_to_a_member_that_joins_come_late(seed: u64) {
+    let mut scene = behind_strange_servers(seed, 1, NewLog::Ppl);
+    die_in_a_write(&mut scene, seed);
+    let here = scene.disks[..3].iter().map(SimDisk::source).collect();
+    scene.array = arrays::assemble(&mut scene.world, here, options()).unwrap();
+    let (array, joins) = (scene.array.clone(), scene.disks[3].source());
+    scene.run(async move { array.add(joins, Uuid([77; 16])).await }).unwrap();
+    scene.write(0, 96, true).unwrap();
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();
+    scene.run(async move { shard::sleep(LATE).await });
+    scene.is_right_and_stays_so();
 }
 
 #[test]
 fn an_array_is_not_started_before_writes_of_a_dead_process_are_over() {
-    (0..8).for_each(writes_of_a_dead_process_come_late);
+    (0..200).for_each(writes_of_a_dead_process_come_late);
+    (0..200).for_each(superblocks_of_a_dead_process_come_late);
+    (0..200).for_each(writes_to_a_member_that_joins_come_late);
 }
 
 #[cfg(feature = "mutants")]
 #[test]
 fn a_start_before_they_are_over_is_found() {
     use pinstripe_engine::mutants::Mutant;
-    assert!(
-        arrays::defects::find(Mutant::AssembledTooEarly, 8, writes_of_a_dead_process_come_late).is_some()
-    );
+    let scenes: [(&str, fn(u64)); 3] = [
+        ("writes", writes_of_a_dead_process_come_late),
+        ("superblocks", superblocks_of_a_dead_process_come_late),
+        ("a member that joins", writes_to_a_member_that_joins_come_late),
+    ];
+    for (name, scene) in scenes {
+        assert!(arrays::defects::find(Mutant::AssembledTooEarly, 600, scene).is_some(), "{name}");
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use pinstripe_md::{
     level::{Layout, Level, ParityLayout},
     placement::{InitialSync, NewArray, NewBitmap, NewDevice},
     superblock::{MetadataVersion, ResyncOffset, Role, Superblock},
-    units::{DeviceNumber, MemberSlot, SectorCount},
+    units::{DeviceNumber, MemberSlot, Sector, SectorCount},
 };
 use pinstripe_runtime::{
     DeviceSource,
@@ -188,6 +188,54 @@ fn a_member_that_was_absent_for_one_event_is_not_current() {
         assert_eq!(served.array.stale_members().len(), 1);
         assert_eq!(served.read(0, 48 << 13).unwrap(), vec![0xc3; 48 << 13]);
     }
+}
+
+/// The kernel notes a rebuild that has come to its end by the last sector that there is a number for. If
+/// power fails before the next superblock, that stays.
+#[test]
+fn a_member_that_is_rebuilt_up_to_the_last_number_has_everything() {
+    let golden = golden_array("r5-left-symmetric-n4");
+    golden.change(1, |superblock| superblock.member.recovery_offset = Some(Sector(u64::MAX)));
+    golden.read_all(&golden.all(), read_only());
+    let mut served = golden.serve(&golden.all(), options()).unwrap();
+    let whole = golden.superblock(1).array.component_sectors().0 * 512;
+    assert_eq!(served.array.detail().slots[1].recovery_offset, Some(whole));
+    served.settle();
+    served.compare(&golden.case);
+    assert_eq!(served.check(), 0);
+    assert_eq!(golden.superblock(1).member.recovery_offset, None);
+}
+
+/// Kernels from 6.19 on export an array with the block that its superblocks name, whatever its members' are.
+#[test]
+fn an_arrays_own_logical_block_is_its_smallest_request() {
+    for (name, own) in [("r5-left-symmetric-n4", 4096), ("r0-n4-c64", 2048)] {
+        let golden = golden_array(name);
+        golden.change_all(|superblock| superblock.array.logical_block_size = own);
+        let served = golden.read_all(&golden.all(), read_only());
+        assert_eq!(served.array.shared().geometry.logical_block(), own);
+        for none in [100, 3000, 8192] {
+            golden.change_all(|superblock| superblock.array.logical_block_size = none);
+            let refused = golden.serve(&golden.all(), read_only()).err().unwrap();
+            assert!(matches!(refused, AssembleError::Geometry(_)), "{refused}");
+        }
+    }
+}
+
+/// A device number that was given anew leaves an old device that goes by it, which isn't a member any more.
+#[test]
+fn a_device_that_is_out_of_date_says_nothing_of_the_sizes_of_level_0() {
+    let mut golden = golden_array("r0-n4-c64");
+    golden.change_all(|superblock| superblock.array.events = 10);
+    let old = Memory::new(golden.members[1].size()).unwrap();
+    old.copy_in(0, &golden.bytes(1, 0..1 << 20)).unwrap();
+    golden.members.push(old);
+    golden.change(4, |superblock| {
+        superblock.array.events = 3;
+        superblock.member.data_size.0 -= 4 * superblock.array.chunk.0;
+    });
+    let served = golden.read_all(&golden.all(), read_only());
+    assert_eq!(served.array.stale_members().len(), 1);
 }
 
 // ---------------------------------------------------------------------------------------------------------

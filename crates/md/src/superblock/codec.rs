@@ -292,7 +292,7 @@ fn decode_member(
         new_offset: has(feature::NEW_OFFSET).then_some(raw.new_offset.get()),
         corrected_reads: raw.cnt_corrected_read.get(),
     };
-    if array.bitmap_offset.is_none() && member.ppl.is_none() {
+    if array.bitmap_offset.is_none() && member.ppl.is_none() && !array.journal {
         member.double_parity_log = double_parity_log(raw, array, &member);
     }
     Ok(member)

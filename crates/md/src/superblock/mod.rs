@@ -18,13 +18,17 @@
 //! [`encode`]: Superblock::encode
 //! [`support`]: Superblock::support
 
+mod bitmaps;
+mod claims;
 mod codec;
 mod raw;
 mod rules;
 mod support;
 
+pub use bitmaps::{BitmapProblem, MemberBitmap, check_bitmaps};
+pub use claims::Claims;
 use raw::RawSuperblock;
-pub use rules::Violation;
+pub use rules::{EVENTS_MAX, Violation};
 pub use support::{ReadOnlyReason, RefusedReason, Support};
 use thiserror::Error;
 
@@ -43,7 +47,7 @@ pub const SUPERBLOCK_BYTES_MAX: usize = 4096;
 /// Where the superblock lies on its device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MetadataVersion {
-    /// 8 to 12 KiB before the end; the data begins at sector 0.
+    /// 8 to 12 KiB before the end; the data begins at sector 0 where mdadm has made it.
     V1_0,
     /// At sector 0.
     V1_1,

@@ -10,9 +10,12 @@ use thiserror::Error;
 
 use super::codec::ROLE_SLOT_END;
 use super::{BadBlockLog, DEVICE_SECTORS_MIN, DEVICES_MAX, MetadataVersion, Role, Superblock};
+use crate::bitmap::BitmapHeader;
 use crate::level::{Layout, Level};
 use crate::units::{SECTOR_BYTES, SectorCount, sector_range};
 
+/// The most events that an array is believed to have had.
+pub const EVENTS_MAX: u64 = u64::MAX >> 1;
 /// The smallest `data_size` the kernel takes.
 const DATA_SECTORS_MIN: u64 = 10;
 /// The longest bad-block log, in sectors.
@@ -28,6 +31,9 @@ pub enum Violation {
     /// Unknown feature bits.
     #[error("unknown feature bits {0:#x}")]
     UnknownFeatures(u32),
+    /// More events than there can have been.
+    #[error("{0} events, more than any array comes to")]
+    Events(u64),
     /// Too many entries in the roles table.
     #[error("{0} roles, more than the 1920 that MD allows")]
     TooManyRoles(usize),
@@ -182,6 +188,10 @@ impl Superblock {
     /// The rules that a superblock from elsewhere keeps too.
     pub(super) fn rules(&self, logical_block_bytes: u64) -> Result {
         self.roles_are_possible()?;
+        // One is added with every update (C35).
+        if self.array.events > EVENTS_MAX {
+            return Err(Violation::Events(self.array.events));
+        }
         self.geometry_is_possible()?;
         self.features_go_together()?;
         self.data_is_in_place(logical_block_bytes)?;
@@ -319,13 +329,44 @@ impl Superblock {
 
     /// The bitmap, the logs and the superblock each have their own place, none of it in the data region.
     fn side_regions_are_free(&self, logical_block_bytes: u64) -> Result {
+        let mut placed: Vec<(&'static str, Range<u64>)> = Vec::new();
+        for (name, region) in self.regions(logical_block_bytes) {
+            let region = region
+                .filter(|r| r.end <= self.member.device_sectors)
+                .ok_or(Violation::OutsideDevice(name))?;
+            if let Some((first, _)) = placed.iter().find(|(_, other)| overlap(other, &region)) {
+                return Err(Violation::Overlap { first, second: name });
+            }
+            placed.push((name, region));
+        }
+        Ok(())
+    }
+
+    /// How many bytes of a bitmap with this header are written to a device with logical blocks of so many:
+    /// whole pages; where something lies closer behind it, whole blocks as far as there is room. `None` if
+    /// it would run into that.
+    ///
+    /// A superblock only says where a bitmap begins. How long it is stands in its header, which has no
+    /// checksum.
+    pub fn bitmap_bytes(&self, header: &BitmapHeader, logical_block_bytes: u64) -> Option<u64> {
+        let start = self.bitmap_sector()?.0;
+        let begins = self.regions(SECTOR_BYTES).into_iter().filter_map(|(_, region)| Some(region?.start));
+        let end = begins.filter(|begin| *begin > start).fold(self.member.device_sectors, u64::min);
+        let room = end.saturating_sub(start).saturating_mul(SECTOR_BYTES);
+        let room = room - room % logical_block_bytes;
+        let pages = header.sectors().checked_bytes()?;
+        (header.byte_count() <= room).then_some(pages.min(room))
+    }
+
+    /// All that has a place on the device; no place if it is outside of all that can be counted.
+    fn regions(&self, logical_block_bytes: u64) -> Vec<(&'static str, Option<Range<u64>>)> {
         let member = &self.member;
         let mut regions = vec![
             ("superblock", Some(self.superblock_region(logical_block_bytes))),
             ("data region", Some(sector_range(member.data_offset, member.data_size))),
         ];
         if self.array.bitmap_offset.is_some() {
-            // How long the bitmap is stands in its header; here only its first sector is known.
+            // How long it is stands in its header: see `bitmap_bytes`.
             regions.push(("bitmap", self.bitmap_sector().map(|s| sector_range(s, SectorCount(1)))));
         }
         if let Some(ppl) = member.ppl {
@@ -341,16 +382,7 @@ impl Superblock {
             let length = SectorCount(u64::from(log.size));
             regions.push(("bad-block log", self.bad_block_log_sector().map(|s| sector_range(s, length))));
         }
-        let mut placed: Vec<(&'static str, Range<u64>)> = Vec::with_capacity(regions.len());
-        for (name, region) in regions {
-            let region =
-                region.filter(|r| r.end <= member.device_sectors).ok_or(Violation::OutsideDevice(name))?;
-            if let Some((first, _)) = placed.iter().find(|(_, other)| overlap(other, &region)) {
-                return Err(Violation::Overlap { first, second: name });
-            }
-            placed.push((name, region));
-        }
-        Ok(())
+        regions
     }
 
     fn superblock_region(&self, logical_block_bytes: u64) -> Range<u64> {

@@ -338,6 +338,32 @@ fn a_bad_block_log_of_no_place_or_no_length_hides_no_double_parity_log() {
     }
 }
 
+/// MD leaves the bytes of a log's place as they were when an array gets a journal.
+#[test]
+fn bytes_of_a_log_that_was_hide_no_journal() {
+    let superblock = with_log(Level::Raid6, 24);
+    let mut bytes = superblock.encode(512).unwrap();
+    let features = u32::from_le_bytes(bytes[8..12].try_into().unwrap()) | raw::feature::JOURNAL;
+    bytes[8..12].copy_from_slice(&features.to_le_bytes());
+    bytes[216..220].fill(0);
+    let sum = raw::checksum(&bytes[..512]);
+    bytes[216..220].copy_from_slice(&sum.to_le_bytes());
+    let decoded = decode(&bytes).unwrap();
+    assert!(decoded.array.journal && decoded.member.double_parity_log.is_none());
+    // And is none in what we write of it.
+    let written = decode(&decoded.encode(512).unwrap()).unwrap();
+    assert_eq!((&written.array, &written.member), (&decoded.array, &decoded.member));
+}
+
+#[test]
+fn events_that_no_counting_comes_to_are_damage() {
+    let events = |events: u64| decode(&forged(&[(200, &events.to_le_bytes())]));
+    assert_eq!(events(EVENTS_MAX).unwrap().array.events, EVENTS_MAX);
+    for absurd in [EVENTS_MAX + 1, u64::MAX] {
+        assert_eq!(events(absurd), Err(Violation::Events(absurd).into()));
+    }
+}
+
 #[test]
 fn contradicting_flags_are_damage() {
     assert_eq!(decode(&forged(&[(8, &[0, 0x0c])])), Err(Violation::BothPplFlags.into()));

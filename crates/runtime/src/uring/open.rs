@@ -67,6 +67,9 @@ pub enum Holder {
     Mount(String),
     /// Processes that have it open, by name and number.
     Process(String, u32),
+    /// A process that has been ended, and that the kernel keeps for as long as it can't give up what a thread
+    /// of it waits for, such as a disk that hangs.
+    Dying(String, u32),
     /// This process itself.
     Ourselves,
     /// Could not be found out.
@@ -80,6 +83,12 @@ impl fmt::Display for Holder {
             Holder::Device(path) => write!(f, "is in use by the device {path}"),
             Holder::Mount(path) => write!(f, "is mounted at {path}"),
             Holder::Process(name, id) => write!(f, "is held by another process: {name} ({id})"),
+            Holder::Dying(name, id) => {
+                write!(
+                    f,
+                    "is held by a process that was ended and waits for a device that does not answer: {name} ({id})"
+                )
+            }
             Holder::Ourselves => write!(f, "is held by this process already"),
             Holder::Unknown => write!(f, "is in use by another process or by the kernel"),
         }
@@ -626,8 +635,9 @@ fn holder_process(stat: &Stat, is_block: bool, asking: Option<&OwnedFd>) -> Opti
     let mut ourselves = None;
     for process in fs::read_dir("/proc").ok()?.flatten() {
         let Ok(id) = process.file_name().to_string_lossy().parse::<u32>() else { continue };
-        for fd in fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten() {
-            let same = rustix::fs::stat(fd.path()).is_ok_and(|other| {
+        let is_dying = is_dying(&process.path());
+        for fd in descriptors(&process.path(), is_dying) {
+            let same = rustix::fs::stat(&fd).is_ok_and(|other| {
                 FileType::from_raw_mode(other.st_mode) == FileType::from_raw_mode(stat.st_mode)
                     && identity(&other) == identity(stat)
             });
@@ -635,22 +645,58 @@ fn holder_process(stat: &Stat, is_block: bool, asking: Option<&OwnedFd>) -> Opti
                 continue;
             }
             if id == std::process::id() {
-                let number = fd.file_name().to_string_lossy().parse();
+                let number = fd.file_name().unwrap_or_default().to_string_lossy().parse();
                 if asking.is_none_or(|asking| number != Ok(asking.as_raw_fd())) {
                     ourselves = Some(Holder::Ourselves);
                 }
                 continue;
             }
-            let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-            return Some(Holder::Process(name.trim().to_owned(), id));
+            let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default().trim().to_owned();
+            return Some(if is_dying { Holder::Dying(name, id) } else { Holder::Process(name, id) });
         }
     }
     ourselves
 }
 
+/// What a process has open. The first thread of one that is dying may have nothing any more, and another one
+/// still has it.
+fn descriptors(process: &Path, is_dying: bool) -> impl Iterator<Item = PathBuf> {
+    let of_threads = is_dying.then(|| fs::read_dir(process.join("task")).into_iter().flatten().flatten());
+    let threads = of_threads.into_iter().flatten().map(|thread| thread.path());
+    let folders = std::iter::once(process.to_owned()).chain(threads).map(|folder| folder.join("fd"));
+    folders.flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten()).map(|fd| fd.path())
+}
+
+/// Whether a process is on its way out, by its folder in /proc: proc_pid_stat(5).
+fn is_dying(process: &Path) -> bool {
+    const EXITING: u32 = 4;
+    let stat = fs::read_to_string(process.join("stat")).unwrap_or_default();
+    // Behind the name, which may have any character: the state, five numbers, the flags.
+    let mut fields = stat.rsplit_once(") ").map(|(_, rest)| rest).unwrap_or_default().split(' ');
+    let is_zombie = fields.next().is_some_and(|state| matches!(state, "Z" | "X"));
+    let flags = fields.nth(5).and_then(|flags| flags.parse::<u32>().ok());
+    is_zombie || flags.is_some_and(|flags| flags & EXITING != 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_that_was_ended_and_is_still_there_is_dying() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let folder = PathBuf::from(format!("/proc/{}", child.id()));
+        assert!(!is_dying(&folder) && !is_dying(Path::new("/proc/self")));
+        child.kill().unwrap();
+        // Until it is waited for it is a zombie.
+        let ended = || fs::read_to_string(folder.join("stat")).unwrap().contains(") Z ");
+        while !ended() {
+            std::thread::yield_now();
+        }
+        assert!(is_dying(&folder));
+        child.wait().unwrap();
+        assert!(!is_dying(&folder), "it is gone");
+    }
 
     #[test]
     fn a_queue_is_what_its_attributes_say_and_the_worse_where_they_say_nothing() {

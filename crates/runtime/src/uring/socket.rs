@@ -14,6 +14,7 @@ use std::{
     rc::Rc,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use rustix::{
@@ -30,6 +31,12 @@ use crate::{
         operation::{Descriptor, File, Kind, Operation},
     },
 };
+
+/// How long nothing comes of a TCP peer until the kernel asks whether it is there, how often it does, and the
+/// pause between.
+const KEEP_ALIVE_IDLE: Duration = Duration::from_mins(1);
+const KEEP_ALIVE_PAUSE: Duration = Duration::from_secs(10);
+const KEEP_ALIVE_COUNT: u32 = 6;
 
 /// A connected socket that no shard uses yet: it may go to any.
 #[derive(Debug)]
@@ -71,11 +78,15 @@ impl Connection {
         // A non-blocking socket would have the ring report that it would block, instead of waiting.
         rustix::io::ioctl_fionbio(&self.fd, false)?;
         // Answers are short and awaited. A unix socket has no such thing.
-        let _ = rustix::net::sockopt::set_tcp_nodelay(&self.fd, true);
+        let _ = sockopt::set_tcp_nodelay(&self.fd, true);
         let peer = match self.peer() {
             Some(Peer::Address(address)) => Some(address.ip().to_canonical()),
             _ => None,
         };
+        if peer.is_some() {
+            // One that has ended just now needs nothing.
+            let _ = notice_dead_peer(&self.fd);
+        }
         let descriptor = Descriptor::new(File::new(self.fd));
         Ok(Rc::new(SocketStream { descriptor, peer, is_left: Cell::new(false) }))
     }
@@ -85,6 +96,15 @@ impl From<Connection> for OwnedFd {
     fn from(connection: Connection) -> Self {
         connection.fd
     }
+}
+
+/// Has the kernel end a TCP connection whose peer is gone without a word, as a machine that has lost its
+/// power is: an idle connection would stay for ever.
+fn notice_dead_peer(socket: &OwnedFd) -> io::Result<()> {
+    sockopt::set_tcp_keepidle(socket, KEEP_ALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(socket, KEEP_ALIVE_PAUSE)?;
+    sockopt::set_tcp_keepcnt(socket, KEEP_ALIVE_COUNT)?;
+    Ok(sockopt::set_socket_keepalive(socket, true)?)
 }
 
 /// The process at the other end of a unix socket. The kernel says 0, which `rustix` doesn't expect, if there
@@ -241,6 +261,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     use super::*;
+    use crate::uring::{RuntimeConfig, run};
 
     #[test]
     fn the_other_end_of_a_connection_that_was_reset_before_it_was_accepted_is_unknown() {
@@ -251,6 +272,20 @@ mod tests {
         drop(client);
         let (accepted, _) = listener.accept().unwrap();
         assert_eq!(Connection::new(accepted).peer(), None);
+    }
+
+    #[test]
+    fn the_kernel_asks_after_a_tcp_peer_that_says_nothing() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        let asks = run(&RuntimeConfig::unpinned(1), |_| async move {
+            let stream = Connection::new(accepted).attach().unwrap();
+            let socket = &stream.descriptor.file().fd;
+            sockopt::socket_keepalive(socket).unwrap()
+                && sockopt::tcp_keepidle(socket).unwrap() <= Duration::from_mins(2)
+        });
+        assert!(asks.unwrap(), "a connection of a machine that died would stay for ever");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 use pinstripe_runtime::Slice;
 
-use super::{BLOCK_BYTES, ring::meta_blocks_max};
+use super::BLOCK_BYTES;
 
 /// A stripe, found by the slot of the stripe table that its claim takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,14 +38,15 @@ struct Cached {
 struct Stripe {
     /// By first byte within the stripe's data.
     pages: BTreeMap<u32, Cached>,
-    /// It could not be written out.
-    stuck: bool,
 }
 
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Cache {
     stripes: BTreeMap<Key, Stripe>,
+    /// Those that could not be written out, with the membership under which it was tried; none where it is to
+    /// be tried again under any.
+    stuck: BTreeMap<Key, Option<u64>>,
     pages: usize,
     /// By position in the log: how many pages need it.
     positions: BTreeMap<u64, usize>,
@@ -65,15 +66,16 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// Blocks of the record that writes out these pages of a stripe.
+    /// Blocks of the records that write out these pages of a stripe. Each row may be one by itself, beside
+    /// bad blocks for example; a row needs one meta block. All of it twice: what was logged as a whole and
+    /// then refused is logged row by row.
     fn record(self, pages: impl Iterator<Item = u32>) -> u64 {
         let mut count = 0;
         let mut rows: Vec<u32> =
             pages.inspect(|_| count += 1).map(|start| start % self.chunk_bytes).collect();
         rows.sort_unstable();
         rows.dedup();
-        let all = count + rows.len() * self.parities;
-        if count == 0 { 0 } else { all as u64 + meta_blocks_max(all) }
+        2 * (count + rows.len() * (self.parities + 1)) as u64
     }
 }
 
@@ -97,6 +99,11 @@ impl Cache {
         self.pages + self.coming
     }
 
+    /// Stripes.
+    pub(crate) fn stripes(&self) -> usize {
+        self.stripes.len()
+    }
+
     /// Bytes.
     pub(crate) fn bytes(&self) -> u64 {
         (self.pages * BLOCK_BYTES) as u64
@@ -109,7 +116,8 @@ impl Cache {
 
     /// Whether what there is can't be written out.
     pub(crate) fn is_stuck(&self) -> bool {
-        self.coming == 0 && self.stripes.values().all(|stripe| stripe.stuck)
+        let is_stuck = |key| self.stuck.get(key).is_some_and(Option::is_some);
+        self.coming == 0 && self.stripes.keys().all(is_stuck)
     }
 
     /// Blocks of the log that are set aside for writing out.
@@ -150,7 +158,7 @@ impl Cache {
     pub(crate) fn insert(&mut self, key: Key, pages: Vec<(u32, Slice)>, position: u64, promise: Promise) {
         self.coming -= promise.pages + 1;
         let stripe = self.stripes.entry(key).or_default();
-        stripe.stuck = false;
+        self.stuck.remove(&key);
         for (start, bytes) in pages {
             *self.positions.entry(position).or_default() += 1;
             match stripe.pages.insert(start, Cached { bytes, position }) {
@@ -178,23 +186,56 @@ impl Cache {
         pages.map(|(&start, page)| (start, page.bytes.clone()))
     }
 
-    /// A stripe is on the members.
-    pub(crate) fn remove(&mut self, key: Key, shape: Shape) {
-        let Some(stripe) = self.stripes.remove(&key) else { return };
-        let record = shape.record(stripe.pages.keys().copied());
+    /// These pages of a stripe are on the members.
+    pub(crate) fn remove(&mut self, key: Key, starts: &[u32], shape: Shape) {
+        let Some(stripe) = self.stripes.get_mut(&key) else { return };
+        let before = shape.record(stripe.pages.keys().copied());
+        for page in starts.iter().filter_map(|start| stripe.pages.remove(start)) {
+            self.pages -= 1;
+            release(&mut self.positions, page.position);
+        }
+        let record = before - shape.record(stripe.pages.keys().copied());
+        if stripe.pages.is_empty() {
+            self.stripes.remove(&key);
+            self.stuck.remove(&key);
+        }
         assert!(self.reserved >= record, "room in the log is given back once");
         self.reserved -= record;
-        self.pages -= stripe.pages.len();
-        for page in stripe.pages.values() {
-            release(&mut self.positions, page.position);
+    }
+
+    /// A stripe could not be written out under this membership.
+    pub(crate) fn set_stuck(&mut self, key: Key, generation: u64) {
+        if self.stripes.contains_key(&key) {
+            self.stuck.insert(key, Some(generation));
         }
     }
 
-    /// A stripe could not be written out.
-    pub(crate) fn set_stuck(&mut self, key: Key) {
-        if let Some(stripe) = self.stripes.get_mut(&key) {
-            stripe.stuck = true;
+    /// Whether a stripe could not be written out under this membership.
+    pub(crate) fn is_stuck_under(&self, key: Key, generation: u64) -> bool {
+        self.stuck.get(&key) == Some(&Some(generation))
+    }
+
+    /// What could not be written out is tried again.
+    pub(crate) fn try_again(&mut self) {
+        self.stuck.values_mut().for_each(|generation| *generation = None);
+    }
+
+    /// All of a stripe is in the log at `position`, too.
+    pub(crate) fn relocate(&mut self, key: Key, position: u64) {
+        let pages = self.stripes.get_mut(&key).into_iter().flat_map(|stripe| stripe.pages.values_mut());
+        for page in pages {
+            *self.positions.entry(position).or_default() += 1;
+            release(&mut self.positions, std::mem::replace(&mut page.position, position));
         }
+    }
+
+    /// The stripes that could not be written out, and for which the log is needed from `position`.
+    pub(crate) fn stuck_at(&self, position: u64) -> impl Iterator<Item = Key> {
+        let holds = move |key: &Key| {
+            let stripe = self.stripes.get(key);
+            stripe.is_some_and(|stripe| stripe.pages.values().any(|page| page.position == position))
+        };
+        self.stuck.keys().copied().filter(holds)
     }
 
     /// The stripes that share the claim of a slot.
@@ -204,13 +245,14 @@ impl Cache {
     }
 
     /// At most so many stripes to be written out: whole ones, of `whole` pages, first, and then those that
-    /// have been in the log for longest.
-    pub(crate) fn oldest(&self, count: usize, whole: usize) -> Vec<Key> {
-        let rank = |stripe: &Stripe| {
+    /// have been in the log for longest. Not those that could not be under this membership.
+    pub(crate) fn oldest(&self, count: usize, whole: usize, generation: u64) -> Vec<Key> {
+        let rank = |key: &Key, stripe: &Stripe| {
             let oldest = stripe.pages.values().map(|page| page.position).min();
-            (stripe.stuck, stripe.pages.len() < whole, oldest)
+            (self.stuck.contains_key(key), stripe.pages.len() < whole, oldest)
         };
-        let mut ranked: Vec<_> = self.stripes.iter().map(|(&key, stripe)| (rank(stripe), key)).collect();
+        let stripes = self.stripes.iter().filter(|(key, _)| !self.is_stuck_under(**key, generation));
+        let mut ranked: Vec<_> = stripes.map(|(key, stripe)| (rank(key, stripe), *key)).collect();
         ranked.sort_unstable();
         ranked.into_iter().take(count).map(|(_, key)| key).collect()
     }
@@ -229,7 +271,7 @@ fn release(positions: &mut BTreeMap<u64, usize>, position: u64) {
 mod tests {
     use pinstripe_runtime::{Shard, ShardConfig, shard};
 
-    use super::*;
+    use super::{super::ring::blocks_max, *};
 
     const SHAPE: Shape = Shape { chunk_bytes: 16 << 10, parities: 2 };
 
@@ -245,6 +287,22 @@ mod tests {
     }
 
     #[test]
+    fn what_is_set_aside_is_enough_however_the_rows_are_cut() {
+        for (rows, columns, parities) in [(1, 1, 1), (16, 1, 1), (16, 3, 2), (256, 60, 2), (4096, 1, 2)] {
+            let shape = Shape { chunk_bytes: rows * 4096, parities };
+            let pages =
+                (0..columns).flat_map(|column| (0..rows).map(move |row| (column * rows + row) * 4096));
+            let set_aside = shape.record(pages);
+            for together in [1, 2, 3, rows] {
+                let cut = |from: u32| together.min(rows - from) as usize * (columns as usize + parities);
+                let needed: u64 =
+                    (0..rows).step_by(together as usize).map(|from| blocks_max(cut(from))).sum();
+                assert!(2 * needed <= set_aside, "{needed} of {set_aside}: {rows} rows, {together} together");
+            }
+        }
+    }
+
+    #[test]
     fn the_log_is_needed_from_the_oldest_copy_that_no_later_one_has_replaced() {
         let world = Shard::new(&ShardConfig { index: 0, arena_bytes: 0, clock: None });
         let _entered = world.enter();
@@ -257,12 +315,17 @@ mod tests {
         assert_eq!((cache.pages(), cache.needed_from()), (3, Some(10)));
         take_in(&mut cache, 1, &[4096], 40);
         assert_eq!((cache.pages(), cache.needed_from()), (3, Some(20)));
-        assert_eq!(cache.oldest(9, 2), [key(1), key(2)], "whole ones first");
-        cache.set_stuck(key(1));
-        assert_eq!(cache.oldest(1, 2), [key(2)]);
-        cache.remove(key(2), SHAPE);
+        assert_eq!(cache.oldest(9, 2, 1), [key(1), key(2)], "whole ones first");
+        cache.set_stuck(key(1), 0);
+        assert_eq!(cache.oldest(1, 2, 1), [key(2)]);
+        cache.remove(key(2), &[0], SHAPE);
         assert_eq!(cache.needed_from(), Some(30));
-        cache.remove(key(1), SHAPE);
+        cache.relocate(key(1), 50);
+        assert_eq!(cache.needed_from(), Some(50));
+        assert_eq!(cache.stuck_at(50).collect::<Vec<_>>(), [key(1)]);
+        cache.remove(key(1), &[0], SHAPE);
+        assert_eq!((cache.pages(), cache.needed_from()), (1, Some(50)));
+        cache.remove(key(1), &[4096], SHAPE);
         assert!(cache.is_empty() && cache.reserved() == 0 && cache.needed_from().is_none());
     }
 
@@ -273,15 +336,17 @@ mod tests {
         let mut cache = Cache::default();
         // Two pages of one row in two columns, and one of another row.
         take_in(&mut cache, 1, &[0, 16 << 10, 4096], 1);
-        assert_eq!(cache.reserved(), 3 + 2 * 2 + 1);
+        assert_eq!(cache.reserved(), 2 * (3 + 2 * (2 + 1)));
         take_in(&mut cache, 1, &[0], 2);
-        assert_eq!(cache.reserved(), 3 + 2 * 2 + 1, "a page that is there costs nothing more");
+        assert_eq!(cache.reserved(), 2 * (3 + 2 * (2 + 1)), "a page that is there costs nothing more");
         let promise = cache.promise(key(5), &[0], SHAPE);
         cache.keep(promise);
         assert!(!cache.is_empty());
         cache.give_back(promise);
         assert_eq!(cache.in_slot(1), [key(1)]);
-        cache.remove(key(1), SHAPE);
+        cache.remove(key(1), &[0, 16 << 10], SHAPE);
+        assert_eq!(cache.reserved(), 2 * (1 + (2 + 1)));
+        cache.remove(key(1), &[4096], SHAPE);
         assert_eq!(cache.reserved(), 0);
     }
 }

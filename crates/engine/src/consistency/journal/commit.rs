@@ -7,7 +7,7 @@ use pinstripe_runtime::{Device, DeviceError, Slice};
 
 use super::{
     GROUP_PAGES_MAX, Journal, JournalState, Request,
-    ring::{Page, meta_blocks_max},
+    ring::{Page, blocks_max},
 };
 
 /// Requests that go into the log together.
@@ -57,14 +57,14 @@ impl Journal {
         if taken.is_none() {
             taken = take_from(queue, spare, others, together_max);
         }
-        state.appending = taken.as_ref().map_or(0, |t| t.pages.len() as u64 + meta_blocks_max(t.pages.len()));
+        state.appending = taken.as_ref().map_or(0, |t| blocks_max(t.pages.len()));
         let starved = taken.is_none() && !(state.queue.is_empty() && state.urgent.is_empty());
         let begins = starved && !state.starved;
         state.starved = starved;
         drop(state);
         if begins {
             self.reclaim.notify();
-            self.out.notify();
+            self.wake_pinned();
         }
         taken
     }
@@ -123,7 +123,7 @@ fn take_from(
     let mut pages = 0;
     while let Some(request) = queue.front() {
         let together = pages + request.pages.len();
-        let fits = together as u64 + meta_blocks_max(together) <= room;
+        let fits = blocks_max(together) <= room;
         if !fits || taken.is_some() && together as u64 >= together_max {
             break;
         }

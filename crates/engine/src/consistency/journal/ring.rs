@@ -187,11 +187,11 @@ fn fitting(pages: &[Page], pages_max: usize) -> usize {
 /// Bytes for payloads in a meta block.
 const META_ROOM: usize = BLOCK_BYTES - 32;
 
-/// The meta blocks that `pages` need at most.
-pub(crate) fn meta_blocks_max(pages: usize) -> u64 {
+/// The blocks that `pages` take at most, with their meta blocks: one, if there are none.
+pub(crate) fn blocks_max(pages: usize) -> u64 {
     // A row of the most members there can be takes less than half of a meta block, so each is at least half
     // full.
-    (pages as u64 * payload_bytes(1) as u64).div_ceil(META_ROOM as u64 / 2).max(1)
+    pages as u64 + (pages as u64 * payload_bytes(1) as u64).div_ceil(META_ROOM as u64 / 2).max(1)
 }
 
 #[cfg(test)]
@@ -254,9 +254,9 @@ mod tests {
                         assert_eq!(ring().seed.checksum(page), *sum);
                     }
                     rest = &rest[taken..];
-                    blocks += 1;
+                    blocks += packed.blocks;
                 }
-                assert!(blocks <= meta_blocks_max(pages.len()), "{blocks} for {columns}+{parities}");
+                assert!(blocks <= blocks_max(pages.len()), "{blocks} for {columns}+{parities}");
             }
             assert!(
                 ring().pack(&row(0, 3, 1), 0, Sector(0), 4).is_none(),

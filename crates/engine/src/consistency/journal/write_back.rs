@@ -10,8 +10,14 @@
 //! claim held. Room may have to come from writing out, which needs claims too. So the batch first writes out
 //! every cached stripe with the same claim; for what is written out, room is set aside.
 //!
+//! What can't be written out, since its member is out and too much of its row can't be read, stays cached.
+//! Where it alone holds the log's beginning, it is logged anew. That takes its claim, and so a batch that
+//! waits for room with that claim gives way for it. A batch of its stripe takes it along.
+//!
 //! MD's rules: the mode is switched by hand and not kept on disk; an array that isn't whole, or has lost its
-//! journal, falls back to write-through, and stays there.
+//! journal, falls back to write-through, and stays there. And a rule of our own: every member has a bad-block
+//! log. What was acknowledged must have a place although the rest of its row can't be read; then the parity
+//! that it can't have is listed as bad.
 
 use std::sync::Arc;
 
@@ -20,7 +26,7 @@ use pinstripe_runtime::{Slice, atomics::Ordering};
 use super::{
     Journal, Kind, LogGuard,
     cache::{Key, Promise, Shape},
-    ring::{Page, meta_blocks_max},
+    ring::{Page, blocks_max},
 };
 use crate::{
     consistency::view::{LogError, LogView},
@@ -60,12 +66,24 @@ impl Journal {
         self.state().mode
     }
 
-    pub(crate) fn set_mode(&self, mode: JournalMode) {
+    /// Sets the mode. False if the journal can't be in it any more.
+    pub(crate) fn set_mode(&self, mode: JournalMode) -> bool {
         let mut state = self.state();
-        state.mode = if state.failed.is_some() { JournalMode::WriteThrough } else { mode };
+        let may = state.failed.is_none() && !self.ends.load(Ordering::SeqCst);
+        state.mode = if may { mode } else { JournalMode::WriteThrough };
+        let is_set = state.mode == mode;
+        state.cache.try_again();
         self.note_cache(&state);
         drop(state);
         self.out.notify();
+        is_set
+    }
+
+    /// The array stops: the mode is write-through from now on, and all is tried to be written out once
+    /// more.
+    pub(crate) fn end_write_back(&self) {
+        self.ends.store(true, Ordering::SeqCst);
+        self.set_mode(JournalMode::WriteThrough);
     }
 
     /// Whether a write has to look at the cache at all.
@@ -99,11 +117,15 @@ impl Journal {
         self.state().cache.in_slot(slot)
     }
 
-    /// A stripe is on the members. The caller holds its claim.
-    pub(crate) fn written_out(&self, key: Key) {
+    /// These pages of a stripe are on the members. The caller holds its claim.
+    pub(crate) fn written_out(&self, key: Key, starts: &[u32]) {
         let mut state = self.state();
         let shape = state.shape;
-        state.cache.remove(key, shape);
+        state.cache.remove(key, starts, shape);
+        if state.failed.is_some() {
+            self.unflushed.store(true, Ordering::SeqCst);
+            self.out.notify();
+        }
         self.note_cache(&state);
         drop(state);
         self.changed.notify();
@@ -111,23 +133,63 @@ impl Journal {
         self.wanted.notify();
     }
 
-    /// A stripe could not be written out.
-    pub(crate) fn not_written_out(&self, key: Key) {
-        self.state().cache.set_stuck(key);
+    /// A stripe could not be written out under this membership.
+    pub(crate) fn not_written_out(&self, key: Key, generation: u64) {
+        self.state().cache.set_stuck(key, generation);
         self.changed.notify();
+        self.out.notify();
+    }
+
+    /// Whether a stripe could not be written out under this membership.
+    pub(crate) fn is_stuck_under(&self, key: Key, generation: u64) -> bool {
+        self.state().cache.is_stuck_under(key, generation)
+    }
+
+    /// The stripes that can't be written out, and for which alone the log's beginning is kept while room is
+    /// short.
+    pub(crate) fn pinning(&self) -> Vec<Key> {
+        let state = self.state();
+        let pinned = state.pinned_at(self.ring.blocks()).filter(|_| state.failed.is_none());
+        pinned.into_iter().flat_map(|position| state.cache.stuck_at(position)).collect()
+    }
+
+    /// The same of those with the claim of a slot.
+    pub(crate) fn pinning_in_slot(&self, slot: u64) -> Vec<Key> {
+        self.pinning().into_iter().filter(|key| key.slot == slot).collect()
+    }
+
+    /// Logs pages of a stripe once more, which are cached: the log is needed from there for them. Room is
+    /// what was set aside for writing them out, which there is again when the log's beginning is given up.
+    /// The caller holds the claim.
+    pub(crate) async fn log_again(
+        self: &Arc<Self>,
+        view: &dyn LogView,
+        key: Key,
+        pages: Vec<Page>,
+    ) -> Result<(), LogError> {
+        let held = self.append(pages, Kind::Data, None, view).await?;
+        let mut state = self.state();
+        if let Some(position) = state.held.get(&held.ticket).copied() {
+            state.cache.relocate(key, position);
+        }
+        Ok(())
     }
 
     fn reserve(&self, key: Key, starts: &[u32]) -> Option<Reservation<'_>> {
         let mut state = self.state();
         let promise = state.cache.promise(key, starts, state.shape);
-        let blocks = starts.len() as u64 + meta_blocks_max(starts.len());
+        let blocks = blocks_max(starts.len());
         let log = state.used()
             + state.appending
             + state.promised
             + state.cache.reserved()
             + blocks
             + promise.reserve;
+        // However dense it is when it is logged once more, stripe by stripe, the largest batch fits
+        // beside it.
+        let beside = state.cache.stripes() as u64 + 1 + self.largest_batch + 2;
         let fits = log <= self.ring.blocks() / 4 * 3
+            && log + beside <= self.ring.blocks()
             && (state.cache.pages_to_come() + promise.pages) * super::BLOCK_BYTES <= self.cache_bytes_max;
         if state.mode != JournalMode::WriteBack || state.failed.is_some() || !fits {
             state.refused |= !fits;
@@ -156,7 +218,7 @@ impl Journal {
         let held = if active(Mutant::AcknowledgedFromMemory) {
             LogGuard { journal: Arc::clone(self), ticket: 0 }
         } else {
-            self.append(logged, Kind::Data, view).await?
+            self.append(logged, Kind::Data, None, view).await?
         };
         let mut state = self.state();
         let position = state.held.get(&held.ticket).copied().unwrap_or(state.head);
@@ -177,23 +239,32 @@ impl Journal {
             || state.starved
             || state.cache.pages() * super::BLOCK_BYTES > self.cache_bytes_max / 2
             || state.used() + state.cache.reserved() > self.ring.blocks() / 2;
-        pressed && state.cache.pages() > 0
+        pressed && state.cache.pages() > 0 || self.unflushed.load(Ordering::SeqCst)
     }
 
-    /// Whether there is something to write out, or the mode of an array that isn't whole to be changed.
+    /// Whether something was written out that no log keeps and no flush has covered.
+    pub(crate) fn take_unflushed(&self) -> bool {
+        self.unflushed.swap(false, Ordering::SeqCst)
+    }
+
+    /// Whether there is something to write out or to be flushed, or the mode of an array that isn't whole is
+    /// to be changed.
     pub(crate) fn has_work(&self, is_whole: bool) -> bool {
         let state = self.state();
-        state.cache.pages() > 0 || state.mode == JournalMode::WriteBack && !is_whole
+        state.cache.pages() > 0
+            || state.mode == JournalMode::WriteBack && !is_whole
+            || self.unflushed.load(Ordering::SeqCst)
     }
 
     pub(crate) fn arrivals(&self) -> u64 {
         self.state().cache.arrivals
     }
 
-    pub(crate) fn oldest(&self, whole: usize) -> Vec<Key> {
+    /// What to write out next.
+    pub(crate) fn oldest(&self, whole: usize, generation: u64) -> Vec<Key> {
         let mut state = self.state();
         state.refused = false;
-        state.cache.oldest(ROUND, whole)
+        state.cache.oldest(ROUND, whole, generation)
     }
 
     /// Waits until nothing is cached any more. False if something can't be written out, or isn't any more:

@@ -6,11 +6,13 @@ mod reclaim;
 mod write_out;
 
 use std::{
+    collections::BTreeSet,
     rc::Rc,
     sync::{Arc, Mutex},
 };
 
-use pinstripe_md::{bad_block_table::BadBlockTable, superblock::Role};
+use futures_util::future::join;
+use pinstripe_md::{bad_block_table::BadBlockTable, superblock::Role, units::SECTOR_BYTES};
 use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, shard};
 
 use crate::{
@@ -22,12 +24,13 @@ use crate::{
     controller::{ArrayController, error::CommandError, superblocks::JournalDevice},
     error::{DeviceRole, IoError, MemberError, Operation},
     events::EventKind,
-    geometry::Geometry,
+    geometry::{Geometry, StripeId},
+    io::parity::ParityVolume,
     members::{Health, Member, MemberBadBlocks, MemberId},
     membership::snapshot::Seat,
     mutants::{Mutant, active},
     plan::cost::MemberCost,
-    replay::journal::{members_hold_everything, replay, volume_of},
+    replay::journal::{Replayed, empty, members_hold_everything, replay, volume_of},
     supervision::Supervised,
 };
 
@@ -94,24 +97,79 @@ impl ArrayController {
         };
         let (device, member) = self.supervise(&mut found)?;
         self.enter_journal(&found, &device, &member);
-        if self.superblocks.borrow().membership.misses_a_member() && !active(Mutant::AbsentMissReplay) {
+        let misses_a_member = self.superblocks.borrow().membership.misses_a_member();
+        if (misses_a_member || !self.shared().snapshot().is_complete()) && !active(Mutant::AbsentMissReplay) {
             // A device that isn't here misses what is replayed, and replay empties the journal. So the
             // superblocks say first that the device is out: back after a crash, it must not be taken for
-            // current (C2).
+            // current (C2). The freshest may say so already; that all do is what counts.
             self.update_superblocks().await.map_err(|_| AssembleError::NoRecord)?;
-            if let Some(journal) = &self.superblocks.borrow().journal {
-                found.superblock = journal.superblock.clone();
-            }
+            self.look_up_journal(&mut found);
         }
-        journal.resume(replay(volume, &mut found).await?);
+        let mut unmade = BTreeSet::new();
+        let settle = async |found: &mut Found| self.settle_lists(found).await;
+        let (resume, kept) = loop {
+            match replay(volume, &mut found, &unmade, settle).await? {
+                Replayed::Written(log) => break empty(volume, &mut found, log).await?,
+                Replayed::Unmade(rows) => {
+                    unmade.extend(self.list_parity_of(volume, rows, &mut found).await);
+                }
+            }
+        };
+        journal.resume(
+            resume,
+            kept.into_iter().map(|(stripe, pages)| (volume.cache_key(StripeId(stripe)), pages)),
+        );
         self.enter_journal(&found, &device, &member);
         shard::spawn(Rc::clone(self).write_journal(Arc::clone(&journal)));
-        if self.shared().snapshot().is_complete() {
+        if self.shared().snapshot().can_write_back() {
             journal.set_mode(self.shared().options.journal_mode);
         }
         shard::spawn(Rc::clone(self).reclaim_journal(Arc::clone(&journal)));
         shard::spawn(Rc::clone(self).write_out_journal(Rc::clone(volume), journal));
         Ok(())
+    }
+
+    /// Has the members' lists know what a replay has reported of them; says whether the membership is another
+    /// since. Before the controller looks at reports by itself.
+    async fn settle_lists(&self, found: &mut Found) -> Result<bool, AssembleError> {
+        let before = self.shared().snapshot().generation;
+        self.enter_tail(found);
+        self.keep_bad_blocks().await;
+        self.shared().check().map_err(|_| AssembleError::NoRecord)?;
+        self.look_up_journal(found);
+        Ok(self.shared().snapshot().generation != before)
+    }
+
+    /// Has the parity of rows of the log listed as bad. Gives back those of which it can't be.
+    async fn list_parity_of(&self, volume: &ParityVolume, rows: Vec<u64>, found: &mut Found) -> Vec<u64> {
+        self.enter_tail(found);
+        let snapshot = self.shared().snapshot();
+        // A member that only doesn't answer just now, or is away, may be back.
+        let is_whole = snapshot.is_complete() && snapshot.replacements.is_empty();
+        let mut left = Vec::new();
+        for row in rows {
+            let (stripe, start) = volume.geometry.stripe_of_member_offset(row * SECTOR_BYTES);
+            let may_list = is_whole && !self.shared().has_failures();
+            if !may_list || !join(volume.list_parity(stripe, start), self.keep_bad_blocks()).await.0 {
+                left.push(row);
+            }
+        }
+        self.look_up_journal(found);
+        left
+    }
+
+    /// Enters in the books where the log begins by now: they are written before the replay is over.
+    fn enter_tail(&self, found: &Found) {
+        if let Some(journal) = &mut self.superblocks.borrow_mut().journal {
+            journal.superblock.member.journal_tail = found.superblock.member.journal_tail;
+        }
+    }
+
+    /// The journal device's superblock as the books have it now.
+    fn look_up_journal(&self, found: &mut Found) {
+        if let Some(journal) = &self.superblocks.borrow().journal {
+            found.superblock = journal.superblock.clone();
+        }
     }
 
     /// Enters the journal device in the books, as its superblock is now.
@@ -185,6 +243,12 @@ impl ArrayController {
     /// in the log already go on; no other is taken.
     pub(crate) async fn record_journal_loss(&self) {
         let Some(journal) = self.journal() else { return };
+        // What the log has made durable may be in the members' caches, and no start replays it any more (C4).
+        // A member that can't flush is reported, and the others have its bytes.
+        if !active(Mutant::JournalLeftUnflushed) {
+            let view = self.volume.base().members.view();
+            self.volume.base().flush_or_report(&view).await;
+        }
         // If that fails, the array has failed, and says so.
         if active(Mutant::JournalLossUnrecorded) || self.write_journal_loss(&journal).await.is_ok() {
             journal.set_loss_durable();

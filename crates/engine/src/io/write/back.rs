@@ -1,7 +1,7 @@
 //! The stripe write with a journal that writes back; see
 //! [`write_back`](crate::consistency::journal::write_back).
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use pinstripe_md::units::{SECTOR_BYTES, Sector};
 use pinstripe_runtime::{Slice, shard};
@@ -18,8 +18,9 @@ use crate::{
         ragged_rows,
     },
     error::IoError,
-    geometry::{ParityGeometry, StripeId},
-    io::{parity::ParityVolume, write::context::WriteContext},
+    geometry::{MemberSlot, ParityGeometry, Set64, StripeId},
+    io::{parity::ParityVolume, row::Want, write::context::WriteContext},
+    members::missed::Missed,
     membership::snapshot::View,
     mutants::{Mutant, active},
     shared::Answer,
@@ -30,6 +31,19 @@ use crate::{
     },
     units::{to_u32, to_usize},
 };
+
+/// What became of a batch.
+pub(super) enum Back {
+    /// It was acknowledged from the journal, or has failed.
+    Answered(Answer),
+    /// It must be written through. Nothing is cached any more of its stripe, nor of any other that has the
+    /// same claim, but for what can't be written out of others.
+    Through {
+        /// Something of its stripe can't be written out. Of this, pages that begin here go with it. No other
+        /// write may join: it could be of other such pages.
+        carried: Option<Vec<u32>>,
+    },
+}
 
 /// The journal, if anything is cached or may be.
 #[inline]
@@ -46,38 +60,55 @@ impl ParityVolume {
         self.members.ask(|view| caching_journal(view).map(Arc::clone))
     }
 
-    fn cache_key(&self, stripe: StripeId) -> Key {
+    pub(crate) fn cache_key(&self, stripe: StripeId) -> Key {
         Key { slot: self.shared.stripes.bucket_number(stripe.0), stripe: stripe.0 }
     }
 
-    /// Acknowledges a batch from the journal. `None` if it must be written through; then nothing is cached
-    /// any more of its stripe, nor of any other that has the same claim.
+    /// Acknowledges a batch from the journal, or has it written through.
     pub(super) async fn write_back(
         &self,
         journal: &Arc<Journal>,
         stripe: StripeId,
         claim: &mut Claim<'_, Piece, Answer>,
         context: &mut WriteContext,
-    ) -> Option<Answer> {
+    ) -> Back {
         loop {
             match self.try_write_back(journal, stripe, claim, context).await {
-                Ok(Some(generation)) => return Some(self.shared.durable(generation).await),
+                Ok(Some(generation)) => return Back::Answered(self.shared.durable(generation).await),
                 // What can't be read to fill a page may be mended by a write that goes to the members.
                 Ok(None) | Err(Aborted::Fatal(IoError::Unreadable { .. })) => break,
-                Err(Aborted::Replan) => {}
+                Err(Aborted::Replan | Aborted::Unread) => {}
                 Err(Aborted::Without(member)) => {
                     if let Err(error) = self.shared.dropped(member).await {
-                        return Some(Err(error));
+                        return Back::Answered(Err(error));
                     }
                 }
-                Err(Aborted::Fatal(error)) => return Some(Err(error)),
+                Err(Aborted::Fatal(error)) => return Back::Answered(Err(error)),
             }
         }
-        if active(Mutant::CachedLeftBehind) {
-            None
-        } else {
-            self.write_out_claimed(stripe).await.err().map(Err)
+        let left = active(Mutant::CachedLeftBehind);
+        let written = if left { Ok(()) } else { self.write_out_claimed(stripe).await };
+        match written {
+            Ok(()) => Back::Through { carried: None },
+            Err(IoError::Unreadable { .. }) => {
+                Back::Through { carried: Some(self.carry(journal, stripe, context)) }
+            }
+            Err(error) => Back::Answered(Err(error)),
         }
+    }
+
+    /// Has a batch take along what is cached of the rows that it writes: with it there may be enough of them.
+    fn carry(&self, journal: &Journal, stripe: StripeId, context: &mut WriteContext) -> Vec<u32> {
+        let chunk = self.geometry.chunk_bytes();
+        context.image.build_extents(chunk);
+        let extents = context.image.extents();
+        let is_written = |row: u32| extents.iter().any(|e| e.start < row + PAGE_BYTES && row < e.end());
+        let mut pages = journal.cached_stripe(self.cache_key(stripe));
+        pages.retain(|(start, _)| is_written(start % chunk));
+        for (start, page) in &pages {
+            context.image.fill(*start, page);
+        }
+        starts_of(&pages)
     }
 
     /// The generation under which the batch was logged; `None` if it can't be cached.
@@ -93,7 +124,7 @@ impl ParityVolume {
         let inside = self.enter().await?;
         let view = inside.view();
         // The mode is the journal's own affair, which looks at it when it sets room aside.
-        if !view.snapshot.is_complete() {
+        if !view.snapshot.can_write_back() {
             return Ok(None);
         }
         self.join(claim, context);
@@ -107,12 +138,49 @@ impl ParityVolume {
     }
 
     /// Writes out what is cached of a stripe, and of any other that has the same claim. The caller holds it.
+    /// What can't be written out of another stripe is no error of this one.
     pub(crate) async fn write_out_claimed(&self, stripe: StripeId) -> Answer {
         let Some(journal) = self.caching_journal() else { return Ok(()) };
+        let mut answer = Ok(());
         for key in journal.cached_in_slot(self.cache_key(stripe).slot) {
-            self.write_out(StripeId(key.stripe)).await?;
+            let generation = self.shared.admission.generation();
+            let written = if journal.is_stuck_under(key, generation) {
+                Err(IoError::Unreadable { stripe: key.stripe, missing: 1 })
+            } else {
+                self.write_out(StripeId(key.stripe)).await
+            };
+            match written {
+                Err(IoError::Unreadable { .. }) if key.stripe != stripe.0 => {}
+                _ => answer = answer.and(written),
+            }
         }
-        Ok(())
+        self.log_stuck_again(&journal, stripe).await;
+        answer
+    }
+
+    /// Logs what can't be written out of the stripes with this one's claim once more, so that the log's
+    /// beginning needn't be kept for it. Else a batch with the claim could wait for room for ever (C12). The
+    /// caller holds the claim.
+    pub(super) async fn log_stuck_again(&self, journal: &Arc<Journal>, stripe: StripeId) {
+        for key in journal.pinning_in_slot(self.cache_key(stripe).slot) {
+            self.log_again(journal, StripeId(key.stripe)).await;
+        }
+    }
+
+    /// Logs what is cached of a stripe once more. If that fails, the array has failed, the journal is lost,
+    /// or the next round does it. The caller holds the claim.
+    pub(crate) async fn log_again(&self, journal: &Arc<Journal>, stripe: StripeId) {
+        let key = self.cache_key(stripe);
+        let page = |(start, bytes)| {
+            let place = PageAddress::Data(Sector(self.geometry.array_offset(stripe, start) / SECTOR_BYTES));
+            Page { place, bytes, ends_row: true }
+        };
+        let pages: Vec<_> = journal.cached_stripe(key).into_iter().map(page).collect();
+        if pages.is_empty() {
+            return;
+        }
+        let view = self.members.view();
+        let _ = journal.log_again(&self.log_view(&view), key, pages).await;
     }
 
     /// Writes what is cached of a stripe to the members. The caller holds the claim.
@@ -123,12 +191,131 @@ impl ParityVolume {
         if pages.is_empty() {
             return Ok(());
         }
-        let answer = self.write_claimed(stripe, pages, true).await;
-        match &answer {
-            Ok(()) => journal.written_out(key),
-            Err(_) => journal.not_written_out(key),
+        let generation = self.shared.admission.generation();
+        let (at, chunk) = (self.geometry.member_offset(stripe), u64::from(self.geometry.chunk_bytes()));
+        let view = self.members.view();
+        // Beside listed blocks it would go in parts anyway, of which some may be logged in vain.
+        if view.snapshot.with_bad_blocks.iter().all(|slot| !view.snapshot.is_bad(slot, at, chunk)) {
+            let answer = self.write_claimed(stripe, pages.iter().cloned(), true).await;
+            if answer.is_ok() {
+                journal.written_out(key, &starts_of(&pages));
+            }
+            if !matches!(answer, Err(IoError::Unreadable { .. })) {
+                return answer;
+            }
+        }
+        let answer = self.write_out_rows(&journal, stripe, pages).await;
+        if let Err(IoError::Unreadable { .. }) = answer {
+            journal.not_written_out(key, generation);
         }
         answer
+    }
+
+    /// Writes what is cached of a stripe to the members row by row, where too much of some rows can't be read
+    /// for parity to be computed. What was acknowledged has to have a place all the same. So the parity of
+    /// such rows is listed as bad, and their pages are written without.
+    async fn write_out_rows(
+        &self,
+        journal: &Journal,
+        stripe: StripeId,
+        mut pages: Vec<(u32, Slice)>,
+    ) -> Answer {
+        let (key, chunk) = (self.cache_key(stripe), self.geometry.chunk_bytes());
+        let rows: BTreeSet<u32> = pages.iter().map(|(start, _)| start % chunk).collect();
+        let mut all = Ok(());
+        for row in rows {
+            let pages: Vec<_> = pages.extract_if(.., |(start, _)| *start % chunk == row).collect();
+            let starts = starts_of(&pages);
+            let mut answer = self.write_claimed(stripe, pages.iter().cloned(), true).await;
+            let is_unreadable = matches!(answer, Err(IoError::Unreadable { .. }));
+            if is_unreadable && self.is_unmakeable(stripe, row, &pages).await {
+                answer = self.write_bare(stripe, row, pages).await;
+            }
+            if answer.is_ok() {
+                journal.written_out(key, &starts);
+            }
+            all = all.and(answer);
+        }
+        all
+    }
+
+    /// Whether parity of a row can't be computed of these pages and what the members hold besides, and won't
+    /// be when a member is back: all are there.
+    async fn is_unmakeable(&self, stripe: StripeId, row: u32, pages: &[(u32, Slice)]) -> bool {
+        let (view, geometry) = (self.members.view(), &self.geometry);
+        if !view.snapshot.is_complete() {
+            return false;
+        }
+        let map = geometry.slots(stripe);
+        let written: Set64 = pages.iter().map(|(start, _)| geometry.column_of(*start).0).collect();
+        let want = Want {
+            columns: Set64::below(map.columns()).without(written),
+            parity: false,
+            avoid: Set64::EMPTY,
+        };
+        let mut held = self.rows.take();
+        let read = self.read_row_in_blocks(&view, stripe, (row, row + PAGE_BYTES), want, &mut held).await;
+        held.clear(0);
+        self.rows.give(held);
+        matches!(read, Err(IoError::Unreadable { .. }))
+            && self.is_lost(&view, stripe, row)
+            && !self.shared.has_failures()
+    }
+
+    /// Has the parity of a row listed as bad, durably: what is written to the row next, it doesn't cover.
+    /// False if a member can't list it, or is being replaced. Under the stripe's claim.
+    pub(crate) async fn list_parity(&self, stripe: StripeId, row: u32) -> bool {
+        let view = self.members.view();
+        let slots = || self.geometry.slots(stripe).parity_slots().map(MemberSlot::index);
+        if !slots().all(|slot| self.has_list(&view, slot) && view.replacement_place(slot).is_none()) {
+            return false;
+        }
+        let rows = (self.geometry.member_offset(stripe) + u64::from(row), u64::from(PAGE_BYTES));
+        self.shared.cache.remove_rows(stripe.0, row, row + PAGE_BYTES);
+        let list = |slot| Some((slot, self.list_lost(&view, slot, rows)?));
+        let listings: Vec<_> = slots().filter_map(list).collect();
+        let mut all = true;
+        for (slot, listing) in listings {
+            all &= self.recorded(&view, slot, &[listing]).await;
+        }
+        all
+    }
+
+    /// Writes pages of a row whose parity is listed as bad first.
+    async fn write_bare(&self, stripe: StripeId, row: u32, pages: Vec<(u32, Slice)>) -> Answer {
+        if !self.list_parity(stripe, row).await {
+            return Err(IoError::Unreadable { stripe: stripe.0, missing: 1 });
+        }
+        let geometry = &self.geometry;
+        let map = geometry.slots(stripe);
+        let offset = geometry.member_offset(stripe) + u64::from(row);
+        let mut missed = Missed::default();
+        let generation = {
+            let inside = self.enter().await?;
+            let marked = inside.mark(stripe, (offset, PAGE_BYTES.into()));
+            let intended = marked.durable(Mutant::DataBeforeIntent).await;
+            // The next round sees what the membership is then.
+            let Ok(writing) = inside.begin(intended, None).await else { return Err(IoError::Stopping) };
+            let view = writing.view();
+            if !view.snapshot.is_bare(map, offset, PAGE_BYTES.into()) {
+                return Err(IoError::Stopping);
+            }
+            for (start, bytes) in &pages {
+                let slot = map.data_slot(geometry.column_of(*start).0);
+                for place in view.places(slot.index()) {
+                    self.write_noted(view, place, offset, (bytes, false), &mut missed).await?;
+                }
+            }
+            inside.generation()
+        };
+        // Outside of the membership, which what is waited for may change.
+        let drops = missed.drops();
+        if !self.settle_missed(stripe, &mut missed).await? || drops {
+            return Err(IoError::Stopping);
+        }
+        let parts = pages.iter().map(|(start, _)| (geometry.column_of(*start).0, row, row + PAGE_BYTES));
+        self.taken_off_lists(stripe, parts).await?;
+        self.shared.durable(generation).await
     }
 
     /// Writes data of a stripe, by where it begins there, to the members as a user's is: through the log,
@@ -167,6 +354,10 @@ impl ParityVolume {
         }
         Some(found)
     }
+}
+
+fn starts_of(pages: &[(u32, Slice)]) -> Vec<u32> {
+    pages.iter().map(|(start, _)| *start).collect()
 }
 
 /// What a batch leaves alone of a page that is cached comes from there.

@@ -75,6 +75,7 @@ impl Default for WriteContext {
                 bytes: Vec::with_capacity(ROOM_FOR_TRANSFERS),
                 rows: Vec::with_capacity(2 * ROOM),
                 recovered: Vec::new(),
+                out_of_sync: false,
                 columns: Vec::with_capacity(MEMBERS_MAX),
             },
             parity: Vec::with_capacity(2 * ROOM),

@@ -275,7 +275,12 @@ impl ParityVolume {
         for (written, outcome) in requests.take() {
             if outcome.result.is_ok() || !active(Mutant::OffloadCommitErrorIgnored) {
                 let range = (base + u64::from(written.start), written.length.into());
-                self.note_outcome(view, written.slot, range, outcome.result, &mut context.missed);
+                let missed = &mut context.missed;
+                let refused = self.note_outcome(view, written.slot, range, outcome.result, missed);
+                // Only its server has the bytes, so all of it is listed.
+                if let (Some(error), Some((member, _))) = (refused, view.member(written.slot)) {
+                    missed.listings.push(self.list_bad(member, written.slot, range, error));
+                }
             }
         }
     }

@@ -18,6 +18,9 @@ pub(super) struct PreRead {
     pub(super) rows: Vec<(Parity, u32, Slice)>,
     /// What was recovered of columns that are not written: slot, start, and the bytes.
     pub(super) recovered: Vec<(MemberSlot, u32, Slice)>,
+    /// The rows were out of sync when this was begun. What was read then isn't what a plan in sync, which the
+    /// next one may be, would have asked the cache for (C13).
+    pub(super) out_of_sync: bool,
     /// Room for a run's old bytes by column; empty.
     pub(super) columns: Vec<Option<Slice>>,
 }
@@ -45,6 +48,7 @@ impl PreRead {
         self.bytes.clear();
         self.rows.clear();
         self.recovered.clear();
+        self.out_of_sync = false;
     }
 
     /// What was recovered of the members in these slots.

@@ -73,7 +73,7 @@ impl Model {
             model.set_parity(block);
         }
         if !stripe.in_sync {
-            for slot in [Some(map.p_slot()), map.q_slot()].into_iter().flatten() {
+            for slot in map.parity_slots() {
                 model.members[slot.index()].iter_mut().for_each(|byte| *byte = random.byte());
             }
             model.believe_what_is_there(stripe);

@@ -16,6 +16,11 @@ thread_local! {
 /// The first of so many seeds with which an assertion of the scene, or of the ledger, fails with the defect
 /// and holds without it. A panic of the engine itself finds nothing: that is luck.
 pub fn find(mutant: Mutant, seeds: u64, scene: impl Fn(u64)) -> Option<u64> {
+    find_with(|is_on| activate(is_on.then_some(mutant)), seeds, scene)
+}
+
+/// The same, of a defect that is turned on and off so.
+pub fn find_with(turn: impl Fn(bool), seeds: u64, scene: impl Fn(u64)) -> Option<u64> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let usual = take_hook();
@@ -30,9 +35,9 @@ pub fn find(mutant: Mutant, seeds: u64, scene: impl Fn(u64)) -> Option<u64> {
     });
     let is_found = |seed: &u64| {
         PANIC.take();
-        activate(Some(mutant));
+        turn(true);
         let outcome = catch_unwind(AssertUnwindSafe(|| scene(*seed)));
-        activate(None);
+        turn(false);
         let by_assertion = |file: String| file.contains("engine/tests/") || file.contains("sim/src/ledger");
         outcome.is_err() && PANIC.take().is_some_and(by_assertion)
     };

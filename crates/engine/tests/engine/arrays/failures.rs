@@ -3,10 +3,13 @@
 use std::{future::poll_fn, ops::Range, pin::pin, rc::Rc, task::Poll};
 
 use pinstripe_engine::{
+    array::Added,
     error::{IoError, MemberError, Operation},
     options::ArrayOptions,
 };
 use pinstripe_md::{
+    bitmap::BitmapImage,
+    identity::Uuid,
     level::Level,
     placement::{InitialSync, NewBitmap},
 };
@@ -131,4 +134,86 @@ pub fn freed_beside_a_flush_that_fails(seed: u64) {
             }
         }
     });
+}
+
+/// Sectors of a region, of which the bits fill a page and a part of another one.
+const REGION_SECTORS: u64 = 8;
+const REGIONS: u64 = 31000;
+/// A stripe of which the bits lie in the second page.
+const FAR_STRIPE: u64 = 30800 * REGION_SECTORS / CHUNK_SECTORS;
+
+/// An array with a bitmap of two pages. A stripe is written whose bits lie in the second one, and no bit is
+/// set any more.
+pub fn two_pages(seed: u64) -> Scene {
+    let bitmap = NewBitmap::Internal { chunk_bytes: Some(4096) };
+    let mut wish = wish(Level::Raid5, 4, CHUNK_SECTORS * 512, bitmap, InitialSync::AssumeClean);
+    wish.members.iter_mut().for_each(|member| member.sectors = DATA_SECTOR + REGIONS * REGION_SECTORS);
+    let mut scene = Scene::with_options(seed, wish, 1, options());
+    write_far(&mut scene);
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().bitmap.unwrap().bits_set == 0).unwrap();
+    scene
+}
+
+fn write_far(scene: &mut Scene) {
+    scene.write(FAR_STRIPE * STRIPE_SECTORS, STRIPE_SECTORS, true).unwrap();
+}
+
+fn bitmap_of(scene: &Scene, disk: usize) -> (u64, BitmapImage) {
+    let at = scene.superblock(disk).bitmap_sector().unwrap().0 * 512;
+    (at, BitmapImage::decode(&scene.disks[disk].peek(at, 8192)).unwrap())
+}
+
+/// Sets bits of one member's bitmap, as far as a power failure let them be written.
+pub fn set_bits_on(scene: &Scene, disk: usize, bits: impl IntoIterator<Item = u64>) {
+    let (at, mut image) = bitmap_of(scene, disk);
+    bits.into_iter().for_each(|bit| assert!(image.set(bit)));
+    scene.disks[disk].poke(at, image.as_bytes());
+}
+
+fn power_fails(scene: &mut Scene) {
+    scene.world.crash();
+    scene.ledger.borrow_mut().crash();
+}
+
+/// Power fails while bits are written, and one member has them. When the array is in service again, that one
+/// is lost, and misses a write there. It comes back after the next start, which sees the others' bitmaps.
+pub fn a_member_back_by_bits_of_one(seed: u64) {
+    let mut scene = two_pages(seed);
+    power_fails(&mut scene);
+    let first = FAR_STRIPE * CHUNK_SECTORS / REGION_SECTORS;
+    set_bits_on(&scene, 0, first..first + CHUNK_SECTORS / REGION_SECTORS);
+    scene.reassemble();
+    scene.disks[0].fault(&Fault::Gone);
+    write_far(&mut scene);
+    scene.stop();
+    scene.disks[0].fault(&Fault::Return);
+    let others = scene.disks[1..].iter().map(SimDisk::source).collect();
+    scene.array = assemble(&mut scene.world, others, options()).unwrap();
+    let (array, source) = (scene.array.clone(), scene.disks[0].source());
+    let added = scene.run(async move { array.add(source, Uuid([0x55; 16])).await }).unwrap();
+    assert_eq!(added, Added::Bitmap { slot: 0 });
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().slots[0].state == "in-sync").unwrap();
+    scene.read_all();
+}
+
+/// After a crash the bitmaps are older than the superblocks, so nothing of them counts. Something is written
+/// when the array is in service again, and power fails before much is resynced.
+pub fn crash_in_a_resync_of_outdated_bitmaps(seed: u64) {
+    let mut scene = two_pages(seed);
+    scene.write(0, 8, true).unwrap();
+    power_fails(&mut scene);
+    for disk in 0..scene.disks.len() {
+        let (at, mut image) = bitmap_of(&scene, disk);
+        let cleared = image.header().events_cleared;
+        image.set_events(scene.superblock(disk).array.events - 1, cleared);
+        scene.disks[disk].poke(at, image.as_bytes());
+    }
+    scene.reassemble();
+    assert_eq!(scene.array.detail().regions_to_resync as u64, REGIONS);
+    write_far(&mut scene);
+    power_fails(&mut scene);
+    scene.reassemble();
+    assert_eq!(scene.array.detail().regions_to_resync as u64, REGIONS, "some rows are forgotten");
 }

@@ -1,0 +1,112 @@
+//! A device's flushes, by all shards.
+//!
+//! A device that has lost writes tells it once (C5); but they may be what other flushes wait for too, those
+//! under way and those that come later. So a flush isn't answered before all are over that began before it
+//! was, by ticket: a count of those that have ended is met by later ones (C33).
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::{
+    DeviceError, Signal,
+    mutants::{Mutant, active},
+};
+
+/// See the module.
+#[derive(Default)]
+pub struct Flushes {
+    state: Mutex<FlushState>,
+    changed: Signal,
+}
+
+#[derive(Default)]
+struct FlushState {
+    /// The latest ticket.
+    begun: u64,
+    /// The tickets of those that aren't over.
+    under_way: Vec<u64>,
+    /// How the last failed that did.
+    error: Option<DeviceError>,
+}
+
+impl FlushState {
+    /// Whether every flush is over that had a ticket when `begun` was the latest one.
+    fn are_over(&self, begun: u64) -> bool {
+        if active(Mutant::FlushesCounted) {
+            self.begun - self.under_way.len() as u64 >= begun
+        } else {
+            self.under_way.iter().all(|&ticket| ticket > begun)
+        }
+    }
+}
+
+/// A flush that is under way.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FlushTicket(u64);
+
+impl Flushes {
+    /// A flush is about to be asked for.
+    pub fn begin(&self) -> FlushTicket {
+        let mut state = self.state();
+        state.begun += 1;
+        let number = state.begun;
+        state.under_way.push(number);
+        FlushTicket(number)
+    }
+
+    /// It is over.
+    pub fn end(&self, ticket: FlushTicket, error: Option<DeviceError>) {
+        let mut state = self.state();
+        state.under_way.retain(|&number| number != ticket.0);
+        state.error = error.or(state.error);
+        drop(state);
+        self.changed.notify();
+    }
+
+    /// Waits for all that are under way now, and says how the last failed that ever did.
+    pub async fn failure(&self) -> Option<DeviceError> {
+        let begun = self.state().begun;
+        self.changed.wait_until(|| self.state().are_over(begun)).await;
+        self.state().error
+    }
+
+    /// How the last failed that ever did.
+    pub fn error(&self) -> Option<DeviceError> {
+        self.state().error
+    }
+
+    fn state(&self) -> MutexGuard<'_, FlushState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        pin::pin,
+        task::{Context, Waker},
+    };
+
+    use super::*;
+    use crate::DeviceErrorKind;
+
+    #[test]
+    fn a_flush_is_answered_when_all_that_began_before_it_ended_are_over_whatever_ends_later() {
+        let (flushes, error) = (Flushes::default(), DeviceError::of(DeviceErrorKind::Media));
+        let mut cx = Context::from_waker(Waker::noop());
+        let oldest = flushes.begin();
+        let ours = flushes.begin();
+        flushes.end(ours, None);
+        let mut answer = pin!(flushes.failure());
+        assert!(answer.as_mut().poll(&mut cx).is_pending(), "an older one is under way");
+        for _ in 0..3 {
+            let later = flushes.begin();
+            flushes.end(later, None);
+            assert!(answer.as_mut().poll(&mut cx).is_pending(), "it still is");
+        }
+        let latest = flushes.begin();
+        flushes.end(oldest, Some(error));
+        let told = answer.as_mut().poll(&mut cx);
+        assert_eq!(told, std::task::Poll::Ready(Some(error)), "one that began later is not waited for");
+        flushes.end(latest, None);
+    }
+}
