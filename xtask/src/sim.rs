@@ -46,6 +46,8 @@ const VAST: u64 = 40;
 const WILD_NET: u64 = 30;
 /// And so many with every flag of NBD and lists of bad blocks that outlive crashes.
 const MARKS: u64 = 30;
+/// And so many in which faults meet.
+const ROUGH: u64 = 80;
 /// And so many that end with stops under load.
 const STOPS: u64 = 40;
 
@@ -81,6 +83,7 @@ pub fn run(root: &Path, sim: &Sim) -> Result<()> {
         ("--vast", if usual { VAST * sim.seeds / SEEDS } else { 0 }),
         ("--wild-net", if usual { WILD_NET * sim.seeds / SEEDS } else { 0 }),
         ("--marks", if usual { MARKS * sim.seeds / SEEDS } else { 0 }),
+        ("--rough", if usual { ROUGH * sim.seeds / SEEDS } else { 0 }),
         ("--stops", if usual { STOPS * sim.seeds / SEEDS } else { 0 }),
         ("--floor", if usual { FLOOR } else { 0 }),
     ];

@@ -4,12 +4,18 @@
 use std::sync::Arc;
 
 use clap::Parser;
-use pinstripe_bench::{BenchError, PlanArgs, PlanReport, Tell};
+use pinstripe_bench::{BenchArgs, BenchError, PlanArgs, PlanReport, Tell};
 
 #[derive(Parser)]
 struct Command {
     #[command(flatten)]
     plan: PlanArgs,
+}
+
+#[derive(Parser)]
+struct Bench {
+    #[command(flatten)]
+    bench: BenchArgs,
 }
 
 fn parse(line: &str) -> Result<PlanArgs, clap::Error> {
@@ -97,6 +103,40 @@ fn whole_stripes_are_written_without_reads_and_one_after_the_other() {
 }
 
 #[test]
+fn a_plan_without_members_is_what_a_bench_without_them_measures() {
+    let members =
+        "--device model:x25-e:64M --device model:x25-e:64M --device model:x25-e:64M --device model:x25-e:64M";
+    for (array, reads_per_request) in [
+        // Of four members' chunks one is read from the three others.
+        ("--level 5 --reads 100 --lost 1", (3.0 + 3.0) / 4.0),
+        // Two in four, of which each is read from the two others.
+        ("--level 6 --reads 100 --lost 0,2", (2.0 + 4.0) / 4.0),
+        ("--level 5 --reads 0 --lost 3", f64::NAN),
+    ] {
+        let line = format!("{array} {members} --chunk 16K --depth 8 --cache 0 --bitmap none");
+        let planned = plan(&format!("{line} --requests 4000 --seeds 2"));
+        let words = format!("bench {line} --warm-up 0.2 --seconds 1");
+        let measured =
+            pinstripe_bench::run(&Bench::try_parse_from(words.split_whitespace()).unwrap().bench).unwrap();
+        assert_near(planned.load.iops.mean, measured.iops);
+        assert_near(planned.load.latency_ns_mean.mean, measured.latency_ns.mean);
+        if reads_per_request.is_finite() {
+            assert_near(planned.load.member_reads_per_request.mean, reads_per_request);
+        } else {
+            let writes = planned.load.member_writes_per_write.unwrap().mean;
+            assert!((1.4..1.6).contains(&writes), "half of all writes find a member missing: {writes}");
+        }
+        assert!(planned.to_string().contains("lost"), "{planned}");
+    }
+    // The second of two is rebuilt while the first is missing still.
+    let rebuilt = |lost: &str| {
+        let line = format!("--level 6 {members} --requests 200 --seeds 1 {lost}");
+        plan(&line).rebuild.unwrap().seconds
+    };
+    assert!(rebuilt("--lost 0,2") >= rebuilt("") * 0.99, "{} and {}", rebuilt("--lost 0,2"), rebuilt(""));
+}
+
+#[test]
 fn a_trace_is_replayed_at_its_times() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace.csv");
@@ -136,6 +176,10 @@ fn what_makes_no_sense_is_refused() {
         "--level 1",
         "--members 2 --level 6",
         "--layout none",
+        "--level 5 --lost 0,1",
+        "--level 6 --lost 1,1",
+        "--level 5 --lost 6",
+        "--level 0 --lost 0",
     ] {
         let line = format!("--device model:980-pro:1G {bad}");
         assert!(parse(&line).is_err() || planned(&line).is_err(), "{bad}");

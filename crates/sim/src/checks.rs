@@ -175,6 +175,32 @@ impl Survey {
         self.freshest.array.resync_offset != ResyncOffset::Clean
     }
 
+    /// Whether the array is dirty and has a log on the members, which is replayed first: each of them names
+    /// it.
+    pub fn is_logged(&self) -> bool {
+        let has_ppl = |(_, superblock): &(usize, Superblock)| superblock.member.ppl.is_some();
+        let is_named =
+            self.freshest.array.needs_double_parity_log || self.seats.iter().flatten().all(has_ppl);
+        is_named && self.is_dirty()
+    }
+
+    /// Checks that no member's bitmap is older than the superblocks: a start would take all its bits for set.
+    pub fn check_headers(&self, disks: &[impl Platter]) -> Result<(), Damage> {
+        for (number, superblock) in self.seats.iter().flatten() {
+            let Some(sector) = superblock.bitmap_sector() else { continue };
+            let header = BitmapHeader::decode(&disks[*number].peek(sector.0 * SECTOR, 512));
+            let is_fresh =
+                |header: &BitmapHeader| header.events >= self.freshest.array.events && !header.stale;
+            if !header.as_ref().is_ok_and(is_fresh) {
+                let events = self.freshest.array.events;
+                return Err(Damage::Superblocks(format!(
+                    "bitmap of disk {number} is older than the array's {events} events: {header:?}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// The OR of the current members' bitmaps; `None` without one.
     pub fn bitmap(&self, disks: &[impl Platter]) -> Result<Option<BitmapImage>, Damage> {
         if self.freshest.array.bitmap_offset.is_none() {

@@ -18,6 +18,7 @@ mod quantity;
 mod raid4s;
 mod scalaraid;
 mod straid;
+mod twice;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -51,6 +52,9 @@ pub struct Figures {
     /// Measure nothing: write pages and pictures again from the tables
     #[arg(long, conflicts_with = "short")]
     page: bool,
+    /// Measure nothing: say at how many points the tables' bars overlap those of another run, in this folder
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["short", "page", "rounds", "experiment"])]
+    beside: Option<PathBuf>,
     /// Write below this folder instead of into the documents
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -72,6 +76,17 @@ pub fn run(root: &Path, figures: &Figures) -> Result<()> {
     );
     let folder = figures.out.clone().unwrap_or_else(|| root.join(FOLDER));
     let is_wanted = |which| figures.only.is_none_or(|only| only == which);
+    if let Some(other) = &figures.beside {
+        for (which, paper) in [(Which::Straid, &straid::PAPER), (Which::Scalaraid, &scalaraid::PAPER)] {
+            if is_wanted(which) {
+                tell(paper.name, twice::compare(&paper.load(&folder)?.rows, &paper.load(other)?.rows));
+            }
+        }
+        if is_wanted(Which::Raid4s) {
+            tell("raid4s", raid4s::compare(&raid4s::load(&folder)?, &raid4s::load(other)?));
+        }
+        return Ok(());
+    }
     if figures.page {
         if is_wanted(Which::Raid4s) {
             raid4s::write(&folder, &raid4s::load(&folder)?)?;
@@ -112,6 +127,17 @@ pub fn run(root: &Path, figures: &Figures) -> Result<()> {
         raid4s::write(&folder, &raid4s::measure(root, &pinstripe, figures.short)?)?;
     }
     Ok(())
+}
+
+/// What came of a comparison of two runs.
+fn tell(paper: &str, (counts, apart): twice::Compared) {
+    println!("{paper}: points with bars that overlap");
+    for ((series, quantity), count) in counts {
+        println!("  {series:16} {quantity:28} {count}");
+    }
+    for point in apart {
+        println!("  apart: {point}");
+    }
 }
 
 /// Of this machine.

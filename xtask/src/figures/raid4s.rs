@@ -11,7 +11,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use super::chart::{Chart, Series};
-use super::{Measurement, measure_all};
+use super::{Measurement, measure_all, twice};
 use crate::bench::Spread;
 use crate::origin::{self, Origin};
 
@@ -151,6 +151,22 @@ pub fn load(folder: &Path) -> Result<Kept> {
     }
     let variants = variants::load(&beside.join("variants.csv"))?;
     Ok(Kept { found, variants, seeds, origin })
+}
+
+/// The bars of two runs.
+pub fn compare(ours: &Kept, other: &Kept) -> twice::Compared {
+    let (mut count, mut apart) = (twice::Count::default(), Vec::new());
+    for &point in ours.found.keys() {
+        let (Some(our), Some(other)) = (throughput(&ours.found, point), throughput(&other.found, point))
+        else {
+            continue;
+        };
+        if !count.add(our, other) {
+            let Point { array, policy, kib } = point;
+            apart.push(format!("{}, {policy}, {kib} KiB: {our:?} and {other:?}", array.name()));
+        }
+    }
+    (BTreeMap::from([(("virtual device".to_owned(), "mb_per_second"), count)]), apart)
 }
 
 /// A line of the table.

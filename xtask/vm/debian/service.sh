@@ -86,4 +86,5 @@ only_md0
 systemctl start srv-net.mount || die "the mount does not have it started"
 no_errors
 out step stopped
+. /job/hung.sh
 . /job/upgrade.sh

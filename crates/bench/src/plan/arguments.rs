@@ -81,6 +81,10 @@ pub struct PlanArgs {
     #[arg(long, value_enum, default_value_t = BitmapChoice::Internal)]
     pub bitmap: BitmapChoice,
 
+    /// The load without the members of these slots
+    #[arg(long, value_name = "SLOT", value_delimiter = ',')]
+    pub lost: Vec<usize>,
+
     /// Requests that are counted, for each seed. Twice as many go before, but for no longer than 10 s
     #[arg(long, value_name = "N", default_value_t = REQUESTS, value_parser = clap::value_parser!(u32).range(100..=10_000_000))]
     pub requests: u32,
@@ -142,6 +146,7 @@ impl PlanArgs {
             policy: self.policy,
             cache: self.cache,
             bitmap: self.bitmap,
+            lost: self.lost.clone(),
             ..defaults
         }
     }

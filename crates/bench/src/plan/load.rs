@@ -13,6 +13,7 @@ use super::arguments::PlanArgs;
 use crate::{
     arguments::{BenchArgs, Pattern},
     destination::RequestError,
+    loss,
     replay::Replay,
     rng::Rng,
     run::{BenchError, UNITS_PER_CLIENT_MIN},
@@ -67,6 +68,7 @@ async fn measure(
         Some(trace) => Feed::Trace(Replay::new((*trace).clone(), arguments.trace_time, size, block)),
         None => Feed::Shape(Shape::new(bench, size)?),
     };
+    loss::lose(&setup.array, &bench.lost).await?;
     let load = Rc::new(Load::new(arguments, feed, setup));
     let tasks = (0..bench.depth).map(|_| shard::spawn_joined(client(Rc::clone(&load)))).collect();
     end_all(tasks).await?;

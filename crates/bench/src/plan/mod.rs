@@ -74,6 +74,14 @@ fn check(arguments: &PlanArgs, bench: &BenchArgs) -> Result<(), BenchError> {
     if !matches!(bench.pattern, Pattern::Random | Pattern::Sequential) {
         return Err(BenchError::Arguments("--pattern: a plan is made for random and sequential"));
     }
+    let lost = |slot: &usize| arguments.lost.iter().filter(|other| *other == slot).count();
+    if arguments.lost.len() > usize::from(bench.level.parity_count())
+        || arguments.lost.iter().any(|slot| *slot >= bench.devices.len() || lost(slot) > 1)
+    {
+        return Err(BenchError::Arguments(
+            "--lost: slots of the array, each once, and no more than there are parities",
+        ));
+    }
     let assumptions = arguments.assumptions();
     if !assumptions.make_sense() {
         return Err(BenchError::Arguments(

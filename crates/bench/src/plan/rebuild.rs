@@ -4,6 +4,8 @@
 //! taken between two sizes, so that what the begin and the end take isn't in it, and the whole is
 //! `seconds(small) + (whole - small) / rate`. A member that is smaller than the larger of the two is rebuilt
 //! as it is.
+//!
+//! Of an array that lacks members it is that of the slowest of these, while the others are still missing.
 
 use serde::Serialize;
 
@@ -27,15 +29,19 @@ pub struct RebuildTime {
     pub scaled: bool,
 }
 
-/// The longest rebuild of any model among the members; none of a level without parity.
+/// The longest rebuild of a member that is lost, or of any model among all; none of a level without parity.
 pub(super) fn time(bench: &BenchArgs, member_bytes: u64) -> Result<Option<RebuildTime>, BenchError> {
     if !bench.level.has_parity() {
         return Ok(None);
     }
     let mut longest: Option<RebuildTime> = None;
     for (slot, device) in bench.devices.iter().enumerate() {
-        let is_new = |other: &DeviceSpec| other != device;
-        if bench.devices[..slot].iter().all(is_new) {
+        let is_wanted = if bench.lost.is_empty() {
+            bench.devices[..slot].iter().all(|other| other != device)
+        } else {
+            bench.lost.contains(&slot)
+        };
+        if is_wanted {
             let time = of_slot(bench, slot, member_bytes)?;
             if longest.is_none_or(|longest| time.seconds > longest.seconds) {
                 longest = Some(time);
@@ -54,8 +60,9 @@ fn of_slot(bench: &BenchArgs, slot: usize, member_bytes: u64) -> Result<RebuildT
             other => other.clone(),
         };
         let devices = bench.devices.iter().map(cut).collect();
+        let lost = bench.lost.iter().copied().filter(|other| *other != slot).collect();
         // Depth and size don't matter to a rebuild, but must fit a small array.
-        let small = BenchArgs { devices, rebuild: Some(slot), depth: 1, size: 4096, ..bench.clone() };
+        let small = BenchArgs { devices, rebuild: Some(slot), lost, depth: 1, size: 4096, ..bench.clone() };
         run::run(&small)?.recovery.ok_or(BenchError::NotRebuilt(slot))
     };
     let large = rebuild(LARGE)?;

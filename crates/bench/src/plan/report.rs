@@ -61,6 +61,8 @@ pub struct PlanSettings {
     pub member_bytes: u64,
     /// Bytes of the array.
     pub array_bytes: u64,
+    /// Slots that lack their members under the load.
+    pub lost: Vec<usize>,
     /// Chunk in bytes.
     pub chunk_bytes: u64,
     /// How parity updates are chosen.
@@ -152,6 +154,7 @@ impl PlanReport {
                 members: bench.devices.len(),
                 member_bytes: samples.first().map_or(0, |sample| sample.member_bytes),
                 array_bytes: samples.first().map_or(0, |sample| sample.array_bytes),
+                lost: bench.lost.clone(),
                 chunk_bytes: bench.chunk,
                 policy: bench.policy,
                 cache_bytes: bench.cache,
@@ -197,6 +200,9 @@ fn assumptions(
     ];
     if !arguments.used_up {
         all.push("flash is fresh: --used-up is for drives that are written all the time");
+    }
+    if !arguments.lost.is_empty() {
+        all.push("the probability of loss begins with all members there");
     }
     all.extend(assumed);
     if rebuild.is_some_and(|rebuild| rebuild.scaled) {
@@ -258,6 +264,9 @@ impl PlanReport {
         )?;
         let wear = if s.used_up { ", spare area used up" } else { "" };
         row(f, "devices", format_args!("{}{wear}", s.devices.join(", ")))?;
+        if !s.lost.is_empty() {
+            row(f, "lost", format_args!("the members of slots {:?}", s.lost))?;
+        }
         row(f, "load", format_args!("{}, depth {}", s.load, s.depth))?;
         row(
             f,

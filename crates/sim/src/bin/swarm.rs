@@ -59,6 +59,9 @@ struct Run {
     /// And so many of those with every flag of NBD and lists of bad blocks that outlive crashes.
     #[arg(long, default_value_t = 0)]
     marks: u64,
+    /// And so many of those in which faults meet.
+    #[arg(long, default_value_t = 0)]
+    rough: u64,
     /// And so many of those that end with stops under load.
     #[arg(long, default_value_t = 0)]
     stops: u64,
@@ -101,7 +104,7 @@ impl Run {
     }
 
     /// The first seed of each kind, and how many of it.
-    fn seeds(&self) -> [(u64, u64); 9] {
+    fn seeds(&self) -> [(u64, u64); 10] {
         [
             (self.from, self.seeds),
             (swarm::FIRST_SEED_WITH_ATLAS, self.atlas),
@@ -112,6 +115,7 @@ impl Run {
             (swarm::FIRST_SEED_OF_WILD_NET, self.wild_net),
             (swarm::FIRST_SEED_OF_MARKS, self.marks),
             (swarm::FIRST_SEED_OF_STOPS, self.stops),
+            (swarm::FIRST_SEED_OF_ROUGH, self.rough),
         ]
     }
 }
@@ -144,6 +148,8 @@ fn attempt<T>(run: impl FnOnce() -> Result<T, Box<Failure>>) -> Option<Result<T,
 #[derive(Default)]
 struct Harvest {
     total: Summary,
+    /// Of those with members that are far larger than what is written of them.
+    vast: Summary,
     states: States,
     failing: Vec<u64>,
 }
@@ -170,6 +176,9 @@ fn run_share(run: &Run, job: u16) -> Harvest {
                     println!("seed {seed}: {summary:?}");
                 }
                 harvest.total.add(&summary);
+                if (swarm::FIRST_SEED_OF_VAST..swarm::FIRST_SEED_OF_VAST + run.vast).contains(&seed) {
+                    harvest.vast.add(&summary);
+                }
                 harvest.states.add(states);
                 continue;
             }
@@ -191,11 +200,12 @@ fn run_seeds(run: &Run) -> bool {
         for job in jobs {
             let Ok(harvest) = job.join() else { unreachable!("a panic in a run is caught there") };
             all.total.add(&harvest.total);
+            all.vast.add(&harvest.vast);
             all.states.add(harvest.states);
             all.failing.extend(harvest.failing);
         }
     });
-    let Harvest { total, states, mut failing } = all;
+    let Harvest { total, vast, states, mut failing } = all;
     failing.sort_unstable();
     let seconds = started.elapsed().as_secs_f64();
     println!("{total:?}");
@@ -220,7 +230,17 @@ fn run_seeds(run: &Run) -> bool {
     if !enough {
         println!("sim: 1 failed: fewer than {} distinct row states", run.floor);
     }
-    failing.is_empty() && enough
+    // A run in which a rebuild would take too long is green, so too many of these hide that members don't
+    // come back by their bitmaps.
+    let are_vast_over = run.floor == 0 || run.vast == 0 || vast.abandoned * 2 <= run.vast && vast.readds > 0;
+    if !are_vast_over {
+        let (abandoned, readds) = (vast.abandoned, vast.readds);
+        println!(
+            "sim: 1 failed: of {} vast runs {abandoned} were abandoned, with {readds} re-adds",
+            run.vast
+        );
+    }
+    failing.is_empty() && enough && are_vast_over
 }
 
 fn run_scenarios() -> bool {
@@ -358,6 +378,8 @@ fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
     let stops = swarm::FIRST_SEED_OF_STOPS;
     let others = others.chain((stops..stops + seeds / 4).map(Killer::Seed));
     let others = others.chain((vast..vast + seeds / 2).chain(marks..marks + seeds / 4).map(Killer::Seed));
+    let rough = swarm::FIRST_SEED_OF_ROUGH;
+    let others = others.chain((rough..rough + seeds / 4).map(Killer::Seed));
     let scenario = |killer: &Killer| search.is_none() || matches!(killer, Killer::Scenario(_));
     known.into_iter().filter(scenario).chain(others).collect()
 }

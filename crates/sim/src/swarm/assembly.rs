@@ -12,7 +12,7 @@ use pinstripe_runtime::{DeviceError, DeviceErrorKind, DeviceSource};
 
 use super::{
     Swarm, Testbed, UserState, Verdict, atlas, crash, hosts::STEPS_MAX, journal_loss, net::Reach, rival,
-    takeover, wide,
+    rough, takeover, wide,
 };
 use crate::SECTOR;
 
@@ -26,8 +26,10 @@ pub(super) type Awaited = Rc<RefCell<Option<Outcome>>>;
 pub(super) fn assemble(swarm: &mut Swarm) -> Result<bool, Verdict> {
     swarm.bed.service.start();
     wide::lose_bits(&mut swarm.bed)?;
+    rough::doom_listing(&mut swarm.bed)?;
     atlas::leave_some_out(&mut swarm.bed)?;
     die_in_assemblies(swarm)?;
+    let mut tripped = rough::trip(&mut swarm.bed)?;
     let (mut force, mut has_rival) = (false, rival::is_drawn(&mut swarm.bed));
     // Which slots had a member when the start had to be forced.
     let mut forced: Option<Vec<bool>> = None;
@@ -40,6 +42,9 @@ pub(super) fn assemble(swarm: &mut Swarm) -> Result<bool, Verdict> {
             Ok(array) => {
                 bed.settle_cut_off();
                 begin_life(bed, array);
+                if let Some(fault) = tripped {
+                    fault.settle(bed);
+                }
                 if let Some(here) = forced.filter(|_| bed.is_contended()) {
                     // Now that what the old client had under way is cut off: a start that is refused gives up
                     // what it has taken, so that one has gone on.
@@ -48,6 +53,8 @@ pub(super) fn assemble(swarm: &mut Swarm) -> Result<bool, Verdict> {
                 journal_loss::started(bed, is_disowned, force)?;
                 return Ok(true);
             }
+            // It may be repeated, and then goes without the disk if that is gone.
+            Err(_) if tripped.take().is_some_and(|fault| fault.has_happened(bed)) => {}
             Err(AssembleError::JournalMissing) if !force && journal_loss::may_be_missing(bed)? => {
                 bed.summary.forced += 1;
                 force = true;
@@ -75,10 +82,14 @@ pub(super) fn assemble(swarm: &mut Swarm) -> Result<bool, Verdict> {
     }
 }
 
-/// Notes which slots the log may have to make do without, if there is one on the members.
+/// Notes which slots and sectors the log may have to make do without, if there is one on the members.
 fn note_lost(bed: &mut Testbed) -> Result<(), Verdict> {
     if bed.setup.consistency.bears_degraded_start() {
-        bed.doubts.note_lost(&bed.hosts.survey()?);
+        let survey = bed.hosts.survey()?;
+        bed.doubts.note_lost(&survey);
+        if let Some(geometry) = bed.setup.geometry() {
+            bed.doubts.note_listed(&geometry, &survey.members(&bed.hosts.disks)?);
+        }
     }
     Ok(())
 }
@@ -93,7 +104,7 @@ fn die_in_assemblies(swarm: &mut Swarm) -> Result<(), Verdict> {
         note_lost(bed)?;
         start(bed, false);
         // With a network there is more to be done.
-        let longest = if bed.setup.net.is_some() { 14 } else { 11 };
+        let longest = if bed.setup.net.is_some() || bed.setup.rough.is_some() { 14 } else { 11 };
         let steps = 1 << bed.rng.below(longest);
         swarm.idle_on(steps)?;
         let bed = &mut swarm.bed;
@@ -178,6 +189,11 @@ fn bear_dirty_and_degraded(bed: &mut Testbed, missing: usize) -> Result<Option<V
         }
         let words = format!("refused as dirty with {missing} missing, which it is not");
         return Err(Verdict::Refused(words));
+    }
+    if bed.has_log() {
+        return Err(Verdict::Refused(format!(
+            "refused as dirty with {missing} missing, in spite of its log"
+        )));
     }
     bed.summary.refusals += 1;
     if bed.rng.chance(1, 4) {

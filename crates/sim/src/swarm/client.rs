@@ -28,6 +28,8 @@ pub(crate) struct UserState {
     pub(crate) readds: Rc<Cell<u64>>,
     /// The array is being stopped or has lost too much: errors are no news.
     pub(crate) closing: Cell<bool>,
+    /// A member went while rows were torn: a request may be refused, and the user goes on.
+    pub(crate) bears_refusals: Cell<bool>,
     /// The array was taken over: what its users see and what becomes of their writes doesn't count any more.
     pub(crate) retired: Cell<bool>,
     pub(crate) requests: Rc<Cell<u64>>,
@@ -50,6 +52,7 @@ impl UserState {
             adds: Cell::new(0),
             readds: Rc::default(),
             closing: Cell::new(false),
+            bears_refusals: Cell::new(false),
             retired: Cell::new(false),
             requests: Rc::default(),
             quiet_writes: Cell::new(0),
@@ -65,6 +68,7 @@ impl UserState {
             adds: Cell::new(0),
             readds: Rc::clone(&self.readds),
             closing: Cell::new(false),
+            bears_refusals: Cell::new(false),
             retired: Cell::new(false),
             requests: Rc::clone(&self.requests),
             quiet_writes: Cell::new(0),
@@ -76,6 +80,7 @@ impl UserState {
         self.open.set(0);
         self.adds.set(0);
         self.closing.set(false);
+        self.bears_refusals.set(false);
     }
 
     /// A client or a command begins.
@@ -122,6 +127,7 @@ impl UserState {
                 self.accuse(Verdict::Scene(format!("{what}: refused as not fast, which it need not be")));
                 false
             }
+            Err(Trouble::Refused(_)) if self.bears_refusals.get() => true,
             Err(Trouble::Refused(words)) => {
                 if !self.closing.get() {
                     self.accuse(Verdict::Refused(format!("{what}: {words}")));

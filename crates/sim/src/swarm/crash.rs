@@ -1,14 +1,15 @@
 //! The end of a life by force: the machine or the process dies, while the array is served or being stopped,
 //! or after an outage.
 
-use super::{Consistency, Swarm, Testbed, Verdict, vast};
-use crate::{Fault, checks::Damage};
+use super::{Consistency, Swarm, Testbed, Verdict, rough, vast};
+use crate::{Fault, SECTOR, checks::Damage};
 
 /// The machine dies (or only the process), and what is on the disks is looked at.
 pub(super) fn crash(bed: &mut Testbed, power: bool) -> Result<(), Verdict> {
     bed.summary.crashes += 1;
     let loses = power || bed.hosts.has_emptied_member();
     let unsettled = bed.service.users.ledger.borrow().unsettled(loses);
+    forget_resynced(bed);
     bed.suspect(&unsettled);
     bed.doubts.cut_off(unsettled);
     bed.service.end(&bed.hosts);
@@ -16,7 +17,22 @@ pub(super) fn crash(bed: &mut Testbed, power: bool) -> Result<(), Verdict> {
     bed.hosts.crash(power, |disk| bed.faults.is_in_outage(disk), &mut bed.rng);
     bed.service.users.cut_off(loses);
     heal_after_crash(bed);
+    rough::stay_rotten(bed)?;
     check_after_crash(bed)
+}
+
+/// Rows that an earlier crash has left half written are in sync where no bit is left: bits go after a flush
+/// of what has made the rows match (C4, C8).
+fn forget_resynced(bed: &mut Testbed) {
+    if bed.service.served().is_none() || !bed.snapshot().intent.is_persistent() {
+        return;
+    }
+    let (snapshot, chunk) = (bed.snapshot(), bed.setup.chunk);
+    let intent = &snapshot.intent;
+    bed.doubts.resynced(|stripe, row| {
+        let mut regions = intent.regions(stripe * chunk + row * SECTOR, SECTOR);
+        !regions.any(|region| intent.is_set(region) || intent.needs_resync(region..=region))
+    });
 }
 
 /// After a crash the disks are well, but some that were gone stay away.
@@ -45,7 +61,7 @@ fn check_after_crash(bed: &Testbed) -> Result<(), Verdict> {
         let words = format!("{whole} of {members} members are current: that is data loss");
         return Err(Damage::Members(words).into());
     }
-    if bed.setup.consistency.settles_by_parity() {
+    if bed.setup.consistency != Consistency::Journal && !survey.is_logged() {
         let stripes = vast::stripes_in_use(&bed.setup, &bed.hosts.disks, &geometry);
         survey.check_stripes_covered(&bed.hosts.disks, &geometry, stripes.into_iter())?;
     }
@@ -67,7 +83,8 @@ pub(super) fn outage(swarm: &mut Swarm) -> Result<(), Verdict> {
     let leaving = begin_outage(&mut swarm.bed);
     for &number in &leaving {
         let bed = &mut swarm.bed;
-        bed.hosts.disks[number].fault(&Fault::Gone);
+        let fault = rough::outage(bed);
+        bed.hosts.disks[number].fault(&fault);
         bed.faults.lose_in_outage([number]);
         let steps = if bed.rng.chance(3, 4) { 0 } else { 1 << bed.rng.below(9) };
         swarm.step_on(steps)?;

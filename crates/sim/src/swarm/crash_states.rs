@@ -114,13 +114,7 @@ impl Explorer {
         // Without its journal the array is refused, and after that by force it is what its members say.
         let geometry = bed.setup.geometry().filter(|_| !bed.journal_lost && !marks::is_marring(bed));
         let looked = geometry.map_or(Ok(()), |geometry| self.look(bed, &geometry));
-        match looked {
-            // As in a run of its own.
-            Err(Verdict::Abandoned) => Ok(()),
-            looked => {
-                looked.map_err(|verdict| Verdict::AfterCrash { step: steps, verdict: Box::new(verdict) })
-            }
-        }
+        looked.map_err(|verdict| Verdict::AfterCrash { step: steps, verdict: Box::new(verdict) })
     }
 
     fn look(&mut self, bed: &Testbed, geometry: &ParityGeometry) -> Result<(), Verdict> {
@@ -288,7 +282,7 @@ fn judge(
             }
         }
     }
-    if bed.setup.consistency.settles_by_parity() {
+    if !survey.is_logged() {
         survey.check_stripes_covered(images, geometry, stripes.into_iter())?;
     }
     Ok(())
@@ -307,9 +301,11 @@ fn try_image(bed: &Testbed, images: &[CrashImage<'_>], here: &[usize], rng: &mut
     let mut child = Testbed::new(bed.setup.clone(), rng.fork(1), hosts, service, doubts);
     // It isn't the array's first start.
     child.summary.assemblies = 1;
+    child.summary.forced = bed.summary.forced;
     let mut child = Swarm::new(child, None);
     let result = assembly::assemble(&mut child)
         .and_then(|started| if started { rest::rest(&mut child) } else { Ok(()) });
+    let result = child.sum_up(result);
     child.bed.bury();
     result
 }

@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pinstripe_engine::geometry::{ParityGeometry, StripeId};
 
-use crate::{Ledger, SECTOR, checks::Survey};
+use crate::{
+    Ledger, SECTOR,
+    checks::{Survey, WholeMember},
+};
 
 /// What crashes and lost members have left uncertain. The ledger is told when it becomes known what an
 /// assembly makes of it.
@@ -17,6 +20,8 @@ pub(crate) struct Doubts {
     /// Slots that had no whole member when a dirty array was started since then, and whether a member was
     /// being rebuilt there.
     lost_at_start: BTreeMap<usize, bool>,
+    /// Sectors that could not be read from their members at a start since then, or were listed as bad.
+    unread_at_start: BTreeSet<u64>,
     /// Parity of rows without a write is unknown.
     unsynced: bool,
 }
@@ -59,6 +64,30 @@ impl Doubts {
         }
     }
 
+    /// A sector can't be read from its member: a start may have to make it of others, as [`Self::note_lost`]
+    /// says.
+    pub(crate) fn note_unreadable(&mut self, sector: u64) {
+        self.unread_at_start.insert(sector);
+    }
+
+    /// Notes the sectors that were cut off and that members list as bad, likewise.
+    pub(crate) fn note_listed<P>(
+        &mut self,
+        geometry: &ParityGeometry,
+        members: &[Option<WholeMember<'_, P>>],
+    ) {
+        let is_listed = |sector: &&u64| {
+            let (slot, at) = place_of(geometry, **sector);
+            members[slot].as_ref().is_some_and(|held| held.is_listed(at, SECTOR))
+        };
+        self.unread_at_start.extend(self.cut_off.iter().filter(is_listed));
+    }
+
+    /// Rows that a crash may have left half written, as stripe and sector in the chunk.
+    pub(crate) fn half_written(&self) -> &BTreeSet<(u64, u64)> {
+        &self.half_written
+    }
+
     /// These slots were empty when the array was taken over.
     pub(crate) fn note_lost_in_takeover(&mut self, slots: impl Iterator<Item = usize>) {
         self.lost_at_start.extend(slots.map(|slot| (slot, true)));
@@ -71,11 +100,11 @@ impl Doubts {
     pub(crate) fn started(&mut self, geometry: Option<&ParityGeometry>, ledger: &mut Ledger) {
         let cut_off = std::mem::take(&mut self.cut_off);
         let lost = std::mem::take(&mut self.lost_at_start);
+        let unread = std::mem::take(&mut self.unread_at_start);
         let Some(geometry) = geometry else { return };
         for sector in cut_off {
-            let (stripe, within) = geometry.locate(sector * SECTOR);
-            let (column, _) = geometry.column_of(within);
-            if lost.contains_key(&geometry.slots(stripe).data_slot(column).index()) {
+            let (slot, _) = place_of(geometry, sector);
+            if lost.contains_key(&slot) || unread.contains(&sector) {
                 ledger.doubt(sector..sector + 1);
             }
         }
@@ -98,6 +127,16 @@ impl Doubts {
         self.lose_member(ledger);
     }
 
+    /// Rows are not half written any more where `is_in_sync` says so of stripe and sector in the chunk.
+    pub(crate) fn resynced(&mut self, is_in_sync: impl Fn(u64, u64) -> bool) {
+        self.half_written.retain(|&(stripe, row)| !is_in_sync(stripe, row));
+    }
+
+    /// Whether parity of rows without a write is still unknown.
+    pub(crate) fn is_unsynced(&self) -> bool {
+        self.unsynced
+    }
+
     /// A member is lost. Where parity of rows without a write is unknown, so are its sectors there.
     pub(crate) fn lose_member(&self, ledger: &mut Ledger) {
         if self.unsynced {
@@ -118,6 +157,13 @@ fn row_of(geometry: &ParityGeometry, sector: u64) -> (u64, u64) {
     let (stripe, within) = geometry.locate(sector * SECTOR);
     let (_, offset) = geometry.column_of(within);
     (stripe.0, u64::from(offset) / SECTOR)
+}
+
+/// The slot that holds an array sector, and where in the member's data, in bytes.
+fn place_of(geometry: &ParityGeometry, sector: u64) -> (usize, u64) {
+    let (stripe, within) = geometry.locate(sector * SECTOR);
+    let (column, offset) = geometry.column_of(within);
+    (geometry.slots(stripe).data_slot(column).index(), geometry.member_offset(stripe) + u64::from(offset))
 }
 
 /// The array sector of a sector row in a data column.

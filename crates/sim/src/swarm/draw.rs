@@ -17,9 +17,10 @@ use pinstripe_md::{
     superblock::MetadataVersion,
     units::{Sector, SectorCount},
 };
+use pinstripe_runtime::ZeroedReads;
 
 use super::{front::NbdSetup, net::NetSetup, races::Races};
-use crate::{Rng, SimDiskConfig};
+use crate::{Rng, SimDiskConfig, rng::mix};
 
 /// Room in front of the data and behind it, for superblock, bitmap and logs.
 pub(super) const FRONT_SECTORS: u64 = 256;
@@ -127,6 +128,10 @@ pub struct Setup {
     pub vast: Option<super::vast::Habits>,
     /// Every flag of the front end, and lists of bad blocks across crashes.
     pub marks: Option<super::marks::Habits>,
+    /// Faults meet that come one at a time elsewhere.
+    pub rough: Option<super::rough::Habits>,
+    /// Disks differ in what they can do and where data begins, each as this and its number say.
+    pub motley: Option<u64>,
     /// Lives end with stops under load.
     pub stops: bool,
 }
@@ -196,6 +201,8 @@ impl Setup {
             wide: None,
             vast: None,
             marks: None,
+            rough: None,
+            motley: None,
             stops: false,
         }
         .with_tight_tables(rng)
@@ -238,6 +245,14 @@ impl Setup {
         }
     }
 
+    /// In one array of eight, writes of a process that was killed come late: from a stream of its own, as
+    /// above.
+    pub fn draw_late_writes(&mut self, rng: &mut Rng) {
+        if rng.chance(1, 8) {
+            self.disk.late_writes_ns = rng.pick(&[1_000_000, 10_000_000, 100_000_000]);
+        }
+    }
+
     /// Whether faults are planned for later, which a crash or the end must forget.
     pub fn plans_faults(&self) -> bool {
         self.atlas.is_some() || self.wide.is_some() || self.vast.is_some() || self.marks.is_some()
@@ -275,6 +290,13 @@ impl Setup {
         self.consistency.settles_by_parity() && !self.is_vast() && self.marks.is_none()
     }
 
+    /// Whether the array has a log. In front of large chunks there is no room for a double-parity log in
+    /// which a whole one fits, and then it isn't used.
+    pub fn logs(&self) -> bool {
+        let fits = self.chunk < 65536 || self.data_sector > FRONT_SECTORS;
+        !self.consistency.settles_by_parity() && (fits || self.consistency != Consistency::DoubleParityLog)
+    }
+
     /// Members that the level can do without.
     pub fn redundancy(&self) -> usize {
         usize::from(self.level.parity_count())
@@ -299,6 +321,13 @@ impl Setup {
             _ => NewLog::None,
         };
         let mut placed = wish.place_with(log)?;
+        if let Some(salt) = self.motley.filter(|_| self.version != MetadataVersion::V1_0) {
+            for (number, superblock) in placed.superblocks.iter_mut().enumerate() {
+                let by = 8 * (mix(salt ^ !(number as u64)) % 8);
+                superblock.member.data_offset.0 += by;
+                superblock.member.data_size.0 -= by;
+            }
+        }
         if self.consistency == Consistency::Journal {
             let device = NewDevice { sectors: self.disk(self.members).size / 512, uuid: uuid(rng) };
             add_journal(&mut placed, device, self.block.into())?;
@@ -337,7 +366,8 @@ impl Setup {
             bitmap,
             initial: if self.resync { InitialSync::Resync } else { InitialSync::AssumeClean },
             size: (self.level != Level::Raid0).then_some(SectorCount(self.chunk * self.stripes / 512)),
-            data_offset: (!v1_0).then_some(Sector(self.data_sector)),
+            // As mdadm has it.
+            data_offset: Some(Sector(if v1_0 { 0 } else { self.data_sector })),
             logical_block_bytes: self.block.into(),
             members: (0..self.members)
                 .map(|_| NewDevice { sectors: self.disk.size / 512, uuid: uuid(rng) })
@@ -368,7 +398,16 @@ impl Setup {
         let is_journal = (self.members..self.disks()).contains(&number);
         let size = self.disk.size + if is_journal { JOURNAL_BYTES } else { 0 };
         let name = if self.net.is_some() { super::net::name(number) } else { format!("disk{number}") };
-        SimDiskConfig { name, size, ..self.disk.clone() }
+        let mut config = SimDiskConfig { name, size, ..self.disk.clone() };
+        if let Some(salt) = self.motley {
+            let own = mix(salt ^ number as u64);
+            config.volatile_cache = own & 1 == 0;
+            config.zeroes = if own & 6 == 0 { ZeroedReads::Unsupported } else { ZeroedReads::Zero };
+            config.discards = own & 8 == 0;
+            // Not in their blocks: the array's is the largest of the members that are there, so one with
+            // larger blocks can't come back to an array that was started without it (C20).
+        }
+        config
     }
 }
 

@@ -141,7 +141,8 @@ impl InjectedFaults {
         well
     }
 
-    fn forget(&mut self, disk: usize) {
+    /// Whatever a disk was doomed for is over.
+    pub(crate) fn forget(&mut self, disk: usize) {
         self.doomed.remove(&disk);
         self.doomed_as.remove(&disk);
     }

@@ -15,7 +15,7 @@ use pinstripe_engine::{error::IoError, options::JournalMode};
 use pinstripe_md::superblock::{ResyncOffset, Role};
 use pinstripe_runtime::shard;
 
-use super::{Consistency, Swarm, Testbed, Verdict, rest::read_all};
+use super::{Consistency, Swarm, Testbed, Verdict, rest::read_all, rough};
 use crate::Fault;
 
 /// Writes that are tried until one must have been refused.
@@ -39,8 +39,11 @@ pub(super) fn lose(swarm: &mut Swarm) -> Result<bool, Verdict> {
     bed.summary.journals_lost += 1;
     bed.journal_lost = true;
     bed.service.users.closing.set(true);
-    bed.hosts.disks[bed.setup.members].fault(&Fault::Gone);
-    let writes_back = bed.setup.options.journal_mode == JournalMode::WriteBack;
+    // In rough lives the mode is changed in service.
+    let writes_back = bed.setup.options.journal_mode == JournalMode::WriteBack || bed.setup.rough.is_some();
+    if !rough::lose_journal(bed) {
+        bed.hosts.disks[bed.setup.members].fault(&Fault::Gone);
+    }
     if !writes_back && bed.rng.chance(1, 2) {
         // The machine dies with it.
         let steps = 1 << bed.rng.below(12);

@@ -7,7 +7,7 @@ use pinstripe_engine::{
 
 use super::{
     Swarm, Testbed, UserState, Verdict, assembly, atlas, crash, events, hosts::STEPS_MAX, journal_loss,
-    marks, net_events, races, rest, stops, takeover, vast, wide,
+    marks, net_events, races, rest, rough, stops, takeover, vast, wide,
 };
 use crate::{SECTOR, SimDisk, checks::survey};
 
@@ -100,6 +100,10 @@ fn drawn_end(bed: &mut Testbed) -> End {
     if stops::is_due(bed) {
         end = End::Stop;
     }
+    // A machine's death leaves nothing that could come late.
+    if end == End::Crash && bed.setup.disk.late_writes_ns > 0 {
+        end = End::Kill;
+    }
     // What fails with more than the level bears may leave any row torn.
     if bed.setup.marks.is_some() && end == End::Outage { End::Crash } else { end }
 }
@@ -111,6 +115,7 @@ fn live(swarm: &mut Swarm, end: End) -> Result<(), Verdict> {
     if bed.summary.assemblies > 1 && bed.rng.chance(3, 4) {
         bed.spawn_read_all();
     }
+    rough::begin(bed);
     let deadline = drawn_deadline(bed, end);
     serve(swarm, deadline)?;
     if end != End::Peace {
@@ -145,6 +150,10 @@ fn drawn_deadline(bed: &mut Testbed, end: End) -> u64 {
             now + (1 << bed.rng.range(5..most)) + bed.rng.below(500)
         }
     };
+    if end == End::JournalLoss && bed.setup.rough.is_some() {
+        // Before a member is lost: the journal would be one too many.
+        deadline = now + (1 << bed.rng.range(6..12));
+    }
     if end == End::Crash && bed.hosts.disks.iter().any(SimDisk::is_gone) && bed.rng.chance(1, 2) {
         // A device that was left behind is dangerous while it is only just out of date.
         deadline = now + (1 << bed.rng.range(6..11));
@@ -186,6 +195,7 @@ fn have_events(bed: &mut Testbed) {
     wide::event(bed);
     vast::event(bed);
     marks::event(bed);
+    rough::event(bed);
     races::event(bed);
     net_events::event(bed);
     bed.take_stock();

@@ -29,7 +29,7 @@
 //! with an [`assembly`], also against a [`rival`], and ends at [`rest`] (with [`lies`]), in a [`crash`], with
 //! a [`takeover`], a [`journal_loss`], or a stop under load ([`stops`]). With a testbed they don't: events of
 //! all lives ([`events`]), of some kinds of lives ([`atlas`], [`wide`], [`vast`], [`marks`], [`races`],
-//! [`net_events`], [`wild`]), and what the [`owner`] does.
+//! [`net_events`], [`wild`], [`rough`]), and what the [`owner`] does.
 
 mod assembly;
 mod atlas;
@@ -59,6 +59,7 @@ mod races;
 mod repair_scenarios;
 mod rest;
 mod rival;
+mod rough;
 mod scenarios;
 mod seeds;
 mod service;
@@ -80,8 +81,8 @@ pub use net::NetSetup;
 pub use races::Races;
 pub use scenarios::SCENARIOS;
 pub use seeds::{
-    FIRST_SEED_OF_MARKS, FIRST_SEED_OF_NET, FIRST_SEED_OF_STOPS, FIRST_SEED_OF_VAST, FIRST_SEED_OF_WIDE,
-    FIRST_SEED_OF_WILD_NET, FIRST_SEED_WITH_ATLAS, FIRST_SEED_WITH_RACES,
+    FIRST_SEED_OF_MARKS, FIRST_SEED_OF_NET, FIRST_SEED_OF_ROUGH, FIRST_SEED_OF_STOPS, FIRST_SEED_OF_VAST,
+    FIRST_SEED_OF_WIDE, FIRST_SEED_OF_WILD_NET, FIRST_SEED_WITH_ATLAS, FIRST_SEED_WITH_RACES,
 };
 pub use summary::{Failure, Summary};
 
@@ -178,10 +179,18 @@ impl Swarm {
 
     /// The whole run.
     fn run(&mut self) -> Result<(), Verdict> {
-        match life::run(self) {
-            Err(Verdict::Abandoned) => Ok(()),
-            result => result,
+        let result = life::run(self);
+        self.sum_up(result)
+    }
+
+    /// What came of a life that is over: what users have seen counts, however it ended.
+    fn sum_up(&mut self, result: Result<(), Verdict>) -> Result<(), Verdict> {
+        match result {
+            Ok(()) => {}
+            Err(Verdict::Abandoned) => self.bed.summary.abandoned += 1,
+            Err(verdict) => return Err(verdict),
         }
+        self.bed.service.users.verdict()
     }
 
     /// The run of this seed is over. What came of it, and which states it was seen in.
@@ -272,10 +281,8 @@ impl Swarm {
 
     /// What the oracle has seen so far.
     fn verdict(&self) -> Result<(), Verdict> {
-        if vast::is_endless(&self.bed) {
-            return Err(Verdict::Abandoned);
-        }
-        self.bed.service.users.verdict()
+        self.bed.service.users.verdict()?;
+        if vast::is_endless(&self.bed) { Err(Verdict::Abandoned) } else { Ok(()) }
     }
 
     /// Nothing will ever happen again.

@@ -170,6 +170,7 @@ fn check_stopped(bed: &Testbed) -> Result<(), Verdict> {
         let words = format!("after a stop {whole} of {members} members are current, and it is {dirty:?}");
         return Err(Damage::Members(words).into());
     }
+    survey.check_headers(&bed.hosts.disks)?;
     let stripes = vast::stripes_in_use(&bed.setup, &bed.hosts.disks, &geometry);
     survey.check_stripes_covered(&bed.hosts.disks, &geometry, stripes.into_iter())?;
     Ok(())

@@ -36,7 +36,7 @@ pub const SCENARIOS: &[(Mutant, Scenario)] = &[
     (Mutant::LocateGuesses, repair_scenarios::two_wrong_chunks_of_a_row_are_left_alone),
     (Mutant::LocateDegraded, repair_scenarios::a_row_with_an_unreadable_chunk_accuses_no_member),
     (Mutant::HealsWholeChunk, repair_scenarios::a_read_error_heals_its_row_and_no_other),
-    (Mutant::RepairWithoutFlush, repair_scenarios::a_repair_that_was_reported_outlives_a_crash),
+    (Mutant::RepairNotForced, repair_scenarios::a_repair_that_was_reported_outlives_a_crash),
     (Mutant::PaceNeverLetsGo, repair_scenarios::a_check_that_is_held_to_a_low_speed_ends),
     (Mutant::UndoneForgotten, repair_scenarios::a_repair_that_makes_room_for_a_failure_leaves_no_stripe_out),
 ];

@@ -1,6 +1,6 @@
 //! Which seeds are which kinds of lives.
 
-use super::{NetSetup, Races, Setup, atlas, marks, stops, vast, wide};
+use super::{NetSetup, Races, Setup, atlas, marks, rough, stops, vast, wide};
 use crate::Rng;
 
 /// Millions of seeds are kinds of lives. In every other two of them, from here on, members also come back,
@@ -29,6 +29,9 @@ pub const FIRST_SEED_OF_WILD_NET: u64 = 12_000_000;
 /// In the million from here on users use every flag of NBD, and lists of bad blocks outlive crashes
 /// ([`marks`]).
 pub const FIRST_SEED_OF_MARKS: u64 = 13_000_000;
+
+/// In the million from here on faults meet that come one at a time elsewhere ([`rough`]), besides the atlas.
+pub const FIRST_SEED_OF_ROUGH: u64 = 14_000_000;
 
 /// What a seed is about, and the stream that its life is drawn from.
 pub(super) fn drawn(seed: u64) -> (Setup, Rng) {
@@ -59,8 +62,14 @@ pub(super) fn drawn(seed: u64) -> (Setup, Rng) {
     if kind(FIRST_SEED_OF_MARKS) {
         setup.marks = Some(marks::Habits::drawn(&mut rng.fork(5), &mut setup));
     }
+    if kind(FIRST_SEED_OF_ROUGH) {
+        setup.rough = Some(rough::Habits::drawn(&mut rng.fork(5), &mut setup));
+    }
     if kind(FIRST_SEED_OF_VAST) {
         setup.vast = Some(vast::Habits::drawn(&mut rng.fork(5), &mut setup));
+    }
+    if setup.net.is_none() {
+        setup.draw_late_writes(&mut Rng::new(seed).fork(7));
     }
     (setup, lives)
 }

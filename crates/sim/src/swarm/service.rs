@@ -116,6 +116,7 @@ impl Service {
         hosts.spawn(name, async move {
             if let Err(error) = act.await
                 && !users.closing.get()
+                && !users.bears_refusals.get()
             {
                 users.accuse(Verdict::Refused(format!("{name}: {error}")));
             }

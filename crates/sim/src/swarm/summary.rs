@@ -49,6 +49,12 @@ pub struct Summary {
     pub refusals: u64,
     /// How often it was then forced.
     pub forced: u64,
+    /// Members that were lost while rows were torn.
+    pub torn_losses: u64,
+    /// Disks of which some sectors could not be read after a crash.
+    pub rotten: u64,
+    /// Runs that were ended because a rebuild would take too long.
+    pub abandoned: u64,
     /// How often it came to rest, whole, and was found right.
     pub rests: u64,
 }
@@ -78,6 +84,9 @@ impl Summary {
         self.partitions += other.partitions;
         self.refusals += other.refusals;
         self.forced += other.forced;
+        self.torn_losses += other.torn_losses;
+        self.rotten += other.rotten;
+        self.abandoned += other.abandoned;
         self.rests += other.rests;
     }
 }

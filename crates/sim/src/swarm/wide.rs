@@ -149,7 +149,7 @@ pub(crate) fn scratch(bed: &mut Testbed) {
 
 /// A slot with a member that lists bad sectors: no check of bytes on disks knows of them.
 pub(crate) fn listed_slot(bed: &Testbed) -> Option<usize> {
-    if bed.setup.wide.is_none() && !bed.setup.is_far() {
+    if bed.setup.wide.is_none() && bed.setup.rough.is_none() && !bed.setup.is_far() {
         return None;
     }
     bed.service.array().detail().slots.iter().position(|slot| slot.bad_sectors > 0)

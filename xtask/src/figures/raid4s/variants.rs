@@ -109,8 +109,8 @@ pub fn table(found: &[Found]) -> String {
     for kib in sizes() {
         let _ = write!(text, " {kib} KiB |");
     }
-    text.push_str(" median | RAID4S at 96 KiB, MB/s |\n|---|");
-    text.push_str(&"---:|".repeat(sizes().count() + 2));
+    text.push_str(" median | RAID4S at 96 KiB, MB/s | seeds |\n|---|");
+    text.push_str(&"---:|".repeat(sizes().count() + 3));
     text.push('\n');
     for variant in &VARIANTS {
         let rate = |policy: &str, kib: u32, seed: u64| {
@@ -141,7 +141,7 @@ pub fn table(found: &[Found]) -> String {
         let all = Spread::of(sizes().filter_map(|&kib| gain(kib)).map(|gain| gain.median));
         let own = Spread::of(seeds(96).filter_map(|seed| rate(POLICIES[0], 96, seed)).map(|rate| rate / 1e6));
         let own = own.map_or("-".to_owned(), |own| format!("{:.1}", own.median));
-        let _ = writeln!(text, " {} | {own} |", two(all));
+        let _ = writeln!(text, " {} | {own} | {} |", two(all), seeds(96).count());
     }
     text + "\n"
 }
@@ -169,7 +169,7 @@ pub mod tests {
         let found = found();
         let text = table(&found);
         for variant in &VARIANTS {
-            let line = format!("| {} | 1.20 | 1.20 | 1.20 | 1.20 | 1.20 | 1.20 | 10.0 |", variant.words);
+            let line = format!("| {} | 1.20 | 1.20 | 1.20 | 1.20 | 1.20 | 1.20 | 10.0 | 2 |", variant.words);
             assert!(text.contains(&line), "{text}");
         }
         let again: Vec<Found> = csv(&found).lines().skip(1).filter_map(parse).collect();

@@ -1,4 +1,6 @@
 //! The client's node: an array over the servers, served as a file, with RocksDB on a file system on it.
+//!
+//! What uses the database is its caller's: [`ycsb`](super::ycsb) or [`db_bench`](super::db_bench).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,10 +9,10 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::plan::{FileSystem, Point};
-use super::{MEMBER_BYTES, RECORDS, SERVERS, Wish};
+use super::plan::FileSystem;
+use super::{MEMBER_BYTES, SERVERS, Wish};
 use crate::mounts::{Loop, Mount};
-use crate::net::client::{Attended, Measurement, Reading, equal_links};
+use crate::net::client::{Measurement, Reading, equal_links};
 use crate::net::experiments::Arm;
 use crate::net::network::{Network, Node, Rates};
 use crate::net::server::Server as Target;
@@ -18,9 +20,7 @@ use crate::net::start_servers;
 use crate::net::ycsb::State;
 use crate::vm::server::{Home, Server, said};
 
-/// KiB per second that a rebuild gets of each member while something is measured, in both arms.
-const REBUILD_KIB: u32 = 1500;
-/// And when nothing is.
+/// KiB per second that a rebuild gets of each member while nothing is measured.
 const FAST_KIB: u32 = 1_000_000;
 /// The array's name.
 const NAME: &str = "applications";
@@ -31,10 +31,24 @@ const LOST: u32 = 0;
 pub struct Host<'a> {
     pub wish: &'a Wish<'a>,
     pub network: &'a Network,
-    /// The YCSB client.
-    pub ycsb: &'a Path,
     /// For sockets, the file and the place where it is mounted.
     pub folder: &'a Path,
+}
+
+/// Where a database is.
+pub struct Place<'a> {
+    pub host: &'a Host<'a>,
+    /// The array's.
+    pub server: &'a Server,
+    pub targets: &'a [Target],
+    /// The database's folder, which isn't there yet.
+    pub database: &'a Path,
+}
+
+/// The array's counters and the links', at an instant.
+pub struct Instant {
+    reading: Reading,
+    array: Value,
 }
 
 /// What was measured.
@@ -42,8 +56,8 @@ pub struct Measured {
     /// As for the bench; its report is the client's.
     pub measurement: Measurement,
     /// The array's counters, what came in the measured time.
-    pub before: Value,
-    pub after: Value,
+    before: Value,
+    after: Value,
 }
 
 impl Measured {
@@ -55,19 +69,26 @@ impl Measured {
 }
 
 impl Host<'_> {
-    /// One run, on new members. All records, the file system and all parity have been found right.
-    pub fn measure(&self, point: Point, arm: Arm) -> Result<Measured> {
+    /// A file system on new members, and `work` on a database there. Afterwards RocksDB's checksums, the file
+    /// system and all parity have been found right.
+    pub fn on<T>(
+        &self,
+        file_system: FileSystem,
+        state: State,
+        arm: Arm,
+        work: impl FnOnce(&Place) -> Result<T>,
+    ) -> Result<T> {
         let targets = start_servers(self.network, self.wish.pinstripe, (SERVERS + 1, MEMBER_BYTES), arm)?;
         let server = self.serve(&targets, arm)?;
-        let measured = self.use_it(point, &server, &targets)?;
-        if point.state == State::Degraded {
+        let worked = self.use_it(file_system, &server, &targets, work)?;
+        if state == State::Degraded {
             server.add(Path::new(&targets[SERVERS].member))?;
         }
         server.sync_speed(FAST_KIB, FAST_KIB)?;
         server.wait_until_in_sync()?;
         server.check()?;
         server.stop()?;
-        Ok(measured)
+        Ok(worked)
     }
 
     fn file(&self) -> PathBuf {
@@ -90,15 +111,21 @@ impl Host<'_> {
     }
 
     /// The file system, and RocksDB on it.
-    fn use_it(&self, point: Point, server: &Server, targets: &[Target]) -> Result<Measured> {
-        let (make, judge) = point.file_system.programs();
+    fn use_it<T>(
+        &self,
+        file_system: FileSystem,
+        server: &Server,
+        targets: &[Target],
+        work: impl FnOnce(&Place) -> Result<T>,
+    ) -> Result<T> {
+        let (make, judge) = file_system.programs();
         let disk = Loop::over(&self.file())?;
         said(Command::new(make[0]).args(&make[1..]).arg(disk.path()))?;
         let folder = self.folder.join("mounted");
         fs::create_dir_all(&folder)?;
         let mount = Mount::of(&disk, &folder)?;
-        let database = folder.join("database");
-        let measured = self.ycsb(point, server, targets, &database)?;
+        let database = &folder.join("database");
+        let worked = work(&Place { host: self, server, targets, database })?;
         // RocksDB's own judgement, of every block of every table.
         let mut verify = Command::new("sst_dump");
         verify.arg(format!("--file={}", database.display())).arg("--command=verify");
@@ -107,57 +134,44 @@ impl Host<'_> {
         ensure!(!words.contains("corrupt") && words.contains("ok"), "sst_dump: {words}");
         drop(mount);
         said(Command::new(judge[0]).args(&judge[1..]).arg(disk.path()))?;
-        Ok(measured)
+        Ok(worked)
+    }
+}
+
+impl Place<'_> {
+    /// Loses a member, unless the array is to be healthy.
+    pub fn fail_for(&self, state: State) -> Result<()> {
+        if state == State::Healthy { Ok(()) } else { self.server.fail(LOST) }
     }
 
-    fn ycsb(&self, point: Point, server: &Server, targets: &[Target], database: &Path) -> Result<Measured> {
-        // Loading needs no limits, and members that are there: it isn't measured.
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "--"]).arg(self.ycsb).arg("run").arg(database);
-        command.args(["--attended", "--json", "--records", &RECORDS.to_string()]);
-        command.args(["--workload", point.workload.option(), "--seconds", &self.wish.seconds.to_string()]);
-        command.args(["--threads", &self.wish.threads.to_string()]);
-        command.args(point.durable.then_some("--sync"));
-        let mut client = Attended::start(&mut command)?;
-        client.expect("ready")?;
-        if point.state != State::Healthy {
-            server.fail(LOST)?;
-        }
-        let rates = equal_links(SERVERS + 1, self.wish.mbit);
-        self.network.limit(&rates)?;
-        let outcome = self.watch(point, server, targets, &mut client);
+    /// Does `work` with all links limited.
+    pub fn limited<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let Host { network, wish, .. } = self.host;
+        let rates = equal_links(SERVERS + 1, wish.mbit);
+        network.limit(&rates)?;
+        let outcome = work();
         let free: Vec<(Node, Rates)> = rates.iter().map(|(node, _)| (*node, Rates::default())).collect();
-        self.network.limit(&free)?;
-        let (first, second, before, after) = outcome?;
-        client.go_on()?;
-        let report = client.report()?;
-        let verified = report["verified"].as_u64();
-        ensure!(verified.is_some_and(|records| records >= RECORDS), "not all records are there: {report}");
-        Ok(Measured { measurement: second.since(&first, report), before, after })
+        network.limit(&free)?;
+        outcome
     }
 
-    /// From the moment in which the links are limited to the end of what is measured.
-    fn watch(
-        &self,
-        point: Point,
-        server: &Server,
-        targets: &[Target],
-        client: &mut Attended,
-    ) -> Result<(Reading, Reading, Value, Value)> {
-        if point.state == State::Rebuilding {
-            server.sync_speed(REBUILD_KIB, REBUILD_KIB)?;
-            server.add(Path::new(&targets[SERVERS].member))?;
-        }
-        client.go_on()?;
-        client.expect("begins")?;
-        let read = || Reading::now(self.network, server.pid(), targets);
-        let (before, first) = (server.state()?, read()?);
-        client.go_on()?;
-        client.expect("ended")?;
-        let (second, after) = (read()?, server.state()?);
-        let is_rebuilding = !after["sync"].is_null();
-        ensure!(is_rebuilding == (point.state == State::Rebuilding), "the rebuild: {}", after["sync"]);
-        Ok((first, second, before, after))
+    /// All counters now.
+    pub fn now(&self) -> Result<Instant> {
+        let reading = Reading::now(self.host.network, self.server.pid(), self.targets)?;
+        Ok(Instant { reading, array: self.server.state()? })
+    }
+}
+
+impl Instant {
+    /// Whether a member is being rebuilt.
+    pub fn is_rebuilding(&self) -> bool {
+        !self.array["sync"].is_null()
+    }
+
+    /// What came since `before`, with the client's report.
+    pub fn since(self, before: Self, report: Value) -> Measured {
+        let measurement = self.reading.since(&before.reading, report);
+        Measured { measurement, before: before.array, after: self.array }
     }
 }
 

@@ -1,13 +1,15 @@
-//! `cargo xtask net --rocksdb`: RocksDB on a file system on an array behind limited links, by the side that
-//! computes parity. dRAID's figure 19.
+//! `cargo xtask net --rocksdb` and `--db-bench`: RocksDB on a file system on an array behind limited links,
+//! by the side that computes parity. dRAID's figure 19.
 //!
 //! The array is served as a file (FUSE), over which lies a loop device with ext4 or XFS. The load is that of
-//! `apps/ycsb`, a package outside the workspace, for it links Debian's RocksDB.
+//! `apps/ycsb`, a package outside the workspace, for it links Debian's RocksDB; or Debian's db_bench.
 
+mod db_bench;
 mod host;
 mod page;
 mod plan;
 mod table;
+mod ycsb;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,9 +17,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 use self::host::Host;
-use self::table::{Kept, Run, Setting};
+use self::table::{DB_BENCH, Kept, Run, Setting, YCSB};
 use super::network::Network;
-use super::rounds::ARMS;
+use super::rounds::{self, ARMS};
 use crate::origin::Origin;
 
 /// Records that are loaded, of 1000 bytes.
@@ -50,54 +52,98 @@ pub struct Wish<'a> {
     pub out: Option<&'a Path>,
 }
 
-/// Measures, and writes table and page after each point.
+/// Measures YCSB's workloads, and writes table and page after each point.
 pub fn run(wish: &Wish) -> Result<()> {
-    let papers = wish.out.unwrap_or(wish.root).join(FOLDER);
-    let known = table::load(&papers.join(BESIDE))?;
+    let papers = wish.papers();
+    let known = table::load(&papers.join(BESIDE), YCSB)?;
     if wish.rounds == 0 {
         return write(&papers, &known.context("nothing was measured yet")?);
     }
-    crate::mounts::be_private()?;
     let ycsb = build_client(wish.root)?;
-    let setting = Setting {
-        origin: Origin::now(wish.root)?,
-        mbit: wish.mbit,
-        seconds: wish.seconds,
-        threads: wish.threads,
-    };
-    let mut kept = known.filter(|known| known.is_of(&setting)).unwrap_or(Kept { setting, runs: Vec::new() });
-    let network = Network::new(SERVERS + 1)?;
-    let scratch = Scratch::new()?;
-    let host = Host { wish, network: &network, ycsb: &ycsb, folder: &scratch.0 };
-    for _ in 0..wish.rounds {
-        for point in plan::points() {
-            if wish.only.is_some_and(|only| !point.to_string().contains(only)) {
-                continue;
+    let mut kept = wish.kept(known)?;
+    wish.with_host(|host| {
+        for _ in 0..wish.rounds {
+            for point in plan::points() {
+                if wish.only.is_some_and(|only| !point.to_string().contains(only)) {
+                    continue;
+                }
+                let round = kept.next_round(point);
+                for arm in ARMS {
+                    let measured = ycsb::measure(host, &ycsb, point, arm)
+                        .with_context(|| format!("{point} by {}", arm.name()))?;
+                    let run = Run::new(point, arm, round, &measured);
+                    println!("{round} {point:48} {:12} {run}", arm.name());
+                    kept.runs.push(run);
+                }
+                write(&papers, &kept)?;
             }
-            let round = kept.next_round(point);
-            for arm in ARMS {
-                let measured =
-                    host.measure(point, arm).with_context(|| format!("{point} by {}", arm.name()))?;
-                let run = Run::new(point, arm, round, &measured);
-                println!("{round} {point:48} {:12} {run}", arm.name());
-                kept.runs.push(run);
-            }
-            write(&papers, &kept)?;
         }
+        Ok(())
+    })
+}
+
+/// Measures db_bench's, and writes table and page after each state.
+pub fn run_db_bench(wish: &Wish) -> Result<()> {
+    let papers = wish.papers();
+    let beside = papers.join(BESIDE);
+    if wish.rounds == 0 {
+        return run(wish);
     }
-    Ok(())
+    crate::packages::ensure_rocksdb()?;
+    let mut kept = wish.kept(table::load(&beside, DB_BENCH)?)?;
+    wish.with_host(|host| {
+        for _ in 0..wish.rounds {
+            for state in db_bench::STATES {
+                if wish.only.is_some_and(|only| !state.name().contains(only)) {
+                    continue;
+                }
+                db_bench::measure(host, state, &mut kept)?;
+                table::save(&beside, DB_BENCH, &kept)?;
+                // Elsewhere there may be no YCSB that it could stand beside.
+                if let Some(known) = table::load(&beside, YCSB)? {
+                    write(&papers, &known)?;
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+impl Wish<'_> {
+    fn papers(&self) -> PathBuf {
+        self.out.unwrap_or(self.root).join(FOLDER)
+    }
+
+    /// What is known, if it joins what is measured now.
+    fn kept<R: rounds::Run>(&self, known: Option<Kept<R>>) -> Result<Kept<R>> {
+        let setting = Setting {
+            origin: Origin::now(self.root)?,
+            mbit: self.mbit,
+            seconds: self.seconds,
+            threads: self.threads,
+        };
+        Ok(known.filter(|known| known.is_of(&setting)).unwrap_or(Kept { setting, runs: Vec::new() }))
+    }
+
+    fn with_host(&self, work: impl FnOnce(&Host) -> Result<()>) -> Result<()> {
+        crate::mounts::be_private()?;
+        let network = Network::new(SERVERS + 1)?;
+        let scratch = Scratch::new()?;
+        work(&Host { wish: self, network: &network, folder: &scratch.0 })
+    }
 }
 
 /// Writes page, table and pictures.
 fn write(papers: &Path, kept: &Kept) -> Result<()> {
     let beside = papers.join(BESIDE);
-    table::save(&beside, kept)?;
+    table::save(&beside, YCSB, kept)?;
     for figure in page::FIGURES {
         let path = beside.join(format!("{}.svg", figure.name));
         fs::write(&path, figure.svg(kept)?).with_context(|| format!("write {}", path.display()))?;
     }
     let path = papers.join("applications.md");
-    fs::write(&path, page::page(kept)).with_context(|| format!("write {}", path.display()))
+    let page = page::page(kept, table::load(&beside, DB_BENCH)?.as_ref());
+    fs::write(&path, page).with_context(|| format!("write {}", path.display()))
 }
 
 /// A folder that goes with what is in it.

@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 
 use anyhow::Result;
 
-use super::RECORDS;
 use super::plan::{FileSystem, Point, WORKLOADS};
 use super::table::{Column, Kept, Run};
+use super::{RECORDS, db_bench};
 use crate::bars::Bars;
 use crate::bench::Spread;
 use crate::net::network;
@@ -143,8 +143,8 @@ const COLUMNS: &str = "\
 |---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|
 ";
 
-/// The page of what was measured.
-pub fn page(kept: &Kept) -> String {
+/// The page of what was measured, by YCSB's client and by db_bench.
+pub fn page(kept: &Kept, db_bench: Option<&Kept<db_bench::Run>>) -> String {
     let mut text = HEAD.to_owned();
     setting(&mut text, kept);
     beside(&mut text, kept);
@@ -156,6 +156,9 @@ pub fn page(kept: &Kept) -> String {
             shown.push(heading);
             section(&mut text, kept, point);
         }
+    }
+    if let Some(kept) = db_bench {
+        db_bench::section(&mut text, kept);
     }
     text.truncate(text.trim_end().len());
     text + "\n"
@@ -273,10 +276,10 @@ mod tests {
 
     #[test]
     fn the_page_has_every_point_with_both_arms_and_its_gain() {
-        let text = page(&kept());
+        let text = page(&kept(), Some(&db_bench::tests::kept()));
         let rows =
             text.lines().filter(|line| line.contains("| host-centric |") || line.contains("| offload |"));
-        assert_eq!(rows.count(), points().len() * 2);
+        assert_eq!(rows.count(), points().len() * 2 + 16);
         assert!(text.contains("| 2.00 (2.00 to 2.00) |") && text.contains("220 (200 to 240)"), "{text}");
         assert!(text.contains("| A, half updates: healthy, buffered, offload by host-centric, the median of the rounds | ≥ 1.25 | 2.00 (lowest 2.00) |"), "{text}");
     }

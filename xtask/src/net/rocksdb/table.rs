@@ -176,10 +176,16 @@ impl fmt::Display for Run {
 
 /// All that was measured of one commit, with one link.
 #[derive(Clone, Debug)]
-pub struct Kept {
+pub struct Kept<R = Run> {
     pub setting: Setting,
-    pub runs: Vec<Run>,
+    pub runs: Vec<R>,
 }
+
+/// Where it is kept: the runs, and the setting.
+pub type Files = [&'static str; 2];
+
+pub const YCSB: Files = ["rocksdb.csv", "origin.json"];
+pub const DB_BENCH: Files = ["db_bench.csv", "db_bench.json"];
 
 /// What isn't in the table.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -192,7 +198,7 @@ pub struct Setting {
     pub threads: u32,
 }
 
-impl Kept {
+impl<R: rounds::Run> Kept<R> {
     /// Whether rounds of the other join ours.
     pub fn is_of(&self, other: &Setting) -> bool {
         let same = |a: f64, b: f64| (a - b).abs() < 1e-9;
@@ -205,22 +211,23 @@ impl Kept {
     }
 
     /// The number of the next round of a point.
-    pub fn next_round(&self, point: Point) -> u32 {
-        self.runs.iter().filter(|run| run.point == point).map(|run| run.round).max().unwrap_or(0) + 1
+    pub fn next_round(&self, point: R::Point) -> u32 {
+        let places = self.runs.iter().map(R::place).filter(|(at, ..)| *at == point);
+        places.map(|(_, _, round)| round).max().unwrap_or(0) + 1
     }
 }
 
 /// Keeps it in this folder.
-pub fn save(folder: &Path, kept: &Kept) -> Result<()> {
+pub fn save<R: rounds::Run>(folder: &Path, [runs, setting]: Files, kept: &Kept<R>) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;
-    rounds::save(&kept.runs, &folder.join("rocksdb.csv"))?;
-    origin::save(&kept.setting, &folder.join("origin.json"))
+    rounds::save(&kept.runs, &folder.join(runs))?;
+    origin::save(&kept.setting, &folder.join(setting))
 }
 
 /// What [`save`] has kept, if there is something.
-pub fn load(folder: &Path) -> Result<Option<Kept>> {
-    let Some(setting) = origin::load(&folder.join("origin.json"))? else { return Ok(None) };
-    Ok(Some(Kept { setting, runs: rounds::load(&folder.join("rocksdb.csv"))? }))
+pub fn load<R: rounds::Run>(folder: &Path, [runs, setting]: Files) -> Result<Option<Kept<R>>> {
+    let Some(setting) = origin::load(&folder.join(setting))? else { return Ok(None) };
+    Ok(Some(Kept { setting, runs: rounds::load(&folder.join(runs))? }))
 }
 
 #[cfg(test)]
@@ -254,10 +261,10 @@ pub mod tests {
     #[test]
     fn what_is_kept_is_read_again() {
         let folder = std::env::temp_dir().join(format!("rocksdb-{}", std::process::id()));
-        assert!(load(&folder).unwrap().is_none());
+        assert!(load::<Run>(&folder, YCSB).unwrap().is_none());
         let kept = kept();
-        save(&folder, &kept).unwrap();
-        let loaded = load(&folder).unwrap().unwrap();
+        save(&folder, YCSB, &kept).unwrap();
+        let loaded: Kept = load(&folder, YCSB).unwrap().unwrap();
         fs::remove_dir_all(&folder).unwrap();
         assert!(loaded.is_of(&kept.setting) && loaded.runs == kept.runs);
         assert_eq!(HEAD.split(',').count(), 6 + COLUMNS);

@@ -14,7 +14,7 @@ use crate::packages;
 use crate::vm::image::run;
 
 /// Debian's packages of the image. mdadm brings its udev rules and its hook of the initial ramdisk.
-const PACKAGES: &str = "systemd-sysv,dbus,udev,kmod,procps,busybox,mdadm,e2fsprogs,xfsprogs,fio,initramfs-tools,lz4,\
+const PACKAGES: &str = "systemd-sysv,dbus,udev,kmod,procps,busybox,mdadm,dmsetup,e2fsprogs,xfsprogs,fio,initramfs-tools,lz4,\
     linux-image-6.12-amd64";
 const SOURCES: &[&str] = &[
     "deb http://deb.debian.org/debian bookworm main",
@@ -30,6 +30,8 @@ const FILES: &[(&str, &str)] = &[
     ("etc/hosts", "127.0.0.1 localhost debian\n"),
     ("etc/initramfs-tools/conf.d/vm", "MODULES=list\nCOMPRESS=lz4\n"),
     ("etc/initramfs-tools/modules", "virtio_pci\nvirtio_blk\nvirtio_scsi\nsd_mod\next4\n"),
+    // On a busy machine udev takes longer than systemd waits for a disk otherwise.
+    ("etc/systemd/system.conf.d/vm.conf", "[Manager]\nDefaultDeviceTimeoutSec=600\n"),
     ("etc/systemd/system/job.service", include_str!("../../../vm/debian/job.service")),
 ];
 /// Units that would disturb: a console that waits for a login, and apt's own timers.

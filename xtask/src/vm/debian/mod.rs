@@ -52,6 +52,10 @@ const STEPS: &[Step] = &[
     Step { name: "put-back", about: "put back: in sync again without a hand, all verifies, parity right" },
     Step { name: "stopped", about: "a stopped array stays so, and its mount has it started again" },
     Step {
+        name: "hung",
+        about: "a disk that hangs for ever: no watchdog, no upgrade; stopped, started and killed without it; then back",
+    },
+    Step {
         name: "upgraded",
         about: "upgrade under load: the same process is the new program, no error; again after kill -9",
     },
@@ -90,6 +94,7 @@ const SCRIPTS: &[(&str, &str)] = &[
 ];
 const LONG_SCRIPTS: &[(&str, &str)] = &[
     ("service.sh", include_str!("../../../vm/debian/service.sh")),
+    ("hung.sh", include_str!("../../../vm/debian/hung.sh")),
     ("upgrade.sh", include_str!("../../../vm/debian/upgrade.sh")),
     ("gone.sh", include_str!("../../../vm/debian/gone.sh")),
 ];
