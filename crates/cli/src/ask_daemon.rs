@@ -58,6 +58,11 @@ fn ask<T: DeserializeOwned>(method: &str, limit: Duration) -> Result<T, Failure>
     })
 }
 
+/// Whether one runs, as far as this user may know.
+pub fn is_there() -> bool {
+    connect().is_ok()
+}
+
 /// Tells the daemon that there may be something new. Whether there is one that starts what it finds.
 pub fn have_it_look() -> bool {
     ask::<Looks>("look", LIMIT).is_ok_and(|looks| looks.starts)

@@ -19,12 +19,18 @@ use clap_complete::Shell;
 use pinstripe_bench::{BitmapChoice, OffloadChoice, PolicyChoice, ReducerPolicy};
 use pinstripe_control::{size::ByteSize, text::is_unseen};
 use pinstripe_engine::options::JournalMode;
-use pinstripe_md::{identity::SetName, level::Level, superblock::MetadataVersion};
+use pinstripe_md::{
+    identity::{SetName, Uuid},
+    level::Level,
+    superblock::MetadataVersion,
+};
 use thiserror::Error;
 
 pub use limit::{LimitArguments, LimitOptions};
 pub use log::{LogFormat, LogLevel, LogOptions};
-pub use maintenance::{CheckArguments, EventsArguments, MonitorArguments, RepairArguments, SyncArguments};
+pub use maintenance::{
+    CheckArguments, EventsArguments, MonitorArguments, RepairArguments, Since, SyncArguments,
+};
 pub use record::RecordArguments;
 pub use remote::{DiscoverArguments, Offload, RemoteArguments, TargetArguments};
 pub use service::{
@@ -331,12 +337,20 @@ pub struct ServeArguments {
     /// $XDG_RUNTIME_DIR/pinstripe, if that is set]
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub control: Option<PathBuf>,
+    /// What the sockets, the log and the names in /dev/pinstripe begin with, instead of the array's name:
+    /// where several arrays have one name, all but one are started so
+    #[arg(long, value_name = "NAME")]
+    pub called: Option<String>,
     /// Threads that serve [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub shards: Option<u16>,
     /// CPUs to run the shards on, such as 0-3,8
     #[arg(long, value_name = "LIST")]
     pub cpus: Option<CpuList>,
+    /// The array that is meant. Members of another one are refused, and of a member with superblocks of
+    /// several arrays the one of this array counts
+    #[arg(long, value_name = "UUID", conflicts_with = "create")]
+    pub uuid: Option<Uuid>,
     /// Refuse writes, and change nothing on the members
     #[arg(long)]
     pub read_only: bool,
@@ -554,7 +568,7 @@ pub struct UblkDeleteArguments {
 
 #[derive(Debug, Args)]
 pub struct ArrayArguments {
-    /// The array's name, or the path of its control socket
+    /// The array's name or UUID, or the path of its control socket
     #[arg(value_name = "ARRAY", value_hint = ValueHint::FilePath)]
     pub array: String,
 }
@@ -684,7 +698,7 @@ pub enum ConsistencyChoice {
 
 #[derive(Debug, Args)]
 pub struct StopArguments {
-    /// The array's name, or the path of its control socket
+    /// The array's name or UUID, or the path of its control socket
     #[arg(value_name = "ARRAY", required_unless_present = "all", value_hint = ValueHint::FilePath)]
     pub array: Option<String>,
     /// Stop all arrays that are served on this machine, or none if one of them has clients or doesn't answer

@@ -7,7 +7,6 @@
 
 use std::{
     io::Read,
-    ops::Range,
     path::PathBuf,
     rc::Rc,
     time::{SystemTime, UNIX_EPOCH},
@@ -15,7 +14,10 @@ use std::{
 
 use pinstripe_bench::BitmapChoice;
 use pinstripe_control::{size::ByteSize, text::printable};
-use pinstripe_engine::{assembly::create::create_placed_after, geometry::MEMBERS_MAX};
+use pinstripe_engine::{
+    assembly::create::{create_placed_after, wipe_marks},
+    geometry::MEMBERS_MAX,
+};
 use pinstripe_md::{
     identity::{SetName, Timestamp, Uuid},
     level::{Layout, Level, ParityLayout, Raid0Layout},
@@ -23,11 +25,11 @@ use pinstripe_md::{
         InitialSync, NewArray, NewBitmap, NewDevice, NewLog, PlacedArray, PlacementError,
         journal::add_journal,
     },
-    superblock::MetadataVersion,
+    superblock::{MetadataVersion, Role, Superblock},
     units::{SECTOR_BYTES, SectorCount, sector_range},
 };
 use pinstripe_runtime::{
-    Device, DeviceInfo, shard,
+    Device, DeviceInfo,
     uring::{self, OpenOptions, RuntimeConfig},
 };
 use serde_json::json;
@@ -37,7 +39,7 @@ use crate::{
     failure::Failure,
     member::{self, Member},
     output,
-    probe::Contents,
+    probe::{Contents, MdFinding},
 };
 
 const CHUNK_DEFAULT: ByteSize = ByteSize(64 << 10);
@@ -267,15 +269,13 @@ async fn make(shape: &Shape, paths: Vec<PathBuf>, force: bool) -> Result<(NewArr
     }
     let devices: Vec<Rc<dyn Device>> = files.iter().map(Member::attach).collect::<Result<_, _>>()?;
     let superblocks = placed.superblocks.clone();
-    let wipe = async {
+    let wiping = async {
         for ((device, contents), superblock) in devices.iter().zip(&contents).zip(&superblocks) {
-            let (start, length) = (superblock.member.data_offset, superblock.member.data_size);
-            let data = sector_range(start, length);
-            wipe_marks(&**device, contents, data.start * SECTOR_BYTES..data.end * SECTOR_BYTES).await?;
+            wipe(&**device, contents, superblock).await?;
         }
         Ok::<(), Failure>(())
     };
-    let placed = create_placed_after(placed, &devices, wipe).await?;
+    let placed = create_placed_after(placed, &devices, wiping).await?;
     Ok((wish, placed))
 }
 
@@ -320,25 +320,25 @@ fn named(error: &PlacementError, infos: &[DeviceInfo]) -> Failure {
     }
 }
 
-/// Zeroes the blocks that hold marks of what was there.
+/// Wipes what shows what a device was (see [`wipe_marks`]).
 ///
 /// Old MD superblocks go wherever they are, as with mdadm: one in front of the new one would be taken for it.
 /// Other marks stay where the new array has its data, for they may be part of it: an array that is made anew
 /// over itself keeps all of its content.
-async fn wipe_marks(device: &dyn Device, contents: &Contents, data: Range<u64>) -> Result<(), Failure> {
-    let block = u64::from(device.info().logical_block);
-    let in_blocks = |mark: Range<u64>| {
-        mark.start / block * block..mark.end.next_multiple_of(block).min(device.info().size)
+async fn wipe(device: &dyn Device, contents: &Contents, superblock: &Superblock) -> Result<(), Failure> {
+    let (array, member) = (&superblock.array, &superblock.member);
+    let length = match superblock.own_role() {
+        Role::Slot(_) if array.level.has_parity() => array.component_sectors(),
+        Role::Slot(_) => member.data_size,
+        _ => SectorCount(0),
     };
-    let in_data = |blocks: &Range<u64>| blocks.start < data.end && data.start < blocks.end;
-    let superblocks = contents.metadata.iter().map(|found| in_blocks(found.mark()));
-    let others = contents.others.iter().map(|found| in_blocks(found.mark.clone()));
-    for blocks in superblocks.chain(others.filter(|blocks| !in_data(blocks))) {
-        let length = usize::try_from(blocks.end.saturating_sub(blocks.start))?;
-        let written = device.write(blocks.start, shard::zeroed(length).freeze(), false).await.result;
-        written.map_err(|error| Failure::new(format!("{}: {error}", device.info().name)))?;
-    }
-    Ok(())
+    let data = sector_range(member.data_offset, length);
+    let failed = |error| Failure::new(format!("{}: {error}", device.info().name));
+    let superblocks = contents.metadata.iter().map(MdFinding::mark);
+    wipe_marks(device, superblocks, 0..0).await.map_err(failed)?;
+    wipe_marks(device, contents.marks(), data.start * SECTOR_BYTES..data.end * SECTOR_BYTES)
+        .await
+        .map_err(failed)
 }
 
 /// Bytes that users of the array see.

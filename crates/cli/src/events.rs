@@ -14,10 +14,11 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
-    command_line::EventsArguments,
+    ask_daemon,
+    command_line::{EventsArguments, Since},
     daemon::state_folder,
     failure::Failure,
-    history::{HISTORY, HISTORY_BEFORE, Told},
+    history::{Age, Begin, HISTORY, HISTORY_BEFORE, Told},
     output,
     scan::Served,
 };
@@ -36,15 +37,16 @@ pub fn run(arguments: &EventsArguments) -> Result<(), Failure> {
         Err(error) => Err(failed(name, &error)),
     };
     let now = UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
-    let mut wanted = Wanted {
-        arguments,
-        begin: arguments.since.map(|since| now.saturating_sub(since.as_secs())),
-        arrays: BTreeSet::new(),
-    };
+    let begin = arguments.since.map(|since| match since {
+        Since::Ago(time) => Begin::new(now.saturating_sub(time.as_secs()), now),
+        Since::Date(seconds) => Begin::new(seconds, now),
+    });
+    let mut wanted = Wanted { arguments, begin, held: Vec::new(), arrays: BTreeSet::new() };
     // The newer one first: meanwhile it may become the older one, and what stands twice is better than
     // nothing.
     let newer = open(HISTORY)?;
-    if newer.is_none() && !arguments.follow && open(HISTORY_BEFORE)?.is_none() {
+    let is_none = newer.is_none() && open(HISTORY_BEFORE)?.is_none();
+    if is_none && !arguments.follow && !ask_daemon::is_there() {
         let folder = folder.display();
         return Err(Failure::new(format!("there is no history in {folder}: `pinstripe daemon` keeps it")));
     }
@@ -58,6 +60,7 @@ pub fn run(arguments: &EventsArguments) -> Result<(), Failure> {
             wanted.print_all(reader).map_err(|error| failed(HISTORY, &error))??;
         }
         if first {
+            wanted.end_of_past()?;
             wanted.check_array()?;
             first = false;
         }
@@ -86,8 +89,10 @@ fn is_at(file: &File, path: &std::path::Path) -> bool {
 /// Which events are shown.
 struct Wanted<'a> {
     arguments: &'a EventsArguments,
-    /// Seconds since the epoch.
-    begin: Option<u64>,
+    /// Those that came since then.
+    begin: Option<Begin>,
+    /// Of these it isn't known whether they did.
+    held: Vec<String>,
     /// Those that the history has had so far.
     arrays: BTreeSet<String>,
 }
@@ -126,21 +131,40 @@ impl Wanted<'_> {
             if reader.read_until(b'\n', &mut text)? == 0 {
                 return Ok(Ok(()));
             }
-            let shown = self.shown(&text);
-            if let Some(Err(failure)) = shown.map(|line| output::print(&line)) {
+            if let Err(failure) = self.take(&text) {
                 return Ok(Err(failure));
             }
         }
     }
 
-    fn shown(&mut self, text: &[u8]) -> Option<String> {
-        let value: Value = serde_json::from_slice(text).ok()?;
-        let line = Told::deserialize(&value).ok()?;
+    /// Shows an event, if it is to be shown; holds it back as long as that isn't known.
+    fn take(&mut self, text: &[u8]) -> Result<(), Failure> {
+        let Ok(value) = serde_json::from_slice::<Value>(text) else { return Ok(()) };
+        let Ok(line) = Told::deserialize(&value) else { return Ok(()) };
         if !self.arrays.contains(&line.array) {
             self.arrays.insert(line.array.clone());
         }
+        let age = self.begin.as_mut().map_or(Age::Wanted, |begin| begin.age(line.time));
+        if age == Age::Older {
+            self.held.clear();
+            return Ok(());
+        }
+        self.held.extend(self.shown(&line, &value));
+        if age == Age::Wanted { self.show_held() } else { Ok(()) }
+    }
+
+    /// What is held back may have come since then, as far as is known now; what comes next has.
+    fn end_of_past(&mut self) -> Result<(), Failure> {
+        self.begin.iter_mut().for_each(Begin::end);
+        self.show_held()
+    }
+
+    fn show_held(&mut self) -> Result<(), Failure> {
+        self.held.drain(..).try_for_each(|line| output::print(&line))
+    }
+
+    fn shown(&self, line: &Told, value: &Value) -> Option<String> {
         let is_meant = self.arguments.array.as_ref().is_none_or(|array| *array == line.array)
-            && self.begin.is_none_or(|begin| line.time >= begin)
             && (line.alarming || !self.arguments.alarming);
         if !is_meant {
             return None;

@@ -14,7 +14,7 @@ use pinstripe_control::{
 use pinstripe_md::{
     identity::Timestamp,
     level::Level,
-    superblock::{ArrayRecord, ResyncOffset, Role, Superblock, Support},
+    superblock::{ArrayRecord, BitmapProblem, ResyncOffset, Role, Support},
     units::SECTOR_BYTES,
 };
 use pinstripe_runtime::uring::{self, OpenOptions, RuntimeConfig};
@@ -133,11 +133,24 @@ fn role_words(role: Role) -> String {
     }
 }
 
-fn support_words(superblock: &Superblock) -> String {
-    match superblock.support() {
-        Support::Full => "yes".to_owned(),
-        Support::ReadOnly(reason) => format!("read-only: {reason}"),
-        Support::Refused(reason) => format!("no: {reason}"),
+/// What may be done with the array, as far as this member tells: a word for programs, and why.
+fn support(metadata: &Metadata) -> (&'static str, Option<String>) {
+    let superblock = &metadata.superblock;
+    // A start reads the bitmaps of members that have a slot.
+    let is_seated = matches!(superblock.own_role(), Role::Slot(_));
+    match (superblock.support(), &metadata.bitmap) {
+        (Support::Refused(reason), _) => ("refused", Some(reason.to_string())),
+        (_, Some(Err(problem))) if is_seated => ("refused", Some(problem.to_string())),
+        (Support::ReadOnly(reason), _) => ("read-only", Some(reason.to_string())),
+        (Support::Full, _) => ("full", None),
+    }
+}
+
+fn support_words(metadata: &Metadata) -> String {
+    match support(metadata) {
+        ("refused", Some(reason)) => format!("no: {reason}"),
+        (kind, Some(reason)) => format!("{kind}: {reason}"),
+        (_, None) => "yes".to_owned(),
     }
 }
 
@@ -184,7 +197,7 @@ fn member_text(device: &str, metadata: &Metadata) -> String {
     }
     rows.push(("bitmap", bitmap_words(metadata.bitmap.as_ref())));
     rows.push(("bad blocks", bad_block_words(metadata.bad_blocks.as_ref())));
-    rows.push(("can be served", support_words(superblock)));
+    rows.push(("can be served", support_words(metadata)));
     format!("{device}: member of the array {}\n{}", printable(&array.name.short()), table(&rows))
 }
 
@@ -197,10 +210,10 @@ fn level_words(array: &ArrayRecord) -> String {
     format!("{}{layout}, chunk {}", array.level, ByteSize(chunk))
 }
 
-fn bitmap_words(bitmap: Option<&Result<BitmapSummary, String>>) -> String {
+fn bitmap_words(bitmap: Option<&Result<BitmapSummary, BitmapProblem>>) -> String {
     match bitmap {
         None => "none".to_owned(),
-        Some(Err(error)) => format!("unreadable: {error}"),
+        Some(Err(problem)) => format!("can't be used: {problem}"),
         Some(Ok(bitmap)) => {
             let stale = if bitmap.stale { ", stale: all count as set" } else { "" };
             let chunk = ByteSize(bitmap.chunk_bytes.into());
@@ -236,10 +249,10 @@ fn member_json(metadata: &Metadata) -> Value {
         Some(Ok(value)) => value,
         Some(Err(error)) => json!({ "error": error }),
     };
-    let bitmap = metadata.bitmap.as_ref().map(|b| b.as_ref().map(|b| json!(b)).map_err(Clone::clone));
+    let bitmap = metadata.bitmap.as_ref().map(|b| b.as_ref().map(|b| json!(b)).map_err(ToString::to_string));
     let bad_blocks =
         metadata.bad_blocks.as_ref().map(|b| b.as_ref().map(|b| json!(b.ranges)).map_err(Clone::clone));
-    let support = superblock.support();
+    let (support, reason) = support(metadata);
     json!({
         "array": {
             "name": array.name.to_string(),
@@ -278,8 +291,7 @@ fn member_json(metadata: &Metadata) -> Value {
         "bitmap": or_error(bitmap),
         "bad_blocks": or_error(bad_blocks),
         "feature_map": superblock.feature_map(),
-        "support": match support { Support::Full => "full", Support::ReadOnly(_) => "read-only", Support::Refused(_) => "refused" },
-        "support_reason": match support { Support::Full => None, Support::ReadOnly(reason) => Some(reason.to_string()),
-            Support::Refused(reason) => Some(reason.to_string()) },
+        "support": support,
+        "support_reason": reason,
     })
 }

@@ -13,6 +13,7 @@ use std::{
 };
 
 use pinstripe_control::text::shell_word;
+use pinstripe_export::fuse::PAYLOAD_BYTES_MAX;
 use pinstripe_runtime::uring::fuse::{Connection, PATH};
 use rustix::{
     fs::{CWD, Mode, OFlags},
@@ -111,6 +112,12 @@ impl Place {
     }
 }
 
+/// The option of a mount that says how long a read may be. Without it the kernel sends as many pages as it
+/// may, which where a page has more than 4 KiB is more than the session takes.
+fn read_limit() -> String {
+    format!("max_read={PAYLOAD_BYTES_MAX}")
+}
+
 impl Mounted {
     /// The path.
     pub fn path(&self) -> &Path {
@@ -123,8 +130,9 @@ impl Mounted {
         }
         let connection = Connection::open()?;
         let options = format!(
-            "fd={},rootmode={mode:o},user_id=0,group_id=0,allow_other,default_permissions",
-            connection.number()
+            "fd={},rootmode={mode:o},user_id=0,group_id=0,allow_other,default_permissions,{}",
+            connection.number(),
+            read_limit()
         );
         let options = CString::new(options).unwrap_or_default();
         let mut flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;

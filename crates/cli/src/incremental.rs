@@ -7,7 +7,7 @@ use std::path::Path;
 
 use pinstripe_config::{Array, Configuration, Usable};
 use pinstripe_control::{place, text::printable};
-use pinstripe_md::identity::Uuid;
+use pinstripe_md::{identity::Uuid, superblock::Superblock};
 use serde_json::{Value, json};
 
 use crate::{
@@ -23,12 +23,28 @@ use crate::{
 pub fn run(arguments: &IncrementalArguments) -> Result<(), Failure> {
     let main = arguments.start.configuration.config.as_deref();
     if arguments.export {
-        // What is wrong with another array's entry must not leave this one to mdadm.
-        return output::print(&export(&configuration::load_usable(main)?, &arguments.device)?);
+        // What is wrong, be it in another array's entry or for all, must not leave this one to mdadm.
+        let (usable, problems) = match configuration::load_usable(main) {
+            Ok(usable) => (usable, None),
+            Err(problems) => (nothing_right(main), Some(problems)),
+        };
+        let told = export(&usable, &arguments.device)?;
+        return match problems {
+            // The rules go by what they were told before, then: the array may stand in what can't be read.
+            Some(problems) if told.is_empty() => Err(problems.into()),
+            _ => output::print(&told),
+        };
     }
     let configuration = configuration::load(main)?;
     let said = take(&configuration, arguments)?;
     if arguments.start.json { output::print_json(&said.value) } else { output::print(&said.words) }
+}
+
+/// The configuration with errors that may be about any array: none has a unit.
+fn nothing_right(main: Option<&Path>) -> Usable {
+    let configuration = Configuration::known(main);
+    let wrong = configuration.arrays.iter().map(|entry| entry.place.clone()).collect();
+    Usable { configuration, wrong, is_daemon_wrong: true, problems: Vec::new() }
 }
 
 /// What was done, for people and for programs.
@@ -67,6 +83,13 @@ fn array_of<'a>(configuration: &'a Configuration, path: &Path) -> Result<Result<
         Ok(superblock) => superblock,
         Err(error) => return left(&format!("its superblock can't be read: {error}")),
     };
+    // Of one with superblocks of several arrays that of the array which is configured.
+    let is_configured = |superblock: &&Superblock| {
+        let (uuid, name) = (superblock.array.set_uuid, superblock.array.name.to_string());
+        configuration.arrays.iter().any(|entry| entry.is(uuid, &name))
+    };
+    let mut all = std::iter::once(superblock).chain(&candidate.rivals);
+    let superblock = all.find(is_configured).unwrap_or(superblock);
     let (uuid, name) = (superblock.array.set_uuid, superblock.array.name.to_string());
     let mut entries = configuration.arrays.iter().filter(|entry| entry.is(uuid, &name));
     let entry = entries.next();

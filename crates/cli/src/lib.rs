@@ -36,6 +36,7 @@ mod ask_daemon;
 mod assemble;
 mod bench;
 mod block_users;
+mod called;
 mod command_line;
 mod completion;
 mod configuration;

@@ -53,6 +53,23 @@ pub fn servers() -> Vec<(PathBuf, Result<Detail, ClientError>)> {
             answer => found.push((path, answer)),
         }
     }
+    without_clients_sockets(found)
+}
+
+/// Without sockets by which clients use the arrays: one may be in the folder of the control sockets, and be
+/// called as these are.
+fn without_clients_sockets(
+    mut found: Vec<(PathBuf, Result<Detail, ClientError>)>,
+) -> Vec<(PathBuf, Result<Detail, ClientError>)> {
+    let answering = found.iter().filter_map(|(_, answer)| answer.as_ref().ok());
+    let uris: Vec<String> =
+        answering.flat_map(|detail| &detail.addresses).map(|address| address.uri.clone()).collect();
+    let is_clients = |path: &Path| {
+        let path = path.display().to_string();
+        let leads_there = |before: &str| before.is_empty() || before.ends_with(['=', ':']);
+        uris.iter().any(|uri| uri.strip_suffix(&path).is_some_and(leads_there))
+    };
+    found.retain(|(path, answer)| answer.is_ok() || !is_clients(path));
     found
 }
 

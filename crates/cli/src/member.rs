@@ -13,6 +13,7 @@ use std::{
 use pinstripe_nvme::{
     auth::{Authentication, Keyring, TlsKeyring},
     initiator::{self, Address, BadAddress, Connector, Initiator, NvmeSource, Options, Presence},
+    wire::identifiers::NamespaceIdentity,
 };
 use pinstripe_runtime::{
     Device, DeviceError, DeviceInfo, DeviceSource, Shard,
@@ -182,7 +183,7 @@ pub fn disks() -> BTreeMap<String, Disk> {
 /// What is remembered of a namespace that became a member.
 #[derive(Clone)]
 pub struct Known {
-    pub nguid: [u8; 16],
+    pub identity: NamespaceIdentity,
     pub presence: Presence,
 }
 
@@ -257,7 +258,7 @@ impl Member {
         let (name, known, disk) = match self {
             Self::Local(file, disk) => (&file.info().name, None, disk.clone()),
             Self::Remote(source) => {
-                let known = Known { nguid: source.nguid(), presence: source.presence() };
+                let known = Known { identity: source.identity(), presence: source.presence() };
                 (&source.info().name, Some(known), None)
             }
         };

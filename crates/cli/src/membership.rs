@@ -8,7 +8,7 @@ use pinstripe_bench::BitmapChoice;
 use pinstripe_config::{Configuration, is_server};
 use pinstripe_control::{
     AddParameters, AddResult, BitmapParameters, DeviceResult, GrowParameters, JournalModeParameters,
-    MemberName, ReplaceParameters, client::Client, text::printable,
+    MemberName, ReplaceParameters, client::Client, detail::Member, text::printable,
 };
 use pinstripe_engine::options::JournalMode;
 use pinstripe_runtime::uring::{path_of, persistent_path};
@@ -24,6 +24,8 @@ use crate::{
 
 /// What the server does meanwhile.
 const TAKES_OUT: &str = "which writes the superblocks and waits for the member's requests";
+/// The state of a slot without its member.
+const MISSING: &str = "missing";
 const CHANGES: &str = "which writes the superblocks";
 
 pub fn fail(arguments: &FailArguments) -> Result<(), Failure> {
@@ -211,13 +213,14 @@ fn device(path: &Path) -> Result<String, Failure> {
     })
 }
 
-/// Waits until the member of `slot` has everything.
+/// Waits until the device that was just put into `slot` has everything. If another one is there later, its
+/// rebuild has failed.
 fn wait_until_whole(client: &mut Client, slot: usize, quiet: bool) -> Result<(), Failure> {
     let bar = bar(quiet);
+    let mut device = None;
     loop {
         let detail = fetch(client)?;
-        let state = detail.members.get(slot).map_or("missing", |member| member.state.as_str());
-        match state {
+        match state_of(detail.members.get(slot), &mut device) {
             "in-sync" | "resyncing" => break,
             "recovering" => show(&bar, detail.sync.as_ref()),
             _ => {
@@ -233,6 +236,13 @@ fn wait_until_whole(client: &mut Client, slot: usize, quiet: bool) -> Result<(),
     Ok(())
 }
 
+/// The state of the device that was in a slot at the first look.
+fn state_of<'a>(member: Option<&'a Member>, device: &mut Option<String>) -> &'a str {
+    let Some(member) = member else { return MISSING };
+    let first = device.get_or_insert_with(|| member.device.clone().unwrap_or_default());
+    if member.device.as_ref() == Some(first) { &member.state } else { MISSING }
+}
+
 /// Waits until `device` holds `slot`.
 fn wait_until_replaced(client: &mut Client, slot: usize, device: &str, quiet: bool) -> Result<(), Failure> {
     let bar = bar(quiet);
@@ -242,7 +252,7 @@ fn wait_until_replaced(client: &mut Client, slot: usize, device: &str, quiet: bo
         if member.is_some_and(|m| m.device.as_deref() == Some(device) && m.is_whole()) {
             break;
         }
-        let holds = |member: &pinstripe_control::detail::Member| {
+        let holds = |member: &Member| {
             [&member.device, &member.replacement].iter().any(|name| name.as_deref() == Some(device))
         };
         if !member.is_some_and(holds) {
@@ -255,4 +265,29 @@ fn wait_until_replaced(client: &mut Client, slot: usize, device: &str, quiet: bo
     }
     bar.finish_and_clear();
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn another_device_that_takes_the_slot_is_no_success_of_the_one_that_was_added() {
+        let member = |device: Option<&str>, state: &str| -> Member {
+            serde_json::from_value(json!({
+                "slot": 1, "state": state, "device": device, "read_latency_ns": 0, "write_latency_ns": 0,
+                "slow": false, "late_requests": 0, "bad_sectors": 0, "statistics": {},
+            }))
+            .unwrap()
+        };
+        let mut device = None;
+        let mut state = |now: &Member| state_of(Some(now), &mut device).to_owned();
+        assert_eq!(state(&member(Some("/dev/new"), "recovering")), "recovering");
+        assert_eq!(state(&member(Some("/dev/new"), "in-sync")), "in-sync");
+        assert_eq!(state(&member(Some("/dev/spare"), "in-sync")), "missing");
+        assert_eq!(state(&member(None, "missing")), "missing");
+        assert_eq!(state_of(None, &mut None), "missing");
+    }
 }

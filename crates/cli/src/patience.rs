@@ -69,20 +69,41 @@ pub fn work<T: DeserializeOwned>(
     parameters: impl Serialize,
     doing: &str,
 ) -> Result<T, ClientError> {
-    let array = client.array().to_owned();
-    let mut asked = Duration::ZERO;
-    watched(client, method, parameters, doing, |waited| {
-        if waited < asked + ASK {
+    let mut pulse = Pulse::of(client);
+    watched(client, method, parameters, doing, |waited| pulse.beats(waited))
+}
+
+/// Whether a server that has much to do is still there: it is asked on another connection.
+pub struct Pulse {
+    array: String,
+    every: Duration,
+    limit: Duration,
+    asked: Duration,
+}
+
+impl Pulse {
+    /// Asks now and then.
+    pub fn of(client: &Client) -> Self {
+        Self::within(client, ASK, ANSWER_LIMIT)
+    }
+
+    /// Asks this often, and waits so long for an answer.
+    pub fn within(client: &Client, every: Duration, limit: Duration) -> Self {
+        Self { array: client.array().to_owned(), every, limit, asked: Duration::ZERO }
+    }
+
+    /// Whether it was there the last time. What ends, ends a call of its own accord.
+    pub fn beats(&mut self, waited: Duration) -> bool {
+        if waited < self.asked + self.every {
             return true;
         }
-        let other = Client::connect(&array).and_then(|mut client| {
-            client.set_timeout(Some(ANSWER_LIMIT))?;
+        let other = Client::connect(&self.array).and_then(|mut client| {
+            client.set_timeout(Some(self.limit))?;
             client.call::<Version>("version", Value::Null)
         });
-        asked = waited;
-        // What ends, ends the call as well.
+        self.asked = waited;
         !matches!(other, Err(ClientError::Silent { .. }))
-    })
+    }
 }
 
 /// As [`work`], for a server that answers nothing else meanwhile. `limit`: if it is to be given up.

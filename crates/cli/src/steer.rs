@@ -14,7 +14,6 @@ use pinstripe_control::{
     limit::{Limit, LimitParameters},
     text::printable,
 };
-use pinstripe_md::identity::Uuid;
 use serde_json::Value;
 
 use crate::{
@@ -65,7 +64,7 @@ pub fn fetch(client: &mut Client) -> Result<Detail, ClientError> {
 pub fn stop(arguments: &StopArguments) -> Result<(), Failure> {
     let end = Instant::now() + Duration::from_secs(arguments.wait.into());
     match &arguments.array {
-        Some(array) => stop_one(connect(array)?, array, arguments.force, end, None),
+        Some(array) => stop_one(Client::connect(array)?, array, arguments.force, end, None),
         None => stop_all(arguments.force, end),
     }
 }
@@ -162,15 +161,4 @@ pub fn limit(arguments: &LimitArguments) -> Result<(), Failure> {
     } else {
         output::print(&format!("{}\n", limit.in_words()))
     }
-}
-
-/// Connects to the server of an array by its name, its socket or its UUID, as a unit's name has it.
-fn connect(array: &str) -> Result<Client, ClientError> {
-    let connected = Client::connect(array);
-    let (Err(ClientError::NotServed { .. }), Ok(uuid)) = (&connected, array.parse::<Uuid>()) else {
-        return connected;
-    };
-    let is_it = |detail: &Detail| detail.uuid.parse() == Ok(uuid);
-    let found = list::servers().into_iter().find(|(_, answer)| answer.as_ref().is_ok_and(is_it));
-    found.map_or(connected, |(path, _)| Client::connect(&path.to_string_lossy()))
 }

@@ -28,8 +28,8 @@ fn tell(states: &[NotifyState<'_>]) {
     let _ = sd_notify::notify(states);
 }
 
-fn extension() -> NotifyState<'static> {
-    NotifyState::ExtendTimeoutUsec(u32::try_from(EXTENSION.as_micros()).unwrap_or(u32::MAX))
+fn extension(time: Duration) -> NotifyState<'static> {
+    NotifyState::ExtendTimeoutUsec(u32::try_from(time.as_micros()).unwrap_or(u32::MAX))
 }
 
 /// What the process does, for `systemctl status`.
@@ -56,7 +56,7 @@ pub fn tell_alive() {
 
 /// It waits for something before it can start.
 pub fn tell_waiting(words: &str) {
-    tell(&[NotifyState::Status(&printable(words)), extension()]);
+    tell(&[NotifyState::Status(&printable(words)), extension(EXTENSION)]);
 }
 
 /// What a server is about.
@@ -68,11 +68,16 @@ enum Stage {
 }
 
 impl Stage {
-    /// A sign of life: a start and an end need time, a server that serves is watched.
-    fn sign(self) -> NotifyState<'static> {
+    /// A sign of life: a start and an end need time, a server that serves is watched. That one is given time,
+    /// too: the unit may be stopping while clients are still served. No more than the watchdog's, which would
+    /// wait longer otherwise.
+    fn sign(self, watchdog: Option<Duration>) -> Vec<NotifyState<'static>> {
         match self {
-            Self::Starting | Self::Stopping => extension(),
-            Self::Serving => NotifyState::Watchdog,
+            Self::Starting | Self::Stopping => vec![extension(EXTENSION)],
+            Self::Serving => vec![
+                NotifyState::Watchdog,
+                extension(watchdog.map_or(EXTENSION, |limit| limit.min(EXTENSION))),
+            ],
         }
     }
 }
@@ -86,8 +91,9 @@ impl Supervised {
     pub fn begin(shards: &[ShardHandle], serves: bool) -> Self {
         let stage = Rc::new(Cell::new(if serves { Stage::Serving } else { Stage::Starting }));
         if is_there() {
-            let (stage, pause) = (Rc::clone(&stage), pause(sd_notify::watchdog_enabled()));
-            shard::spawn(signs(shards.to_vec(), pause, move || tell(&[stage.get().sign()])));
+            let (stage, watchdog) = (Rc::clone(&stage), sd_notify::watchdog_enabled());
+            let give = move || tell(&stage.get().sign(watchdog));
+            shard::spawn(signs(shards.to_vec(), pause(watchdog), give));
         }
         Self(stage)
     }
@@ -101,7 +107,7 @@ impl Supervised {
     /// It ends.
     pub fn stopping(&self) {
         self.0.set(Stage::Stopping);
-        tell(&[NotifyState::Stopping, NotifyState::Status("stopping"), extension()]);
+        tell(&[NotifyState::Stopping, NotifyState::Status("stopping"), extension(EXTENSION)]);
     }
 }
 
@@ -136,10 +142,19 @@ mod tests {
         assert_eq!(pause(None), INTERVAL);
         assert_eq!(pause(Some(Duration::from_mins(10))), INTERVAL);
         assert_eq!(pause(Some(Duration::from_secs(8))), Duration::from_secs(2));
-        assert!(matches!(Stage::Serving.sign(), NotifyState::Watchdog));
         for stage in [Stage::Starting, Stage::Stopping] {
-            assert!(matches!(stage.sign(), NotifyState::ExtendTimeoutUsec(60_000_000)), "{stage:?}");
+            let sign = stage.sign(Some(Duration::from_secs(8)));
+            assert!(matches!(sign[..], [NotifyState::ExtendTimeoutUsec(60_000_000)]), "{stage:?}");
         }
+    }
+
+    #[test]
+    fn a_server_that_serves_gives_the_end_of_its_unit_time_and_the_watchdog_none() {
+        let time = |watchdog: Option<u64>| match Stage::Serving.sign(watchdog.map(Duration::from_secs))[..] {
+            [NotifyState::Watchdog, NotifyState::ExtendTimeoutUsec(time)] => time,
+            _ => panic!("a watchdog has to be told, and how long to wait"),
+        };
+        assert_eq!((time(None), time(Some(8)), time(Some(600))), (60_000_000, 8_000_000, 60_000_000));
     }
 
     #[test]

@@ -10,8 +10,8 @@ use std::{io, net::SocketAddr, path::PathBuf, sync::Arc};
 
 use pinstripe_nvme::{
     controller::{
-        DeviceService, EpochFiles, EpochRecord, EpochStore, NamespaceConfig, NotStored, OffloadConfig,
-        Pipeline, Storing, Subsystem,
+        DeviceFlushes, DeviceService, EpochFiles, EpochRecord, EpochStore, NamespaceConfig, NotStored,
+        OffloadConfig, Pipeline, Storing, Subsystem,
     },
     initiator::Options,
 };
@@ -96,12 +96,16 @@ async fn start(
     // It reads the epochs.
     let made = blocking(move || nvme_server::subsystem(&nqn, address, namespaces, hosts, offload)).await;
     let subsystem = made?;
+    let flushes: Vec<DeviceFlushes> = (1..).zip(&arguments.devices).map(told_of_losses).collect();
     for handle in shards {
         let (files, subsystem, tls) = (files.clone(), Arc::clone(&subsystem), tls.clone());
-        let read_only = arguments.read_only;
+        let (read_only, flushes) = (arguments.read_only, flushes.clone());
         let opened = handle.call(move || async move {
-            let service = |file: &Arc<OpenFile>| DeviceService::new(file.attach(), read_only);
-            let services = files.iter().map(|file| file.as_ref().map(service)).collect();
+            let service = |(file, flushes): (&Option<Arc<OpenFile>>, &DeviceFlushes)| {
+                let file = file.as_ref()?;
+                Some(DeviceService::new(file.attach(), read_only).sharing(flushes.clone()))
+            };
+            let services = files.iter().zip(&flushes).map(service).collect();
             nvme_server::open(subsystem, services, tls);
         });
         opened.await?;
@@ -114,6 +118,18 @@ async fn start(
     }
     announce(arguments, (listens, address), &files)?;
     Ok((listener, subsystem, identities))
+}
+
+/// What all shards know of the flushes of a namespace's device. That one has failed is said: hosts are
+/// refused from then on.
+fn told_of_losses((number, path): (usize, &PathBuf)) -> DeviceFlushes {
+    let path = path.display().to_string();
+    DeviceFlushes::new(move |error| {
+        log::warn(&format!(
+            "namespace {number} ({path}) failed a flush or a forced write: {error}. What hosts wrote before may be lost. \
+             Its flushes and forced writes fail from now on: check the disk and the kernel's log, and start the target again"
+        ));
+    })
 }
 
 /// How it offloads, if it does.

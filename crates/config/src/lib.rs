@@ -305,6 +305,12 @@ impl Configuration {
         all
     }
 
+    /// The arrays whose entries could be read, whatever else is wrong: their members are none of another
+    /// program's for that. Nothing is to be started by it.
+    pub fn known(given: Option<&Path>) -> Self {
+        Reader::of(named(given, std::env::var_os(VARIABLE)), None).gather().configuration
+    }
+
     /// As [`Self::load`], as far as it is right: an error in the entry of an array or a target is no reason
     /// to serve none of the others at a boot. An error if more than that can be wrong: in a file that can't
     /// be read, and in what holds for all arrays.
@@ -389,6 +395,12 @@ fn named(given: Option<&Path>, variable: Option<OsString>) -> Option<PathBuf> {
     given.map(Path::to_owned).or_else(|| variable.map(PathBuf::from))
 }
 
+/// Whether a file is there, as far as is known: one that can't be looked at may say anything, and isn't to be
+/// taken for none.
+fn may_be_there(path: &Path) -> bool {
+    path.symlink_metadata().map_or_else(|error| error.kind() != std::io::ErrorKind::NotFound, |_| true)
+}
+
 /// The folder of further files beside a main file.
 fn beside(main: &Path) -> PathBuf {
     main.parent().unwrap_or(Path::new("")).join(FOLDER)
@@ -407,7 +419,7 @@ impl Reader {
     fn of(named: Option<PathBuf>, further: Option<(&Path, &str)>) -> Self {
         let (is_named, main) = (named.is_some(), named.unwrap_or_else(|| PathBuf::from(MAIN)));
         let mut reader = Self::default();
-        if is_named || main.symlink_metadata().is_ok() {
+        if is_named || may_be_there(&main) {
             reader.read(&main);
         }
         for file in reader.files_in(&beside(&main)) {
@@ -431,13 +443,23 @@ impl Reader {
                 return Vec::new();
             }
         };
-        let paths = entries.flatten().map(|entry| entry.path());
+        let mut paths = Vec::new();
+        for entry in entries {
+            match entry {
+                Ok(entry) => paths.push(entry.path()),
+                Err(error) => {
+                    let place = Place { file: folder.to_owned(), line: None };
+                    self.problems.push(Problem { place, what: format!("the folder can't be read: {error}") });
+                    break;
+                }
+            }
+        }
         // A name that begins with a dot is an editor's.
         let is_ours = |path: &PathBuf| {
             path.extension().is_some_and(|extension| extension == "toml")
                 && path.file_name().is_some_and(|name| !name.to_string_lossy().starts_with('.'))
         };
-        let mut files: Vec<PathBuf> = paths.filter(is_ours).collect();
+        let mut files: Vec<PathBuf> = paths.into_iter().filter(is_ours).collect();
         files.sort();
         files
     }

@@ -49,6 +49,17 @@ fn a_file_that_is_still_to_be_written_is_read_with_the_others() {
     assert_eq!(fs::read_to_string(path).unwrap(), "nonsense");
 }
 
+#[test]
+fn only_a_main_file_that_is_not_there_is_none() {
+    let files = Files::new(&[("main.toml", "")]);
+    assert!(may_be_there(&files.path("main.toml")));
+    assert!(!may_be_there(&files.path("other.toml")));
+    assert!(!may_be_there(&files.path("folder/other.toml")));
+    // Of what can't be looked at.
+    assert!(may_be_there(&files.path("main.toml/other.toml")));
+    assert!(may_be_there(&files.path(&"x".repeat(1000))));
+}
+
 #[track_caller]
 fn errors(text: &str, expected: &[&str]) {
     let found = Files::new(&[("main.toml", text)]).errors();

@@ -95,10 +95,15 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the server of `array`: a name, with or without its host (`host:name`), or the path of a
-    /// control socket.
+    /// Connects to the server of `array`: a name, with or without its host (`host:name`), a UUID, or the path
+    /// of a control socket.
     pub fn connect(array: &str) -> Result<Self, ClientError> {
-        let connected = Self::connect_to(array, array);
+        let mut connected = Self::connect_to(array, array);
+        if matches!(connected, Err(ClientError::NotServed { .. }))
+            && let Some(path) = place::by_uuid(array)
+        {
+            connected = Self::connect_to(array, &path.to_string_lossy());
+        }
         let (Err(ClientError::NotServed { .. }), Some((_, short))) = (&connected, array.split_once(':'))
         else {
             return connected;
@@ -209,8 +214,16 @@ impl Client {
         Ok(id)
     }
 
-    /// Receives the rest of a line.
+    /// Receives the rest of a line. What greets its clients, as NBD does, speaks another language, and would
+    /// be waited for in vain.
     fn receive(&mut self, line: &mut Vec<u8>) -> Result<(), ClientError> {
+        if line.is_empty() {
+            let read = self.stream.by_ref().take(1).read_to_end(line);
+            read.map_err(|source| self.io(source))?;
+            if line.first().is_some_and(|first| *first != b'{') {
+                return Err(self.protocol(&"it is no control socket"));
+            }
+        }
         let limit = RESPONSE_BYTES_MAX.saturating_sub(line.len()) as u64;
         let read = self.stream.by_ref().take(limit).read_until(b'\n', line);
         read.map_err(|source| self.io(source))?;

@@ -226,6 +226,9 @@ pub struct Bitmap {
     /// How many of them are in each part of the bitmap, as with the regions.
     #[serde(default)]
     pub bits_set_by_part: Vec<u64>,
+    /// Devices of which it was out of date at the start, so that all bits counted as set.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outdated: Vec<String>,
 }
 
 /// The journal device.
@@ -427,7 +430,11 @@ impl Detail {
             || "none".to_owned(),
             |bitmap| {
                 let chunk = ByteSize(bitmap.chunk_bytes);
-                format!("{} of {} bits set, a bit covers {chunk}", bitmap.bits_set, bitmap.bits)
+                let outdated = match bitmap.outdated.join(", ") {
+                    devices if devices.is_empty() => devices,
+                    devices => format!("; out of date at the start on {devices}, so all counted as set"),
+                };
+                format!("{} of {} bits set, a bit covers {chunk}{outdated}", bitmap.bits_set, bitmap.bits)
             },
         )
     }

@@ -35,6 +35,8 @@ fn folders_of(is_root: bool, variable: impl Fn(&str) -> Option<OsString>) -> Vec
 
 /// How a link to the control socket of an array ends, which is called by the array's UUID.
 const LINK: &str = "link";
+/// Of an array's UUID.
+const UUID_DIGITS: usize = 32;
 
 /// The control sockets of all servers, as far as this user may see them; some may have been left behind.
 pub fn sockets() -> Vec<PathBuf> {
@@ -93,6 +95,16 @@ impl Drop for Link {
             let _ = std::fs::remove_file(&self.link);
         }
     }
+}
+
+/// The control socket of the array with this UUID, as `detail`, MD or udev write it; `None` if it is none, or
+/// none is linked.
+pub fn by_uuid(text: &str) -> Option<PathBuf> {
+    let digits = text.replace([':', '-'], "").to_ascii_lowercase();
+    if digits.len() != UUID_DIGITS || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    folders().into_iter().find_map(|folder| std::fs::read_link(link(&folder, &digits)).ok())
 }
 
 /// Whether a server listens for this array. It isn't asked, so one that hangs holds up nothing.

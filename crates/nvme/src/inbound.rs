@@ -45,26 +45,28 @@ pub(crate) struct Inbound {
 
 impl Inbound {
     pub fn new(link: Rc<Link>, role: Role) -> Self {
-        Self {
-            link,
-            framer: Framer::new(role),
-            staging: Some(shard::buffer(STAGING_BYTES)),
-            start: 0,
-            end: 0,
-            window: STAGING_BYTES,
-        }
+        Self::with(link, role, &[])
     }
 
     /// Begins between two PDUs, with bytes that were received before, and with what was agreed.
     pub fn resumed(link: Rc<Link>, role: Role, received: &[u8], digests: (bool, bool)) -> Self {
-        let mut inbound = Self::new(link, role);
+        let mut inbound = Self::with(link, role, received);
         inbound.framer.set_digests(digests.0, digests.1);
-        let kept = received.len().min(STAGING_BYTES);
-        if let Some(staging) = &mut inbound.staging {
-            staging[..kept].copy_from_slice(&received[..kept]);
-        }
-        inbound.end = kept;
         inbound
+    }
+
+    /// Begins with all of these bytes, of which there may be more than are received at a time.
+    fn with(link: Rc<Link>, role: Role, received: &[u8]) -> Self {
+        let mut staging = shard::buffer(received.len().max(STAGING_BYTES));
+        staging[..received.len()].copy_from_slice(received);
+        Self {
+            link,
+            framer: Framer::new(role),
+            staging: Some(staging),
+            start: 0,
+            end: received.len(),
+            window: STAGING_BYTES,
+        }
     }
 
     /// What was received of the next PDUs; `None` within one.

@@ -151,6 +151,11 @@ impl Link {
         self.changed.notify();
     }
 
+    /// Bytes that the connection holds.
+    pub fn held(&self) -> usize {
+        self.share.held()
+    }
+
     /// So many bytes came from the peer.
     pub fn count_received(&self, bytes: usize) {
         self.received.set(self.received.get() + bytes as u64);

@@ -156,6 +156,9 @@ fn become_server(wanted: &Wanted, which: &Which, run: bool) -> Failure {
             failure.sentence()
         ));
     }
+    for words in wanted.left_out() {
+        output::remark(&format!("pinstripe: {words}"));
+    }
     let error = exec(&wanted.serve_words(run), Some(turn));
     Failure::new(format!("{} was not started: can't become its server: {error}", wanted.label))
 }

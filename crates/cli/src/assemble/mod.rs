@@ -44,6 +44,8 @@ use crate::{
 
 /// How often late members are looked for.
 const LOOK: Duration = Duration::from_millis(500);
+const NOTHING_CONFIGURED: &str =
+    "no array is configured to be started: `pinstripe examine --scan` prints entries for what is found\n";
 
 /// What became of an array.
 pub enum Outcome {
@@ -135,7 +137,7 @@ pub fn run(arguments: &AssembleArguments) -> Result<(), Failure> {
     if arguments.start.json {
         output::print_json(&reports.iter().map(Report::value).collect::<Vec<_>>())?;
     } else if reports.is_empty() {
-        output::print("no array is configured to be started\n")?;
+        output::print(NOTHING_CONFIGURED)?;
     } else {
         output::print(&reports.iter().map(Report::in_words).collect::<String>())?;
     }

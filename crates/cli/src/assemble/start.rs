@@ -3,7 +3,7 @@
 
 use std::{
     fs::{File, OpenOptions},
-    io::{Read, Seek, SeekFrom},
+    io::{Read, Seek, SeekFrom, Write},
     os::unix::{fs::OpenOptionsExt, process::ExitStatusExt},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
@@ -14,7 +14,6 @@ use std::{
 use pinstripe_control::{
     Detail,
     client::ClientError,
-    place::stem,
     size::ByteSize,
     text::{printable, printable_lines, shell_word},
 };
@@ -32,6 +31,8 @@ use crate::{
 
 /// How often a server is looked for.
 const LOOK: Duration = Duration::from_millis(50);
+/// What the kernel adds to the path of a program whose file is there no more.
+const DELETED: &str = " (deleted)";
 /// What is shown of the log of a server that didn't start.
 const LOG_LINES: usize = 8;
 const LOG_BYTES_MAX: u64 = 16 << 10;
@@ -119,7 +120,11 @@ pub fn start(wanted: &Wanted, words: &[String], limit: Duration) -> Result<Outco
     };
     let Turn { folder, stem, .. } = &turn;
     let own = wanted.entry.as_ref().and_then(|entry| entry.log.clone());
-    let log = Log::open(own.unwrap_or_else(|| folder.join(format!("{stem}.log"))))?;
+    let mut log = Log::open(own.unwrap_or_else(|| folder.join(format!("{stem}.log"))))?;
+    for words in wanted.left_out() {
+        // A full disk is no reason not to start.
+        let _ = writeln!(log.file, "pinstripe: {}", printable(&words));
+    }
     let mut serve = Command::new(program()?);
     // After the word `serve`, for what follows `--` is members.
     serve.args(&words[..1]).arg("--own-session").args(&words[1..]);
@@ -131,9 +136,20 @@ pub fn start(wanted: &Wanted, words: &[String], limit: Duration) -> Result<Outco
     wait(wanted, child, &log, &socket, limit.saturating_add(patience))
 }
 
-/// This very program, to be a server.
+/// This program, to be a server. Where another version was installed in its place since it began, that one.
 pub fn program() -> Result<PathBuf, Failure> {
-    std::env::current_exe().map_err(|error| Failure::new(format!("can't find this program: {error}")))
+    let own = std::env::current_exe();
+    own.map(installed).map_err(|error| Failure::new(format!("can't find this program: {error}")))
+}
+
+/// The program that is at the path `own` now. Of a file that is replaced or removed while it runs, the kernel
+/// says so in its path. One without a successor still runs by the kernel's own link to it.
+fn installed(own: PathBuf) -> PathBuf {
+    if own.exists() {
+        return own;
+    }
+    let successor = own.to_str().and_then(|path| path.strip_suffix(DELETED)).map(PathBuf::from);
+    successor.filter(|path| path.exists()).unwrap_or_else(|| PathBuf::from("/proc/self/exe"))
 }
 
 /// Waits until the server answers. One that ended was refused, unless another one has the array now.
@@ -217,7 +233,7 @@ impl Turn {
     pub fn of(wanted: &Wanted) -> Result<Result<Self, PathBuf>, Failure> {
         let folder = default_folder()?;
         let uuid = wanted.uuid().map(|uuid| uuid.to_string()).unwrap_or_default();
-        let stem = stem(&wanted.name().unwrap_or_default(), &uuid);
+        let stem = wanted.stem();
         let lock = lock(&folder, &if uuid.is_empty() { stem.clone() } else { uuid.replace(':', "") })?;
         let served = wanted.server_in(&Served::all().0);
         Ok(served.map_or(Ok(Self { folder, stem, _lock: lock }), Err))
@@ -276,5 +292,23 @@ impl Log {
             .map(|line| format!("  {line}"))
             .collect::<Vec<_>>()
             .join("\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_was_replaced_starts_its_successor_and_one_that_was_removed_itself() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pinstripe");
+        let replaced = PathBuf::from(format!("{}{DELETED}", path.display()));
+        assert_eq!(installed(replaced.clone()), Path::new("/proc/self/exe"));
+        std::fs::write(&path, "").unwrap();
+        assert_eq!(installed(path.clone()), path);
+        assert_eq!(installed(replaced.clone()), path);
+        std::fs::write(&replaced, "").unwrap();
+        assert_eq!(installed(replaced.clone()), replaced, "it may be called so");
     }
 }

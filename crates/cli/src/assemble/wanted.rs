@@ -5,10 +5,12 @@ use std::{
     time::Duration,
 };
 
-use pinstripe_config::{Array, Configuration, Settings, duties::Duties, expand, is_server};
+use pinstripe_config::{Array, Configuration, duties::Duties, expand, is_server};
+use pinstripe_control::place::{self, stem};
 use pinstripe_md::identity::{Uuid, short_name};
 
 use crate::{
+    called::{Claim, Entry, called},
     command_line::Which,
     configuration::units,
     failure::Failure,
@@ -41,6 +43,10 @@ pub struct Wanted {
     unread: usize,
     /// Some of these have not answered.
     is_silent: bool,
+    /// The array's UUID, if only that tells that it is meant.
+    by_uuid: Option<Uuid>,
+    /// What it is called where another array has its name.
+    called: Option<String>,
 }
 
 /// What is to become of it.
@@ -66,6 +72,12 @@ impl Wanted {
         found.or_else(|| self.entry.as_ref()?.name.as_ref().map(|name| short_name(name).to_owned()))
     }
 
+    /// How its files beside sockets begin.
+    pub fn stem(&self) -> String {
+        let uuid = self.uuid().map(|uuid| uuid.to_string()).unwrap_or_default();
+        self.called.clone().unwrap_or_else(|| stem(&self.name().unwrap_or_default(), &uuid))
+    }
+
     /// How long its members are waited for.
     pub fn patience(&self) -> Option<Duration> {
         self.entry.as_ref()?.run_after().map(Duration::from_secs)
@@ -81,10 +93,24 @@ impl Wanted {
         let mut words = vec!["serve".to_owned()];
         words.extend(self.words.iter().cloned());
         words.extend(run.then(|| "--run".to_owned()));
+        words.extend(self.by_uuid.map(|uuid| format!("--uuid={uuid}")));
+        words.extend(self.called.iter().map(|called| format!("--called={called}")));
         words.push("--".to_owned());
-        let found = self.found.iter().flat_map(|found| &found.members).map(|member| &member.path);
+        let found = self.found.iter().flat_map(FoundArray::needed).map(|member| &member.path);
         words.extend(found.chain(&self.servers).map(|path| path.display().to_string()));
         words
+    }
+
+    /// Devices that its server isn't given, in words.
+    pub fn left_out(&self) -> Vec<String> {
+        let left_out = self.found.iter().flat_map(FoundArray::left_out);
+        let words = |path: &Path| {
+            format!(
+                "{} is left out: the array has gone on without it; `pinstripe add` rebuilds it",
+                path.display()
+            )
+        };
+        left_out.map(|member| words(&member.path)).collect()
     }
 
     /// Whether devices have not answered that may be members which it lacks.
@@ -167,12 +193,13 @@ pub fn wanted(
     refuse_doubled(&mut of_entries);
     // What an entry is about is for that entry to say, also where it is unclear or its members are elsewhere.
     let has_entry =
-        |found: &FoundArray| configuration.arrays.iter().any(|entry| entry.is(found.uuid, &found.name));
-    let others = everywhere.arrays.into_iter().filter(|found| !has_entry(found));
-    let looked = (everywhere.unread, everywhere.is_silent);
-    let without = |found| without_entry(found, looked, &configuration.defaults, &served);
+        |found: &&FoundArray| configuration.arrays.iter().any(|entry| entry.is(found.uuid, &found.name));
+    let others = everywhere.arrays.iter().filter(|found| !has_entry(found));
+    let without = |found: &FoundArray| without_entry(configuration, found.clone(), &everywhere, &served);
     let others = others.map(without).collect();
-    Ok((select(which, configuration.scan.all, of_entries, others)?, remarks))
+    let all = select(which, configuration.scan.all, of_entries, others)?;
+    remarks.extend(all.iter().filter_map(Wanted::renamed));
+    Ok((all, remarks))
 }
 
 /// The one of `entry`, of which `seen` has what is found.
@@ -183,37 +210,80 @@ pub fn of_entry(configuration: &Configuration, entry: &Array, seen: &Seen, serve
         format!("{} and {} both have this name: give the uuid in {}", one.uuid, other.uuid, entry.place)
     });
     let names = expand(&entry.members).paths.into_iter();
+    let unit = units::unit(configuration, entry);
+    // A unit that is called by the name is stopped by it, and would stop another array.
+    let goes_by_uuid =
+        |found: &FoundArray| unit.as_ref().is_none_or(|unit| unit.contains(&found.uuid.to_string()));
+    let beside = found.filter(|found| goes_by_uuid(found));
+    let called = beside.and_then(|found| called_here(configuration, found, seen, served));
     let mut wanted = Wanted {
         label: entry.label(),
         found: found.cloned(),
         servers: names.filter(|path| is_server(&path.to_string_lossy())).collect(),
-        unit: units::unit(configuration, entry),
+        unit,
         words: entry.words(),
         served: None,
         unclear,
         unread: seen.unread,
         is_silent: seen.is_silent,
+        by_uuid: None,
+        called,
         entry: Some(entry.clone()),
     };
+    if let Some(uuid) = entry.uuid {
+        // What two of them ask for is as unclear as before.
+        wanted.ask_for(uuid, |other| configuration.arrays.iter().all(|entry| entry.uuid != Some(other)));
+    }
     wanted.served = wanted.server_in(served);
     wanted
 }
 
-fn without_entry(found: FoundArray, seen: (usize, bool), defaults: &Settings, served: &[Served]) -> Wanted {
+fn without_entry(configuration: &Configuration, found: FoundArray, seen: &Seen, served: &[Served]) -> Wanted {
+    let defaults = &configuration.defaults;
     let mut wanted = Wanted {
         label: found.short_name(),
         entry: None,
+        called: called_here(configuration, &found, seen, served),
         found: Some(found),
         servers: Vec::new(),
         unit: None,
         words: defaults.iter().flat_map(|(name, setting)| setting.words(name)).collect(),
         served: None,
         unclear: None,
-        unread: seen.0,
-        is_silent: seen.1,
+        unread: seen.unread,
+        is_silent: seen.is_silent,
+        by_uuid: None,
     };
     wanted.served = wanted.server_in(served);
     wanted
+}
+
+/// What an array is called, if another one of its name keeps that.
+fn called_here(
+    configuration: &Configuration,
+    found: &FoundArray,
+    seen: &Seen,
+    served: &[Served],
+) -> Option<String> {
+    let name = found.short_name();
+    let socket = place::folders().swap_remove(0).join(format!("{name}.sock"));
+    let holder = served.iter().find(|served| served.control == socket);
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let entry = |other: &FoundArray| {
+        let entries = configuration.arrays.iter().filter(|entry| entry.auto);
+        let own = entries.filter(|entry| entry.is(other.uuid, &other.name));
+        let by = own.map(|entry| if entry.name.is_some() { Entry::Name } else { Entry::Uuid });
+        by.min().unwrap_or(Entry::None)
+    };
+    let claim = |other: &FoundArray| Claim {
+        is_new: place::by_uuid(&other.uuid.to_string()).as_ref() != Some(&socket),
+        entry: entry(other),
+        is_foreign: other.name.split_once(':').is_some_and(|(own, _)| own != host),
+        uuid: other.uuid,
+    };
+    let rivals = seen.arrays.iter().filter(|other| other.short_name() == name);
+    let claims: Vec<Claim> = rivals.filter(|other| other.obstacle().is_none()).map(claim).collect();
+    called(&name, found.uuid, holder.and_then(|served| served.detail.uuid.parse().ok()), &claims)
 }
 
 /// Two entries can turn out to be of one array: one by its uuid, the other by its name.
@@ -272,6 +342,11 @@ fn select(
         (Some(uuid), _) => format!("the UUID {uuid}"),
         (None, name) => format!("the name {}", name.as_deref().unwrap_or_default()),
     };
+    if let Some(uuid) = uuid {
+        for wanted in &mut meant {
+            wanted.ask_for(uuid, |_| true);
+        }
+    }
     if meant.is_empty() {
         return Err(Failure::new(format!(
             "no array with {asked} is configured or was found: `pinstripe examine --scan` shows what is found"
@@ -288,6 +363,24 @@ fn select(
 }
 
 impl Wanted {
+    /// Says that another array has its name, where it is still to be served.
+    fn renamed(&self) -> Option<String> {
+        let called = self.called.as_ref().filter(|_| self.served.is_none() && self.unclear.is_none())?;
+        let (label, uuid) = (&self.label, self.uuid()?);
+        Some(format!("{label}: another array has this name, so the array {uuid} is served as {called}"))
+    }
+
+    /// This array is asked for by its UUID: so devices are its own that may be another one's as well, if that
+    /// one isn't asked for.
+    fn ask_for(&mut self, uuid: Uuid, is_unasked: impl Fn(Uuid) -> bool) {
+        let Some(found) = self.found.as_mut().filter(|found| found.uuid == uuid) else { return };
+        let before = found.contested.len();
+        found.contested.retain(|contested| contested.other == uuid || !is_unasked(contested.other));
+        if found.contested.len() < before {
+            self.by_uuid = Some(uuid);
+        }
+    }
+
     fn is_called(&self, name: &str) -> bool {
         let entry = self.entry.as_ref().and_then(|entry| entry.name.as_deref());
         let found = self.found.as_ref().map(|found| found.name.as_str());
@@ -296,9 +389,10 @@ impl Wanted {
 
     /// The control socket of the server that has it.
     pub fn server_in(&self, served: &[Served]) -> Option<PathBuf> {
+        let name = self.entry.as_ref().and_then(|entry| entry.name.as_deref());
         let is_it = |served: &&Served| match self.uuid() {
             Some(uuid) => served.is(uuid),
-            None => self.name().is_some_and(|name| served.detail.name == name),
+            None => name.is_some_and(|name| served.may_be(name)),
         };
         served.iter().find(is_it).map(|served| served.control.clone())
     }
@@ -307,6 +401,12 @@ impl Wanted {
     pub fn identity(&self) -> String {
         let own = self.entry.as_ref().map(Array::identity);
         own.or_else(|| self.uuid().map(|uuid| uuid.to_string())).unwrap_or_default()
+    }
+
+    /// What it is called, and what no other array has.
+    pub fn names(&self) -> (String, String) {
+        let uuid = self.uuid().map(|uuid| uuid.to_string());
+        (self.label.clone(), uuid.unwrap_or_else(|| self.identity().trim().to_owned()))
     }
 
     /// By which it is told from others in one look.

@@ -1,6 +1,9 @@
 //! What is asked of commands that check, repair and watch an array.
 
-use std::path::PathBuf;
+use std::{
+    path::PathBuf,
+    time::{Duration, UNIX_EPOCH},
+};
 
 use clap::{Args, ValueHint};
 use pinstripe_control::maintenance::SyncChange;
@@ -86,9 +89,12 @@ impl From<SyncAction> for SyncChange {
 pub struct EventsArguments {
     /// The array's name; all arrays without
     pub array: Option<String>,
-    /// Only what happened within this time, such as 2days or 3h
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
-    pub since: Option<std::time::Duration>,
+    /// Only what happened within this time, such as 2days or 3h, or since a date (UTC), such as 2026-11-29 or
+    /// "2026-11-29 14:05:00"
+    ///
+    /// Where the clock was wrong or has been set, what may have happened since then is shown, too.
+    #[arg(long, value_name = "TIME", value_parser = since)]
+    pub since: Option<Since>,
     /// Only what a person should have seen to
     #[arg(long)]
     pub alarming: bool,
@@ -98,6 +104,25 @@ pub struct EventsArguments {
     /// Print JSON lines
     #[arg(long)]
     pub json: bool,
+}
+
+/// Since when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Since {
+    Ago(Duration),
+    /// In seconds since the epoch.
+    Date(u64),
+}
+
+fn since(text: &str) -> Result<Since, String> {
+    if let Ok(time) = humantime::parse_duration(text) {
+        return Ok(Since::Ago(time));
+    }
+    let date = humantime::parse_rfc3339_weak(text);
+    let date = date.or_else(|_| humantime::parse_rfc3339_weak(&format!("{text} 00:00:00")));
+    let seconds = date.ok().and_then(|date| date.duration_since(UNIX_EPOCH).ok());
+    let wrong = || "neither a time, such as 2days, nor a date, such as 2026-11-29 or 2026-11-29 14:05:00";
+    Ok(Since::Date(seconds.ok_or_else(wrong)?.as_secs()))
 }
 
 #[derive(Debug, Args)]
@@ -122,4 +147,20 @@ pub struct MonitorArguments {
     pub oneshot: bool,
     #[command(flatten)]
     pub log: LogOptions,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn since_is_a_time_or_a_date() {
+        assert_eq!(since("2days"), Ok(Since::Ago(Duration::from_hours(48))));
+        assert_eq!(since("1970-01-02"), Ok(Since::Date(86400)));
+        assert_eq!(since("1970-01-02 00:01:00"), Ok(Since::Date(86460)));
+        assert_eq!(since("1970-01-02T00:01:00Z"), Ok(Since::Date(86460)));
+        for wrong in ["", "yesterday", "2", "1970-13-01", "1969-12-31"] {
+            assert!(since(wrong).is_err_and(|why| why.contains("2days")), "{wrong}");
+        }
+    }
 }

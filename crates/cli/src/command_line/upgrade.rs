@@ -6,7 +6,7 @@ use clap::{Args, ValueHint};
 
 #[derive(Debug, Args)]
 pub struct UpgradeArguments {
-    /// The array's name, or the path of its control socket
+    /// The array's name or UUID, or the path of its control socket
     #[arg(value_name = "ARRAY", required_unless_present = "all", value_hint = ValueHint::FilePath)]
     pub array: Option<String>,
     /// All arrays that are served on this machine

@@ -11,6 +11,7 @@ use pinstripe_config::{Array, Configuration};
 use pinstripe_md::identity::short_name;
 
 use super::units;
+use crate::called::beside;
 
 /// Where udev has the names of arrays that are block devices.
 const DEVICES: &str = "/dev/pinstripe/";
@@ -71,9 +72,16 @@ fn array(device: &str, configuration: &Configuration) -> Option<String> {
     let name = device.strip_prefix(DEVICES)?;
     let disk = name.rsplit_once("-part").filter(|(_, number)| number.parse::<u32>().is_ok());
     let named = |name: &str| {
-        let is_it = |full: &String| in_dev(short_name(full)) == in_dev(name);
-        let has_it = |entry: &&Array| entry.name.as_ref().is_some_and(is_it);
-        configuration.arrays.iter().find(has_it).and_then(|entry| units::unit(configuration, entry))
+        // As it is called alone, or beside another one of its name.
+        let has_it = |entry: &&Array| {
+            let own = entry.name.as_deref().map(short_name);
+            let other = own.zip(entry.uuid).map(|(own, uuid)| beside(own, uuid));
+            own.into_iter().chain(other.as_deref()).any(|own| in_dev(own) == in_dev(name))
+        };
+        // Of two that are called the same as `assemble` does.
+        let entries = configuration.arrays.iter().filter(has_it);
+        let entry = entries.min_by_key(|entry| (!entry.auto, entry.uuid));
+        entry.and_then(|entry| units::unit(configuration, entry))
     };
     named(name).or_else(|| named(disk?.0))
 }
@@ -140,7 +148,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pinstripe.toml");
         let text = "[[array]]\nname = 'data'\n[[array]]\nname = 'host:net-part1'\n\
-            [[array]]\nname = 'a b'\nuuid = '6d41c174:a77e88e8:3d543c04:9a78354b'\n";
+            [[array]]\nname = 'a b'\nuuid = '6d41c174:a77e88e8:3d543c04:9a78354b'\n\
+            [[array]]\nname = 'two'\nuuid = '20000000:a77e88e8:3d543c04:9a78354b'\n[[array]]\nname = 'two'\nuuid = '10000000:a77e88e8:3d543c04:9a78354b'\n";
         std::fs::write(&path, text).unwrap();
         let mounts = mounts(fstab, &load(Some(&path)).unwrap());
         mounts.into_iter().map(|mount| (mount.unit, mount.array)).collect()
@@ -161,6 +170,9 @@ mod tests {
         let uuid = "6d41c174:a77e88e8:3d543c04:9a78354b";
         is("/dev/pinstripe/a\\040b /srv ext4", "srv.mount", uuid);
         is("/dev/pinstripe/a_b /srv ext4", "srv.mount", uuid);
+        let [low, high] = ["1", "2"].map(|first| format!("{first}0000000:a77e88e8:3d543c04:9a78354b"));
+        is("/dev/pinstripe/two /srv ext4", "srv.mount", &low);
+        is("/dev/pinstripe/two_20000000-part1 /srv ext4", "srv.mount", &high);
         assert_eq!(
             found("/dev/pinstripe/data /a xfs\n# /dev/pinstripe/data /b xfs\n/dev/pinstripe/data /c xfs\n")
                 .len(),

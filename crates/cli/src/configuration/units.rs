@@ -410,4 +410,12 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn the_folder_of_states_is_closed_to_others_whatever_makes_it() {
+        let files = include_str!("../../../../packaging/systemd/pinstripe.tmpfile");
+        assert!(files.contains("d /var/lib/pinstripe 0700 root root"), "{files}");
+        let unit = include_str!("../../../../packaging/systemd/pinstripe-daemon.service");
+        assert!(unit.contains("StateDirectory=pinstripe\nStateDirectoryMode=0700\n"), "{unit}");
+    }
 }

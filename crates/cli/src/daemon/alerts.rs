@@ -22,7 +22,7 @@ pub const MISCONFIGURED: &str = "Misconfigured";
 /// By what an alert is told from others.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Subject {
-    /// The array's name, or its UUID.
+    /// What the array was called when it began: it is over under the same words.
     pub array: String,
     /// What kind it is.
     pub kind: String,
@@ -37,6 +37,26 @@ pub struct Open {
     pub since: u64,
     /// A sentence.
     pub message: String,
+    /// The array's UUID, where it is known.
+    #[serde(default)]
+    pub uuid: Option<String>,
+}
+
+/// An array, as its alerts are known again. It is called otherwise when another one of its name comes, so the
+/// UUID counts, where it is known of both.
+#[derive(Clone, Copy, Debug)]
+pub struct AlertedArray<'a> {
+    pub label: &'a str,
+    pub uuid: Option<&'a str>,
+}
+
+impl AlertedArray<'_> {
+    fn is(self, subject: &Subject, open: &Open) -> bool {
+        match (self.uuid, &open.uuid) {
+            (Some(own), Some(uuid)) => own == uuid,
+            _ => self.label == subject.array,
+        }
+    }
 }
 
 /// What is told.
@@ -117,6 +137,18 @@ fn is_part(detail: &Detail, device: &str) -> bool {
     detail.members.iter().any(is_it) || detail.spares.iter().any(|spare| spare == device)
 }
 
+/// What each array is called, and no other: alerts, events and metrics are told apart by it. One whose name
+/// is another one's, too, has what only it has beside it. `all`: what each is called, and what only it has.
+/// `others`: what further ones are called. Pure.
+pub fn labels(all: &[(String, String)], others: &[&String]) -> Vec<String> {
+    let is_single =
+        |name: &String| all.iter().filter(|(other, _)| other == name).count() == 1 && !others.contains(&name);
+    let label = |(name, own): &(String, String)| {
+        if is_single(name) { name.clone() } else { format!("{name} ({own})") }
+    };
+    all.iter().map(label).collect()
+}
+
 /// What was asked about an array.
 ///
 /// An alert is over if what tells of it was asked, and doesn't tell it any more: a daemon that has just begun
@@ -168,40 +200,44 @@ impl Book {
     /// What is new and what is over, of one array.
     pub fn update(
         &mut self,
-        array: &str,
+        array: AlertedArray<'_>,
         current: Vec<(Subject, String)>,
         asked: Asked<'_>,
         now: u64,
     ) -> Vec<Tell> {
+        let own = self.0.iter().filter(|(subject, open)| array.is(subject, open));
+        let own: Vec<Subject> = own.map(|(subject, _)| subject.clone()).collect();
+        let is_same = |one: &Subject, other: &Subject| one.kind == other.kind && one.device == other.device;
         let mut told = Vec::new();
-        let is_over = |subject: &Subject| {
-            subject.array == array
-                && asked.settles(subject)
-                && !current.iter().any(|(current, _)| current == subject)
-        };
-        let over: Vec<Subject> = self.0.keys().filter(|subject| is_over(subject)).cloned().collect();
-        for subject in over {
-            let open = self.0.remove(&subject);
-            told.extend(open.map(|open| Tell { subject, open, cleared: true }));
+        for subject in &own {
+            if asked.settles(subject) && !current.iter().any(|(current, _)| is_same(current, subject)) {
+                let over = self.0.remove(subject);
+                told.extend(over.map(|open| Tell { subject: subject.clone(), open, cleared: true }));
+            }
         }
         for (subject, message) in current {
             // What it is about can change its words without being told anew.
-            let known = self.0.contains_key(&subject);
-            let open = self.0.entry(subject.clone()).or_insert(Open { since: now, message: message.clone() });
+            let known = own.iter().find(|own| is_same(own, &subject));
+            let (is_new, subject) = (known.is_none(), known.cloned().unwrap_or(subject));
+            let begun = Open { since: now, message: String::new(), uuid: None };
+            let open = self.0.entry(subject.clone()).or_insert(begun);
             open.message = message;
-            if !known {
+            open.uuid = array.uuid.map(str::to_owned).or(open.uuid.take());
+            if is_new {
                 told.push(Tell { subject, open: open.clone(), cleared: false });
             }
         }
         told
     }
 
-    /// What is over because its array is not kept served any more.
-    pub fn forget(&mut self, is_known: impl Fn(&str) -> bool) -> Vec<Tell> {
-        let forgotten = self.0.extract_if(.., |subject, _| !is_known(&subject.array));
-        let told = |(subject, Open { since, message })| {
-            let message = format!("the daemon does not see to the array any more; the last was: {message}");
-            Tell { subject, open: Open { since, message }, cleared: true }
+    /// What is over because its array is none of those that are kept served.
+    pub fn forget(&mut self, known: &[AlertedArray<'_>]) -> Vec<Tell> {
+        let is_known = |subject: &Subject, open: &Open| known.iter().any(|array| array.is(subject, open));
+        let forgotten = self.0.extract_if(.., |subject, open| !is_known(subject, open));
+        let told = |(subject, open): (Subject, Open)| {
+            let last = &open.message;
+            let message = format!("the daemon does not see to the array any more; the last was: {last}");
+            Tell { subject, open: Open { message, ..open }, cleared: true }
         };
         forgotten.map(told).collect()
     }
@@ -240,6 +276,10 @@ mod tests {
     const NONE: Asked<'_> = Asked::NOTHING;
     const ALL: Asked<'_> = Asked { server: Server::Answers, disks: &[], detail: None, check: true };
 
+    fn alerted(label: &str) -> AlertedArray<'_> {
+        AlertedArray { label, uuid: None }
+    }
+
     fn status(state: &str, seconds: u64) -> ArrayStatus {
         ArrayStatus {
             array: "data".into(),
@@ -266,25 +306,28 @@ mod tests {
         let mut book = Book::default();
         assert!(of(&status("waiting", 59), None).is_empty(), "members come late");
         let waits = of(&status("waiting", 60), None);
-        assert_eq!(kinds(&book.update("data", waits.clone(), NONE, 7)), [("NotServed", false)]);
-        assert!(book.update("data", waits, NONE, 8).is_empty());
+        assert_eq!(kinds(&book.update(alerted("data"), waits.clone(), NONE, 7)), [("NotServed", false)]);
+        assert!(book.update(alerted("data"), waits, NONE, 8).is_empty());
         assert_eq!(book.status()[0].since, 7);
         let again: Book = serde_json::from_slice(&serde_json::to_vec(&book).unwrap()).unwrap();
         assert_eq!(again, book, "it outlives the daemon");
-        let cleared = book.update("data", of(&status("serving", 0), None), ALL, 9);
+        let cleared = book.update(alerted("data"), of(&status("serving", 0), None), ALL, 9);
         assert_eq!(kinds(&cleared), [("NotServed", true)]);
-        assert!(book.update("data", Vec::new(), ALL, 10).is_empty());
+        assert!(book.update(alerted("data"), Vec::new(), ALL, 10).is_empty());
     }
 
     #[test]
     fn what_only_the_server_knows_is_not_over_while_it_is_silent() {
         let mut book = Book::default();
         let degraded = Subject { array: "data".into(), kind: "Degraded".into(), device: String::new() };
-        book.update("data", vec![(degraded.clone(), "slot 1".into())], ALL, 1);
-        assert_eq!(kinds(&book.update("data", of(&status("silent", 1), None), NONE, 2)), [("Silent", false)]);
-        let back = book.update("data", vec![(degraded, "slot 1".into())], ALL, 3);
+        book.update(alerted("data"), vec![(degraded.clone(), "slot 1".into())], ALL, 1);
+        assert_eq!(
+            kinds(&book.update(alerted("data"), of(&status("silent", 1), None), NONE, 2)),
+            [("Silent", false)]
+        );
+        let back = book.update(alerted("data"), vec![(degraded, "slot 1".into())], ALL, 3);
         assert_eq!(kinds(&back), [("Silent", true)]);
-        assert_eq!(kinds(&book.update("data", Vec::new(), ALL, 4)), [("Degraded", true)]);
+        assert_eq!(kinds(&book.update(alerted("data"), Vec::new(), ALL, 4)), [("Degraded", true)]);
     }
 
     /// A daemon that has just begun has asked nothing, and has the book of the one before it.
@@ -300,13 +343,13 @@ mod tests {
         for (kind, settled) in kinds_of_all {
             let mut book = Book::default();
             let subject = Subject { array: "data".into(), kind: kind.into(), device: String::new() };
-            book.update("data", vec![(subject, String::new())], ALL, 1);
+            book.update(alerted("data"), vec![(subject, String::new())], ALL, 1);
             let server = if kind == "Mismatch" { Server::Answers } else { Server::Unknown };
             let others = Asked { server, check: !settled.check, ..NONE };
             for asked in [NONE, others] {
-                assert!(book.update("data", Vec::new(), asked, 2).is_empty(), "{kind}: {asked:?}");
+                assert!(book.update(alerted("data"), Vec::new(), asked, 2).is_empty(), "{kind}: {asked:?}");
             }
-            assert_eq!(kinds(&book.update("data", Vec::new(), settled, 3)), [(kind, true)]);
+            assert_eq!(kinds(&book.update(alerted("data"), Vec::new(), settled, 3)), [(kind, true)]);
         }
     }
 
@@ -325,8 +368,8 @@ mod tests {
         ] {
             let mut book = Book::default();
             let subject = Subject { array: "data".into(), kind: "DiskFailing".into(), device: device.into() };
-            book.update("data", vec![(subject, String::new())], NONE, 1);
-            let told = book.update("data", Vec::new(), asked, 2);
+            book.update(alerted("data"), vec![(subject, String::new())], NONE, 1);
+            let told = book.update(alerted("data"), Vec::new(), asked, 2);
             assert_eq!(!told.is_empty(), is_over, "{device}: {:?}", asked.disks);
         }
     }
@@ -341,12 +384,12 @@ mod tests {
     fn an_entry_that_is_wrong_is_told_once_until_it_is_right_and_settles_nothing_else() {
         let mut book = Book::default();
         let degraded = Subject { array: "data".into(), kind: "Degraded".into(), device: String::new() };
-        book.update("data", vec![(degraded, String::new())], ALL, 1);
+        book.update(alerted("data"), vec![(degraded, String::new())], ALL, 1);
         let wrong = || vec![left_out("data", "its entry is wrong")];
-        let told = book.update("data", wrong(), Asked::NOTHING, 2);
+        let told = book.update(alerted("data"), wrong(), Asked::NOTHING, 2);
         assert_eq!(kinds(&told), [("Misconfigured", false)]);
-        assert!(book.update("data", wrong(), Asked::NOTHING, 3).is_empty());
-        assert_eq!(kinds(&book.update("data", Vec::new(), NONE, 4)), [("Misconfigured", true)]);
+        assert!(book.update(alerted("data"), wrong(), Asked::NOTHING, 3).is_empty());
+        assert_eq!(kinds(&book.update(alerted("data"), Vec::new(), NONE, 4)), [("Misconfigured", true)]);
     }
 
     #[test]
@@ -354,11 +397,48 @@ mod tests {
         let mut book = Book::default();
         let subject =
             |array: &str| Subject { array: array.into(), kind: "Degraded".into(), device: String::new() };
-        book.update("data", vec![(subject("data"), String::new())], ALL, 1);
-        assert!(book.update("other", Vec::new(), ALL, 1).is_empty());
-        book.update("other", vec![(subject("other"), String::new())], ALL, 1);
-        let told = book.forget(|array| array == "other");
+        book.update(alerted("data"), vec![(subject("data"), String::new())], ALL, 1);
+        assert!(book.update(alerted("other"), Vec::new(), ALL, 1).is_empty());
+        book.update(alerted("other"), vec![(subject("other"), String::new())], ALL, 1);
+        let told = book.forget(&[alerted("other")]);
         assert_eq!((told.len(), told[0].subject.array.as_str(), told[0].cleared), (1, "data", true));
         assert_eq!(book.status().len(), 1);
+    }
+
+    #[test]
+    fn alerts_of_arrays_with_one_name_are_told_apart() {
+        let names = |name: &str, own: &str| (name.to_owned(), own.to_owned());
+        let all = [names("data", "one"), names("data", "two"), names("log", "three"), names("old", "four")];
+        let labels = labels(&all, &[&"old".to_owned()]);
+        assert_eq!(labels, ["data (one)", "data (two)", "log", "old (four)"]);
+        let mut book = Book::default();
+        let subject = Subject { array: labels[1].clone(), kind: "NotServed".into(), device: String::new() };
+        book.update(alerted(&labels[1]), vec![(subject.clone(), String::new())], NONE, 1);
+        assert!(book.update(alerted(&labels[0]), Vec::new(), ALL, 2).is_empty());
+        assert!(book.update(alerted(&labels[1]), vec![(subject, String::new())], NONE, 3).is_empty());
+    }
+
+    #[test]
+    fn an_alert_goes_on_when_its_array_is_called_otherwise_and_is_over_under_its_first_name() {
+        let called = |label, uuid| AlertedArray { label, uuid: Some(uuid) };
+        let degraded = |array: &str| {
+            let subject = Subject { array: array.into(), kind: "Degraded".into(), device: String::new() };
+            vec![(subject, "slot 1".to_owned())]
+        };
+        let mut book = Book::default();
+        // The UUID was not known at first.
+        book.update(alerted("data"), degraded("data"), ALL, 1);
+        assert!(book.update(called("data", "A"), degraded("data"), ALL, 2).is_empty());
+        // A copy comes.
+        let both = [called("data (A)", "A"), called("data (B)", "B")];
+        assert!(book.forget(&both).is_empty());
+        assert!(book.update(both[0], degraded("data (A)"), ALL, 3).is_empty());
+        assert!(book.update(both[1], Vec::new(), ALL, 3).is_empty());
+        assert_eq!(kinds(&book.update(both[1], degraded("data (B)"), ALL, 4)), [("Degraded", false)]);
+        let over = book.update(both[0], Vec::new(), ALL, 5);
+        assert_eq!((over.len(), over[0].subject.array.as_str(), over[0].cleared), (1, "data", true));
+        // The array of this name isn't the one that it was.
+        let told = book.forget(&[called("data", "A"), called("data (B)", "C")]);
+        assert_eq!((told.len(), told[0].subject.array.as_str()), (1, "data (B)"));
     }
 }

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::secretary::replace;
-use crate::failure::Failure;
+use crate::{failure::Failure, history::CLOCK_MIN, patience::Pulse};
 
 /// How often it is looked how far a check is, and whether its window is still open.
 const LOOK: Duration = Duration::from_secs(10);
@@ -33,8 +33,6 @@ const LIMIT: Duration = Duration::from_secs(30);
 const UNDER_WAY_MAX: u64 = 4096;
 /// A record from the future is of a clock that was wrong.
 const CLOCK_ERROR_MAX: u64 = 24 * 3600;
-/// A clock that says less, in seconds since the epoch, isn't set yet: this is the year 2025.
-const CLOCK_MIN: u64 = 1_735_689_600;
 /// How long after the daemon's begin such a clock is waited for. Not all machines have one.
 const CLOCK_PATIENCE: Duration = Duration::from_hours(24);
 
@@ -155,12 +153,14 @@ pub enum Checked {
     NotNow(String),
 }
 
-/// Checks an array from where its record says, until the end or until its window closes.
+/// Checks an array from where its record says, until the end or until its window closes. `pulse` tells
+/// whether its server is still there.
 pub fn check(
     control: &Path,
     uuid: &str,
     window: Option<Window>,
     records: &Records,
+    pulse: impl FnOnce(&Client) -> Pulse,
 ) -> Result<Round, Failure> {
     let array = control.to_string_lossy();
     let mut client = Client::connect(&array)?;
@@ -179,13 +179,15 @@ pub fn check(
             Record { begun, open: true, completed, completed_mismatched_sectors: found, ..Record::default() };
     }
     records.put(uuid, &record).map_err(kept)?;
-    client.set_timeout(None)?;
     let from = record.next_sector;
     let (over, closed) = (AtomicBool::new(false), AtomicBool::new(false));
     let minder = Minder { control, uuid, window, records, record: &record, detail: &detail };
+    let mut pulse = pulse(&client);
     let result: Result<CheckResult, ClientError> = thread::scope(|scope| {
         scope.spawn(|| minder.mind(&over, &closed));
-        let result = client.call("check", CheckParameters { from, to: None });
+        // A check takes long, and a server that hangs must not keep the other arrays from theirs.
+        let parameters = CheckParameters { from, to: None };
+        let result = client.call_watched("check", parameters, TICK, |waited| pulse.beats(waited));
         over.store(true, Ordering::Relaxed);
         result
     });
@@ -345,5 +347,23 @@ mod tests {
         assert_eq!(records.of("6d41c174:a7"), record);
         fs::write(folder.path().join("state/6d41c174a7.check"), "{").unwrap();
         assert_eq!(records.of("6d41c174:a7"), Record::default());
+    }
+
+    #[test]
+    fn a_check_whose_server_hangs_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let control = folder.path().join("control");
+        // It answers one call, and then nothing that anyone asks.
+        let is_asked = std::sync::atomic::AtomicBool::new(false);
+        crate::daemon::fake::server(&control, move |_| {
+            let is_first = !is_asked.swap(true, std::sync::atomic::Ordering::SeqCst);
+            is_first.then(|| serde_json::json!({ "result": super::super::health::tests::array() }))
+        });
+        let records = Records(folder.path().to_owned());
+        let short = Duration::from_millis(100);
+        let pulse = |client: &Client| Pulse::within(client, short, short);
+        let why = check(&control, "data", None, &records, pulse).unwrap_err();
+        assert!(why.sentence().contains("has not answered") || why.sentence().contains("answer"), "{why:?}");
+        assert!(records.of("data").open, "it goes on where it was");
     }
 }

@@ -10,13 +10,14 @@ use pinstripe_control::Detail;
 
 use super::{
     Daemon, Message,
-    alerts::{self, Asked, Book, Tell},
+    alerts::{self, AlertedArray, Asked, Book, Tell},
     checks::{self, Checked, Moment, Records, Round},
     groups::{self, Grouped, Move, Moved},
     health,
     secretary::{Errand, Kept},
     threads,
 };
+use crate::patience::Pulse;
 
 /// How often servers are asked how their arrays are.
 const SURVEY: Duration = Duration::from_secs(5);
@@ -109,7 +110,7 @@ impl Daemon {
         let (key, window) = (key.clone(), kept.duties.check_window);
         let (records, sender, of_thread) = (self.chores.records.clone(), self.sender.clone(), key.clone());
         let spawned = threads::spawn("check", move || {
-            let outcome = checks::check(&control, &uuid, window, &records);
+            let outcome = checks::check(&control, &uuid, window, &records, Pulse::of);
             let outcome = outcome.map_err(|failure| failure.sentence().to_owned());
             let _ = sender.send(Message::Checked { key: of_thread, outcome });
         });
@@ -257,7 +258,9 @@ impl Daemon {
 
     pub fn moved(&mut self, moved: Moved) {
         self.chores.moves = false;
-        self.chores.lacking.refused.extend(moved.refused);
+        if let Some(refused) = moved.refused {
+            self.chores.lacking.refuse(refused, self.now());
+        }
         self.tell(moved.notes);
     }
 
@@ -267,11 +270,16 @@ impl Daemon {
         let mut told = Vec::new();
         for kept in self.arrays.values() {
             let current = alerts::of(&kept.status(now), kept.detail.as_ref());
-            told.extend(self.chores.book.update(&kept.label, current, kept.asked(), moment));
+            told.extend(self.chores.book.update(kept.alerted(), current, kept.asked(), moment));
         }
         for (label, message) in &self.left_out {
             let current = vec![alerts::left_out(label, message)];
-            told.extend(self.chores.book.update(label, current, Asked::NOTHING, moment));
+            told.extend(self.chores.book.update(
+                AlertedArray { label, uuid: None },
+                current,
+                Asked::NOTHING,
+                moment,
+            ));
         }
         self.send_alerts(told);
     }

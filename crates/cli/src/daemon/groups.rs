@@ -1,7 +1,7 @@
 //! Spares that arrays of one group lend each other.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -9,12 +9,17 @@ use std::{
 use pinstripe_control::{
     AddParameters, AddResult, Detail, DeviceResult, MemberName,
     client::{Client, ClientError},
+    code,
 };
 
 /// How long a slot has been empty before a spare of another array is moved to it: its member may come back.
 const EMPTY: Duration = Duration::from_secs(10);
 /// The same where the member's server was lost, and is being waited for.
 const EMPTY_RECONNECTING: Duration = Duration::from_mins(1);
+/// How long an array isn't offered a spare again that it has refused.
+const REFUSED: Duration = Duration::from_hours(1);
+/// The same of one that could not move for a reason that may be over soon, such as a server that restarts.
+const NOT_NOW: Duration = Duration::from_mins(1);
 /// How long a server may take to answer.
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -42,14 +47,24 @@ pub struct Move {
 pub struct Memory {
     /// Since when each array has lacked a spare, by its key.
     lacking: BTreeMap<String, Duration>,
-    /// Spares that an array has refused, by its key.
-    pub refused: BTreeSet<(String, String)>,
+    /// Spares that an array could not have, by its key, and when it may be offered them again.
+    refused: BTreeMap<(String, String), Duration>,
+}
+
+impl Memory {
+    /// Remembers what an array could not have.
+    pub fn refuse(&mut self, refused: Refused, now: Duration) {
+        let pause = if refused.for_good { REFUSED } else { NOT_NOW };
+        self.refused.insert((refused.key, refused.spare), now + pause);
+    }
 }
 
 /// The spare that is to move now, if one is. Pure.
 pub fn choose(arrays: &[(Grouped, Detail)], memory: &mut Memory, now: Duration) -> Option<Move> {
     let lacking: Vec<usize> = (0..arrays.len()).filter(|index| lacks_spare(&arrays[*index].1)).collect();
-    memory.lacking.retain(|key, _| lacking.iter().any(|index| arrays[*index].0.key == *key));
+    let is_lacking = |key: &str| lacking.iter().any(|index| arrays[*index].0.key == key);
+    memory.lacking.retain(|key, _| is_lacking(key));
+    memory.refused.retain(|(key, _), until| is_lacking(key) && now < *until);
     for to in lacking {
         let (wanting, detail) = &arrays[to];
         let since = *memory.lacking.entry(wanting.key.clone()).or_insert(now);
@@ -65,7 +80,7 @@ pub fn choose(arrays: &[(Grouped, Detail)], memory: &mut Memory, now: Duration) 
                 continue;
             }
             let is_free =
-                |spare: &&String| !memory.refused.contains(&(wanting.key.clone(), (*spare).clone()));
+                |spare: &&String| !memory.refused.contains_key(&(wanting.key.clone(), (*spare).clone()));
             if let Some(spare) = other.spares.iter().find(is_free) {
                 return Some(Move { from, to, spare: spare.clone() });
             }
@@ -97,8 +112,18 @@ pub struct Note {
 #[derive(Debug)]
 pub struct Moved {
     pub notes: Vec<Note>,
-    /// The array that could not have it, by its key, and the spare.
-    pub refused: Option<(String, String)>,
+    /// What an array could not have.
+    pub refused: Option<Refused>,
+}
+
+/// A spare that an array could not have.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The array's key.
+    key: String,
+    spare: String,
+    /// A server has refused it. If not, the reason may be over soon.
+    for_good: bool,
 }
 
 /// Moves a spare.
@@ -117,12 +142,19 @@ pub fn carry_out(giving: &Grouped, wanting: &Grouped, spare: &str) -> Moved {
             ],
             refused: None,
         },
-        Err(why) => {
+        Err(Unmoved { why, for_good }) => {
             let sentence = format!("could not get {spare}, a spare of {}: {why}", giving.label);
-            let refused = Some((wanting.key.clone(), spare.to_owned()));
+            let refused = Some(Refused { key: wanting.key.clone(), spare: spare.to_owned(), for_good });
             Moved { notes: vec![note(&wanting.label, true, sentence)], refused }
         }
     }
+}
+
+/// Why a spare didn't move.
+struct Unmoved {
+    why: String,
+    /// See [`Refused`].
+    for_good: bool,
 }
 
 fn connect(control: &Path) -> Result<Client, ClientError> {
@@ -132,8 +164,11 @@ fn connect(control: &Path) -> Result<Client, ClientError> {
 }
 
 /// Takes a spare out of one array and puts it into another. If that can't have it, it goes back.
-fn move_spare(giving: &Grouped, wanting: &Grouped, spare: &str) -> Result<(), String> {
-    let words = |error: ClientError| error.to_string();
+fn move_spare(giving: &Grouped, wanting: &Grouped, spare: &str) -> Result<(), Unmoved> {
+    let words = |error: ClientError| {
+        let for_good = matches!(&error, ClientError::Call(refused) if refused.code != code::STOPPING);
+        Unmoved { why: error.to_string(), for_good }
+    };
     // Before the spare is taken: a server that can't be reached would leave it nowhere.
     let mut wants = connect(&wanting.control).map_err(words)?;
     let mut gives = connect(&giving.control).map_err(words)?;
@@ -146,15 +181,17 @@ fn move_spare(giving: &Grouped, wanting: &Grouped, spare: &str) -> Result<(), St
         Err(ClientError::Call(refused)) => refused,
         // It may still be at it, and must not meet the other array there.
         Err(unknown) => {
-            return Err(format!("{unknown}; if neither array has it in the end, add it by hand"));
+            let why = format!("{unknown}; if neither array has it in the end, add it by hand");
+            return Err(Unmoved { why, for_good: false });
         }
     };
-    match gives.call::<AddResult>("add", &add) {
-        Ok(_) => Err(format!("{refused}; it is {}'s spare again", giving.label)),
+    let why = match gives.call::<AddResult>("add", &add) {
+        Ok(_) => format!("{refused}; it is {}'s spare again", giving.label),
         Err(error) => {
-            Err(format!("{refused}; and {} did not take it back: {error}: add it by hand", giving.label))
+            format!("{refused}; and {} did not take it back: {error}: add it by hand", giving.label)
         }
-    }
+    };
+    Err(Unmoved { why, for_good: refused.code != code::STOPPING })
 }
 
 #[cfg(test)]
@@ -204,7 +241,7 @@ mod tests {
         assert_eq!(choose(&arrays, &mut memory, at(109)), None);
         let expected = Move { from: 2, to: 0, spare: "/c1".into() };
         assert_eq!(choose(&arrays, &mut memory, at(110)), Some(expected));
-        memory.refused.insert(("a".into(), "/c1".into()));
+        memory.refuse(Refused { key: "a".into(), spare: "/c1".into(), for_good: true }, at(110));
         assert_eq!(choose(&arrays, &mut memory, at(111)).unwrap().spare, "/c2");
         arrays[2].0.group = "other".into();
         assert_eq!(choose(&arrays, &mut memory, at(111)), None);
@@ -237,5 +274,35 @@ mod tests {
         assert_eq!(choose(&arrays, &mut memory, at(0)), None);
         assert_eq!(choose(&arrays, &mut memory, at(59)), None);
         assert!(choose(&arrays, &mut memory, at(60)).is_some());
+    }
+
+    #[test]
+    fn a_spare_that_could_not_move_is_tried_again_the_later_if_it_was_refused() {
+        let arrays = [array("a", 1, &[], &json!([])), array("c", 0, &["/c"], &json!([]))];
+        for (for_good, pause) in [(false, 60), (true, 3600)] {
+            let mut memory = Memory::default();
+            choose(&arrays, &mut memory, at(0));
+            assert!(choose(&arrays, &mut memory, at(10)).is_some());
+            memory.refuse(Refused { key: "a".into(), spare: "/c".into(), for_good }, at(10));
+            assert_eq!(choose(&arrays, &mut memory, at(9 + pause)), None);
+            assert!(choose(&arrays, &mut memory, at(10 + pause)).is_some());
+            // Of an array that had a spare meanwhile nothing is remembered.
+            memory.refuse(Refused { key: "a".into(), spare: "/c".into(), for_good }, at(10 + pause));
+            choose(&[array("a", 0, &[], &json!([])), arrays[1].clone()], &mut memory, at(11 + pause));
+            choose(&arrays, &mut memory, at(12 + pause));
+            assert!(choose(&arrays, &mut memory, at(22 + pause)).is_some());
+        }
+    }
+
+    #[test]
+    fn a_server_that_is_not_there_just_now_has_refused_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let control = |name: &str| folder.path().join(name);
+        let (giving, wanting) = (array("c", 0, &["/c"], &json!([])).0, array("a", 1, &[], &json!([])).0);
+        let giving = Grouped { control: control("c"), ..giving };
+        let wanting = Grouped { control: control("a"), ..wanting };
+        let moved = carry_out(&giving, &wanting, "/c");
+        let refused = Refused { key: "a".into(), spare: "/c".into(), for_good: false };
+        assert_eq!(moved.refused, Some(refused), "{:?}", moved.notes);
     }
 }

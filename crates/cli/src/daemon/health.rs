@@ -82,9 +82,9 @@ pub fn visit(patients: Vec<Patient>) -> Visit {
         let devices = devices(&detail);
         let disks: Vec<DiskHealth> = devices.iter().cloned().filter_map(ask).collect();
         if patient.health == Health::Replace
-            && let Some((slot, disk)) = to_replace(&disks, &detail)
+            && let Some(disk) = to_replace(&disks, &detail)
         {
-            notes.push(replace(&mut client, slot, disk, &patient.label));
+            notes.push(replace(&mut client, disk, &patient.label));
         }
         all.push(Said { key: patient.key, devices, disks });
     }
@@ -192,8 +192,8 @@ fn read(device: String, value: &Value) -> Option<DiskHealth> {
     })
 }
 
-/// The slot and the disk of the member that a spare is to replace now. Pure.
-fn to_replace<'a>(disks: &'a [DiskHealth], detail: &Detail) -> Option<(usize, &'a DiskHealth)> {
+/// The disk of the member that a spare is to replace now. Pure.
+fn to_replace<'a>(disks: &'a [DiskHealth], detail: &Detail) -> Option<&'a DiskHealth> {
     let failing = || disks.iter().filter(|disk| !disk.failing.is_empty());
     let is_busy = detail.members.iter().any(|member| member.replacement.is_some() || !member.is_whole());
     // A spare that is failing itself is for a person to take out first.
@@ -201,16 +201,16 @@ fn to_replace<'a>(disks: &'a [DiskHealth], detail: &Detail) -> Option<(usize, &'
     if is_busy || detail.sync.is_some() || detail.spares.is_empty() || failing().any(is_bad_spare) {
         return None;
     }
-    failing().find_map(|disk| {
-        let is_it = |member: &&Member| member.device.as_deref() == Some(&disk.device);
-        Some((detail.members.iter().find(is_it)?.slot, disk))
+    failing().find(|disk| {
+        detail.members.iter().any(|member: &Member| member.device.as_deref() == Some(&disk.device))
     })
 }
 
-/// Has a spare take a failing member's place.
-fn replace(client: &mut Client, slot: usize, disk: &DiskHealth, label: &str) -> Note {
-    let slot = u16::try_from(slot).ok();
-    let parameters = ReplaceParameters { slot, device: None, with: None, force: false };
+/// Has a spare take a failing member's place. By its device: asking all disks takes a while, in which another
+/// member may have come into its slot.
+fn replace(client: &mut Client, disk: &DiskHealth, label: &str) -> Note {
+    let device = Some(disk.device.clone());
+    let parameters = ReplaceParameters { slot: None, device, with: None, force: false };
     let what = match client.call::<DeviceResult>("replace", parameters) {
         Ok(DeviceResult { device: spare, .. }) => format!("is being replaced by {spare}"),
         Err(error) => format!("could not be replaced: {error}"),
@@ -328,8 +328,8 @@ pub mod tests {
     #[test]
     fn a_failing_member_is_replaced_when_nothing_else_is_under_way_and_a_good_spare_is_there() {
         let disks = [disk("/dev/m0", false), disk("/dev/m1", true), disk("/dev/s", false)];
-        let slot = |detail: &Detail| to_replace(&disks, detail).map(|(slot, _)| slot);
-        assert_eq!(slot(&array()), Some(1));
+        let chosen = |detail: &Detail| to_replace(&disks, detail).map(|disk| disk.device.as_str());
+        assert_eq!(chosen(&array()), Some("/dev/m1"));
         assert_eq!(to_replace(&disks[..1], &array()), None, "all is well");
         let changes: [fn(&mut Detail); 4] = [
             |detail| detail.spares.clear(),
@@ -340,9 +340,26 @@ pub mod tests {
         for (index, change) in changes.into_iter().enumerate() {
             let mut detail = array();
             change(&mut detail);
-            assert_eq!(slot(&detail), None, "{index}");
+            assert_eq!(chosen(&detail), None, "{index}");
         }
         let bad_spare = [disk("/dev/m1", true), disk("/dev/s", true)];
         assert_eq!(to_replace(&bad_spare, &array()), None);
+    }
+
+    #[test]
+    fn a_failing_disk_is_replaced_wherever_it_is_by_then() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let (asked, calls) = std::sync::mpsc::channel();
+        crate::daemon::fake::server(&path, move |call| {
+            asked.send(call.clone()).unwrap();
+            Some(json!({ "result": { "slot": 0, "device": "/dev/s" } }))
+        });
+        let mut client = Client::connect(&path.to_string_lossy()).unwrap();
+        let note = replace(&mut client, &disk("/dev/m1", true), "data");
+        assert!(note.sentence.ends_with("is being replaced by /dev/s"), "{}", note.sentence);
+        let asked = calls.recv().unwrap();
+        let parameters = (&asked["params"]["device"], &asked["params"]["slot"]);
+        assert_eq!(parameters, (&json!("/dev/m1"), &Value::Null), "{asked}");
     }
 }

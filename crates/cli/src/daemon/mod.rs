@@ -31,6 +31,8 @@ mod board;
 mod checks;
 mod chores;
 #[cfg(test)]
+mod fake;
+#[cfg(test)]
 mod grafana;
 mod groups;
 mod health;
@@ -69,13 +71,13 @@ use signal_hook::{
 };
 
 use self::{
-    alerts::{Asked, Server},
+    alerts::{AlertedArray, Asked, Server},
     board::Board,
     checks::{Record, Round},
     chores::Chores,
     phase::{Action, Course, Ending, Phase},
     secretary::{Errand, Secretary},
-    threads::{Follower, News},
+    threads::{Follower, Heard, News},
     tls::Tls,
 };
 use crate::{
@@ -99,7 +101,6 @@ const TICK: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_secs(10);
 /// The same where they only could have been started by another process.
 const LOOK_STOPPED: Duration = Duration::from_mins(1);
-
 /// Names of events that are counted of an array.
 const EVENTS_MAX: usize = 64;
 /// How long the end waits for what is still to be kept or sent.
@@ -173,6 +174,7 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
         unserved: None,
         listen_again: Duration::ZERO,
         arrays: BTreeMap::new(),
+        heard: BTreeMap::new(),
         remarks: Vec::new(),
         http: None,
         look: Look::default(),
@@ -251,6 +253,8 @@ struct Daemon {
     listen_again: Duration,
     /// By [`Wanted::identity`].
     arrays: BTreeMap<String, Kept>,
+    /// What is known of the last server with each control socket.
+    heard: BTreeMap<PathBuf, Heard>,
     remarks: Vec<String>,
     /// As it was configured when it began.
     http: Option<(Metrics, listen::Server)>,
@@ -432,7 +436,12 @@ impl Daemon {
         let keys: Vec<String> = all.iter().map(Wanted::identity).collect();
         // What has no server and isn't there any more is forgotten: with `assemble = "all"` that can be.
         self.arrays.retain(|key, kept| keys.contains(key) || kept.is_busy());
-        for (wanted, key) in all.into_iter().zip(keys) {
+        let others = self.arrays.iter().filter(|(key, _)| !keys.contains(key)).map(|(_, kept)| &kept.label);
+        let others = others.chain(self.left_out.iter().map(|(label, _)| label));
+        let labels =
+            alerts::labels(&all.iter().map(Wanted::names).collect::<Vec<_>>(), &others.collect::<Vec<_>>());
+        for ((mut wanted, key), label) in all.into_iter().zip(keys).zip(labels) {
+            wanted.label = label;
             let now = self.now();
             let kept = self.arrays.entry(key.clone()).or_insert_with(|| Kept {
                 label: wanted.label.clone(),
@@ -466,9 +475,9 @@ impl Daemon {
                 }
             }
         }
-        let kept = self.arrays.values().map(|kept| &kept.label);
-        let labels: Vec<&String> = kept.chain(self.left_out.iter().map(|(label, _)| label)).collect();
-        let told = self.chores.book.forget(|array| labels.iter().any(|label| *label == array));
+        let left_out = self.left_out.iter().map(|(label, _)| AlertedArray { label, uuid: None });
+        let known: Vec<AlertedArray<'_>> = self.arrays.values().map(Kept::alerted).chain(left_out).collect();
+        let told = self.chores.book.forget(&known);
         self.send_alerts(told);
     }
 
@@ -567,7 +576,8 @@ impl Daemon {
         let Some(kept) = self.arrays.get_mut(key) else { return };
         kept.course.answers(control.clone(), now);
         self.chores.survey_soon(self.board.is_up());
-        match threads::follow(key, run, control, child, &self.sender) {
+        let known = (self.heard.get(&control).cloned(), self.since);
+        match threads::follow(key, run, control, child, known, &self.sender) {
             Ok(follower) => kept.follower = Some(follower),
             Err(error) => self.log.of(&kept.label).warn(&format!("its server can't be followed: {error}")),
         }
@@ -580,19 +590,11 @@ impl Daemon {
         match news {
             News::Answers(control) => kept.course.answers(control, now),
             News::Silent(why) => kept.course.is_silent(why),
-            News::Event(event) => {
-                let Event { time, number, event, device, alarming, message } = event;
-                self.log.of(&label).event(&Entry {
-                    level: severity(&event, alarming),
-                    time: Some(time),
-                    event: Some(&event),
-                    number: Some(number),
-                    member: device.as_deref(),
-                    message: &message,
-                    ..Entry::default()
-                });
-                self.keep(Told { time, array: label, event, device, alarming, message });
-                self.chores.survey_soon(self.board.is_up());
+            News::Events { control, heard, events } => {
+                self.heard.insert(control, heard);
+                for event in events {
+                    self.happened(&label, event);
+                }
             }
             News::Ended(ending) => {
                 kept.follower = None;
@@ -605,6 +607,22 @@ impl Daemon {
                 }
             }
         }
+    }
+
+    /// A server has told of an event.
+    fn happened(&mut self, label: &str, event: Event) {
+        let Event { time, number, event, device, alarming, message } = event;
+        self.log.of(label).event(&Entry {
+            level: severity(&event, alarming),
+            time: Some(time),
+            event: Some(&event),
+            number: Some(number),
+            member: device.as_deref(),
+            message: &message,
+            ..Entry::default()
+        });
+        self.keep(Told { time, array: label.to_owned(), event, device, alarming, message });
+        self.chores.survey_soon(self.board.is_up());
     }
 
     /// Ends all servers; the daemon ends when they have.
@@ -733,6 +751,10 @@ impl Kept {
         }
     }
 
+    fn alerted(&self) -> AlertedArray<'_> {
+        AlertedArray { label: &self.label, uuid: self.uuid.as_deref() }
+    }
+
     fn asked(&self) -> Asked<'_> {
         let server = match self.course.phase {
             Phase::Stopped { .. } => Server::Stopped,
@@ -759,6 +781,7 @@ impl Kept {
             Phase::Failed { until, .. } => Some(until.saturating_sub(now).as_secs()),
             _ => None,
         };
+        let record = &self.record;
         ArrayStatus {
             array: self.label.clone(),
             uuid: self.uuid.clone(),
@@ -770,11 +793,8 @@ impl Kept {
             next_try_seconds: next_try,
             disks: self.disks.clone(),
             events: self.events.clone(),
-            checked: self.record.completed,
-            checked_mismatched_sectors: self
-                .record
-                .completed
-                .map(|_| self.record.completed_mismatched_sectors),
+            checked: record.completed,
+            checked_mismatched_sectors: record.completed.map(|_| record.completed_mismatched_sectors),
         }
     }
 }

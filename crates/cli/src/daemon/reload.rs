@@ -12,7 +12,7 @@ use std::{
 
 use pinstripe_config::{Array, Configuration, Setting, Settings, Value};
 use pinstripe_control::{
-    JournalModeParameters,
+    JournalModeParameters, Version,
     client::{Client, ClientError},
     daemon::{Change, Effect},
     limit::{BURST_SECONDS, LimitParameters},
@@ -170,7 +170,13 @@ fn carry_out_one(planned: Vec<Planned>, control: Option<&Path>) -> Vec<Change> {
         match (live, control) {
             (Some(live), Some(control)) => {
                 let told = hangs.take().map_or_else(|| tell(control, &live), Err);
-                if let Err(error) = told {
+                if matches!(told, Err(ClientError::Silent { .. }))
+                    && matches!(live, Live::JournalMode(_))
+                    && answers(control)
+                {
+                    change.what +=
+                        ", as soon as its server has written to the members what only the journal has";
+                } else if let Err(error) = told {
                     change.effect = Effect::Failed;
                     change.what = format!("{}, but its server did not take it: {error}", change.what);
                     hangs = Some(error).filter(|error| !matches!(error, ClientError::Call(_)));
@@ -186,6 +192,15 @@ fn carry_out_one(planned: Vec<Planned>, control: Option<&Path>) -> Vec<Change> {
         changes.push(change);
     }
     changes
+}
+
+/// Whether a server that has not answered a call is there, and thus at it.
+fn answers(control: &Path) -> bool {
+    let version = Client::connect(&control.to_string_lossy()).and_then(|mut client| {
+        client.set_timeout(Some(LIMIT))?;
+        client.call::<Version>("version", serde_json::Value::Null)
+    });
+    version.is_ok()
 }
 
 fn tell(control: &Path, live: &Live) -> Result<(), ClientError> {
@@ -276,5 +291,21 @@ mod tests {
         assert_eq!(said(DATA, &other)[0].0, Effect::New);
         assert_eq!(said(&other, DATA)[0].0, Effect::Removed);
         assert_eq!(said(DATA, &format!("{DATA}auto = false\n"))[0].0, Effect::Removed);
+    }
+
+    #[test]
+    fn a_server_that_is_at_what_takes_long_has_not_refused_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        // It answers what asks for its version, and nothing else yet.
+        crate::daemon::fake::server(&path, |call| {
+            let version = serde_json::json!({ "protocol": 1, "pinstripe": "", "instance": "", "pid": 1 });
+            (call["method"] == "version").then(|| serde_json::json!({ "result": version }))
+        });
+        let new = format!("{DATA}journal-mode = 'write-through'\n");
+        let planned = changes(&configuration(DATA), &configuration(&new));
+        let changes = carry_out(planned, |_| Some(path.clone()));
+        assert_eq!((changes.len(), changes[0].effect), (1, Effect::Live), "{changes:?}");
+        assert!(changes[0].what.contains("as soon as"), "{changes:?}");
     }
 }

@@ -594,7 +594,7 @@ mod tests {
 
     fn tell() -> (Vec<Tell>, Book) {
         let subject = Subject { array: "data".into(), kind: "Degraded".into(), device: String::new() };
-        let open = Open { since: 5, message: "x".into() };
+        let open = Open { since: 5, message: "x".into(), uuid: None };
         let book = Book::from(vec![(subject.clone(), open.clone())]);
         (vec![Tell { subject, open, cleared: false }], book)
     }

@@ -119,7 +119,7 @@ mod tests {
 
     fn tell() -> Tell {
         let subject = Subject { array: "data".into(), kind: "Degraded".into(), device: String::new() };
-        Tell { subject, open: Open { since: 5, message: "slot 1".into() }, cleared: false }
+        Tell { subject, open: Open { since: 5, message: "slot 1".into(), uuid: None }, cleared: false }
     }
 
     /// What comes of it where the other end answers so, after it has read the alert.

@@ -43,8 +43,8 @@ pub enum News {
     Answers(PathBuf),
     /// It has not for [`WAIT`] and [`GRACE`], for this reason, and hasn't ended.
     Silent(String),
-    /// Something has happened to its array.
-    Event(Event),
+    /// What has happened to its array, and how much of that is known with this, by its control socket.
+    Events { control: PathBuf, heard: Heard, events: Vec<Event> },
     /// It has ended.
     Ended(Ending),
 }
@@ -111,12 +111,24 @@ impl Drop for Follower {
     }
 }
 
-/// Follows the server with this control socket. `child`: its process, if it is ours.
+/// The last event that is known of a server. The daemon has it, for it outlives connections, followers and
+/// entries of the configuration: a follower that is over by then has told nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Heard {
+    /// The server's run.
+    instance: String,
+    number: u64,
+}
+
+/// Follows the server with this control socket. `child`: its process, if it is ours. `heard`: what is known
+/// of the last server there. Of a server that was there before the daemon it tells what happened `since`, in
+/// seconds since the epoch.
 pub fn follow(
     key: &str,
     run: u64,
     control: PathBuf,
     child: Option<Child>,
+    (mut heard, since): (Option<Heard>, u64),
     sender: &Sender<Message>,
 ) -> io::Result<Follower> {
     let over = Arc::new(AtomicBool::new(false));
@@ -127,6 +139,7 @@ pub fn follow(
         }
     };
     let is_own = child.is_some();
+    let since = if is_own { 0 } else { since };
     if let Some(mut child) = child {
         let (tell, control) = (tell.clone(), control.clone());
         spawn("wait", move || {
@@ -141,7 +154,7 @@ pub fn follow(
             if is_over.load(Ordering::Relaxed) {
                 return;
             }
-            match listen(&control, &is_over, &tell, &mut answered) {
+            match listen(&control, &is_over, &tell, (&mut heard, since), &mut answered) {
                 Ok(()) => return,
                 Err(ClientError::NotServed { .. }) => break true,
                 // It says that it is stopping: that is an answer.
@@ -172,69 +185,109 @@ fn listen(
     control: &Path,
     over: &AtomicBool,
     tell: &impl Fn(News),
+    (heard, since): (&mut Option<Heard>, u64),
     answered: &mut Instant,
 ) -> Result<(), ClientError> {
     let mut client = Client::connect(&control.to_string_lossy())?;
     client.set_timeout(Some(WAIT + GRACE))?;
-    let mut known: EventsResult = client.call("events", EventsParameters { after: u64::MAX, wait_ms: 0 })?;
+    let now: EventsResult = client.call("events", EventsParameters { after: u64::MAX, wait_ms: 0 })?;
     *answered = Instant::now();
     tell(News::Answers(control.to_owned()));
+    // All of a server that has come since another one was followed is new.
+    let since = if heard.is_none() { since } else { 0 };
+    let mut after =
+        heard.as_ref().filter(|heard| heard.instance == now.instance).map_or(0, |heard| heard.number);
     let wait_ms = u64::try_from(WAIT.as_millis()).unwrap_or(u64::MAX);
     while !over.load(Ordering::Relaxed) {
-        known = client.call("events", EventsParameters { after: known.last, wait_ms })?;
+        let mut next: EventsResult = client.call("events", EventsParameters { after, wait_ms })?;
         *answered = Instant::now();
-        known.events.drain(..).map(News::Event).for_each(tell);
+        after = next.last;
+        // What comes from now on is new, whatever clock it goes by.
+        next.events.retain(|event| event.number > now.last || event.time >= since);
+        let known = Heard { instance: next.instance, number: after };
+        if heard.as_ref() != Some(&known) {
+            *heard = Some(known.clone());
+            tell(News::Events { control: control.to_owned(), heard: known, events: next.events });
+        }
     }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        io::{BufRead, BufReader, Write},
-        os::unix::net::UnixListener,
-        sync::mpsc::channel,
-    };
+    use std::sync::{Mutex, mpsc::channel};
 
     use serde_json::json;
 
     use super::*;
-
-    /// A server that answers every call so, under the call's number.
-    fn server(path: &Path, answer: impl Fn() -> Value + Send + 'static) {
-        let listener = UnixListener::bind(path).unwrap();
-        thread::spawn(move || {
-            for stream in listener.incoming() {
-                let mut stream = stream.unwrap();
-                let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
-                while let Some(Ok(line)) = lines.next() {
-                    let call: Value = serde_json::from_str(&line).unwrap();
-                    let mut answer = answer();
-                    (answer["jsonrpc"], answer["id"]) = ("2.0".into(), call["id"].clone());
-                    if writeln!(stream, "{answer}").is_err() {
-                        break;
-                    }
-                }
-            }
-        });
-    }
+    use crate::daemon::fake::server;
 
     #[test]
     fn a_server_that_says_that_it_is_stopping_is_not_silent() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
         let (asked, asks) = channel();
-        server(&path, move || {
+        server(&path, move |_| {
             let _ = asked.send(());
-            json!({ "error": { "code": code::STOPPING, "message": "the server is stopping" } })
+            Some(json!({ "error": { "code": code::STOPPING, "message": "the server is stopping" } }))
         });
         let (sender, messages) = channel();
-        let follower = follow("data", 1, path, None, &sender).unwrap();
+        let follower = follow("data", 1, path, None, (None, 0), &sender).unwrap();
         for _ in 0..3 {
             asks.recv_timeout(Duration::from_secs(30)).unwrap();
         }
         drop(follower);
         let told = messages.try_iter().filter(|message| matches!(message, Message::News { .. })).count();
         assert_eq!(told, 0);
+    }
+
+    /// The numbers of the first events that are told of a server, which has events 1 to 3 of the times 10, 20
+    /// and 30.
+    fn told(path: &Path, heard: Option<Heard>, since: u64, count: usize) -> Vec<u64> {
+        let (sender, messages) = channel();
+        let follower = follow("data", 1, path.to_owned(), None, (heard, since), &sender).unwrap();
+        let numbers_of = |message| match message {
+            Message::News { news: News::Events { heard, events, .. }, .. } => {
+                assert_eq!(heard.number, 3);
+                events.into_iter().map(|event| event.number).collect()
+            }
+            _ => Vec::new(),
+        };
+        let within = Duration::from_secs(30);
+        let mut all = std::iter::from_fn(|| messages.recv_timeout(within).ok());
+        let mut numbers = Vec::new();
+        while numbers.len() < count {
+            numbers.extend(numbers_of(all.next().unwrap()));
+        }
+        thread::sleep(Duration::from_millis(200));
+        drop(follower);
+        numbers.extend(messages.try_iter().flat_map(numbers_of));
+        numbers
+    }
+
+    #[test]
+    fn no_event_is_lost_between_connections_and_none_is_told_twice() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let instance = Arc::new(Mutex::new("one"));
+        let own = Arc::clone(&instance);
+        server(&path, move |call| {
+            let after = call["params"]["after"].as_u64().unwrap();
+            let events = (1..=3).filter(|number| *number > after).map(|number| {
+                json!({ "number": number, "time": 10 * number, "event": "Fail", "device": null, "alarming": true,
+                    "message": "" })
+            });
+            let events: Vec<Value> = events.collect();
+            if events.is_empty() && call["params"]["wait_ms"] != 0 {
+                thread::sleep(Duration::from_millis(20));
+            }
+            Some(json!({ "result": { "instance": *own.lock().unwrap(), "last": 3, "events": events } }))
+        });
+        let knows = |number| Some(Heard { instance: "one".to_owned(), number });
+        assert_eq!(told(&path, None, 20, 2), [2, 3], "1 happened before the daemon began");
+        assert_eq!(told(&path, knows(3), 20, 0), [0; 0], "it is the same server");
+        assert_eq!(told(&path, knows(1), 40, 2), [2, 3], "the connection was cut");
+        *instance.lock().unwrap() = "two";
+        assert_eq!(told(&path, knows(3), 40, 3), [1, 2, 3], "another server");
     }
 }

@@ -86,24 +86,54 @@ impl Way {
                 sendmail.args(["-i", "-t"]);
                 (sendmail, mail(address, tell))
             }),
-            Self::Webhook => alerts.webhook.as_ref().map(|url| (curl(url), value(tell).to_string())),
+            Self::Webhook => alerts.webhook.as_ref().map(|url| (curl(), post(url, &value(tell).to_string()))),
         };
         let (mut command, input) =
             command.ok_or_else(|| Unsent::Failed("nothing says where to".to_owned()))?;
-        run(&mut command, &input, over)
+        if self != Self::Webhook {
+            return run(&mut command, &input, Stdio::null(), over);
+        }
+        let unread = |error: io::Error| Unsent::Failed(format!("the answer's status can't be read: {error}"));
+        let mut status = tempfile::tempfile().map_err(unread)?;
+        run(&mut command, &input, status.try_clone().map_err(unread)?.into(), over)?;
+        let mut text = String::new();
+        io::Seek::rewind(&mut status)
+            .and_then(|()| io::Read::read_to_string(&mut status, &mut text))
+            .map_err(unread)?;
+        taken(&text)
     }
 }
 
-fn curl(url: &str) -> Command {
+/// The command that posts to a webhook. It prints the status of the answer. What it is to post, and where to,
+/// it reads: all users see a process's arguments, and a URL may have a secret in its path.
+fn curl() -> Command {
     let mut curl = Command::new(Alerts::CURL);
     curl.args(["--silent", "--show-error", "--fail", "--max-time", "30", "--proto", "=http,https"]);
-    curl.args(["--header", "Content-Type: application/json", "--data-binary", "@-", "--output", "/dev/null"]);
-    curl.args(["--url", url]);
+    curl.args(["--header", "Content-Type: application/json", "--output", "/dev/null"]);
+    curl.args(["--write-out", "%{http_code}", "--config", "-"]);
     curl
 }
 
+/// The configuration of curl for this. Texts are in quotes, in which a backslash comes before what ends them.
+fn post(url: &str, body: &str) -> String {
+    let quoted = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"");
+    format!("url = \"{}\"\ndata-binary = \"{}\"\n", quoted(url), quoted(body))
+}
+
+/// Whether an answer with this status says that the alert was taken. A redirect is no error to curl, and
+/// isn't followed: it would make another request of the POST.
+fn taken(status: &str) -> Result<(), Unsent> {
+    match status.as_bytes() {
+        [b'2', ..] => Ok(()),
+        [b'3', ..] => Err(Unsent::Failed(format!(
+            "the answer has the status {status}: the URL leads elsewhere. Give the one to which it leads"
+        ))),
+        _ => Err(Unsent::Failed(format!("the answer has the status {status}, which is no success"))),
+    }
+}
+
 /// Runs a program with this input, and says why it failed.
-fn run(command: &mut Command, input: &str, over: &AtomicBool) -> Result<(), Unsent> {
+fn run(command: &mut Command, input: &str, output: Stdio, over: &AtomicBool) -> Result<(), Unsent> {
     let name = command.get_program().display().to_string();
     let words = |error: io::Error| Unsent::Failed(format!("{name}: {error}"));
     // A file: a program that reads nothing keeps none waiting, and what it says may be of any length.
@@ -112,7 +142,7 @@ fn run(command: &mut Command, input: &str, over: &AtomicBool) -> Result<(), Unse
     text.write_all(input.as_bytes()).and_then(|()| io::Seek::rewind(&mut text)).map_err(words)?;
     let errors = said.try_clone().map_err(words)?;
     // A group of its own: what the program has started ends with it.
-    command.stdin(text).stdout(Stdio::null()).stderr(errors).process_group(0);
+    command.stdin(text).stdout(output).stderr(errors).process_group(0);
     let mut child = command.spawn().map_err(words)?;
     let begun = Instant::now();
     loop {
@@ -179,7 +209,12 @@ fn mail(address: &str, tell: &Tell) -> String {
 
 #[cfg(test)]
 pub mod tests {
-    use std::{fs, path::Path};
+    use std::{
+        fs,
+        io::{BufRead, BufReader, Read},
+        net::TcpListener,
+        path::Path,
+    };
 
     use super::*;
     use crate::daemon::alerts::{Open, Subject};
@@ -196,7 +231,7 @@ pub mod tests {
 
     fn tell(message: &str, cleared: bool) -> Tell {
         let subject = Subject { array: "da\nta".into(), kind: "Degraded".into(), device: String::new() };
-        Tell { subject, open: Open { since: 5, message: message.into() }, cleared }
+        Tell { subject, open: Open { since: 5, message: message.into(), uuid: None }, cleared }
     }
 
     #[test]
@@ -227,5 +262,53 @@ pub mod tests {
         put("#!/bin/sh\necho no >&2; exit 3\n");
         assert_eq!(send(), Err(Unsent::Failed("ended with status 3: no".to_owned())));
         assert_eq!(Way::Webhook.in_words(&alerts), "the webhook of hooks.example");
+    }
+
+    /// What is posted to a webhook that answers with this status, and what becomes of the alert.
+    fn posted(status: &str) -> (String, Result<(), Unsent>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/secret", listener.local_addr().unwrap());
+        let answer = format!("HTTP/1.1 {status}\r\nLocation: {url}\r\nContent-Length: 0\r\n\r\n");
+        let listening = thread::spawn(move || {
+            let mut reader = BufReader::new(listener.accept().unwrap().0);
+            let (mut line, mut length) = (String::new(), 0);
+            while line != "\r\n" {
+                line.clear();
+                reader.read_line(&mut line).unwrap();
+                if let Some((name, value)) = line.split_once(": ")
+                    && name.eq_ignore_ascii_case("content-length")
+                {
+                    length = value.trim().parse().unwrap();
+                }
+            }
+            let mut body = vec![0; length];
+            reader.read_exact(&mut body).unwrap();
+            reader.get_mut().write_all(answer.as_bytes()).unwrap();
+            String::from_utf8(body).unwrap()
+        });
+        let alerts = Alerts { webhook: Some(url), ..Alerts::default() };
+        let outcome = Way::Webhook.send(&alerts, &tell("a \"b\" \\ c", false), &AtomicBool::new(false));
+        (listening.join().unwrap(), outcome)
+    }
+
+    #[test]
+    fn no_argument_of_a_process_has_the_secret_of_a_webhook() {
+        let arguments = format!("{:?}", curl());
+        assert!(!arguments.contains("http:") && arguments.contains("\"--config\" \"-\""), "{arguments}");
+        assert!(post("https://hooks.example/secret", "{}").contains("secret"));
+    }
+
+    #[test]
+    fn a_webhook_has_taken_what_it_answers_with_success_and_nothing_else() {
+        let text = value(&tell("a \"b\" \\ c", false)).to_string();
+        for status in ["200 OK", "204 No Content"] {
+            assert_eq!(posted(status), (text.clone(), Ok(())), "{status}");
+        }
+        for status in ["301 Moved", "302 Found", "307 Elsewhere", "308 Moved", "404 Not Found", "500 Error"] {
+            let (body, outcome) = posted(status);
+            assert_eq!(body, text, "{status}");
+            let Err(Unsent::Failed(why)) = outcome else { panic!("{status}: {outcome:?}") };
+            assert!(why.contains(&status[..3]), "{status}: {why}");
+        }
     }
 }

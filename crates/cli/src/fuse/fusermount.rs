@@ -21,6 +21,8 @@ use rustix::{
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
 };
 
+use super::read_limit;
+
 /// Its name.
 pub const PROGRAM: &str = "fusermount3";
 
@@ -47,8 +49,9 @@ pub fn mount(
     let (ours, theirs) = UnixStream::pair()?;
     let access = if read_only { "ro" } else { "rw" };
     let options = format!(
-        "fsname={},subtype={kind},default_permissions,noexec,{access}",
-        source.replace('\\', "\\\\").replace(',', "\\,")
+        "fsname={},subtype={kind},default_permissions,noexec,{access},{}",
+        source.replace('\\', "\\\\").replace(',', "\\,"),
+        read_limit()
     );
     let mut command = Command::new(program);
     command.args(["-o", &options, "--"]).arg(path).env("_FUSE_COMMFD", "0").stdin(OwnedFd::from(theirs));

@@ -393,6 +393,10 @@ fn of_measuring(command: &str) -> Parts {
                     "pinstripe plan --device model:7200rpm:596G --members 8 --level 6",
                 ),
                 (
+                    "The same while two of them are missing:",
+                    "pinstripe plan --device model:7200rpm:596G --members 8 --level 6 --lost 0,1",
+                ),
+                (
                     "Flash that is written all the time, scrubbed every week:",
                     "pinstripe plan --device model:980-pro:931G --members 5 --used-up --scrub-every 7",
                 ),

@@ -153,12 +153,11 @@ impl Watch {
         match std::mem::replace(&mut self.state, ArrayState::Missing) {
             ArrayState::Followed { instance, last_reported } => {
                 self.state = ArrayState::Gone { instance, last_reported };
-                self.tell(
-                    "DeviceDisappeared",
-                    None,
-                    format!("the array is not served any more: {error}"),
-                    true,
-                );
+                let words = match error {
+                    ClientError::NotServed { .. } => "the array is not served any more".to_owned(),
+                    other => format!("the array is not served any more: {other}"),
+                };
+                self.tell("DeviceDisappeared", None, words, true);
             }
             ArrayState::Unknown => self.tell("DeviceDisappeared", None, error.to_string(), true),
             other => self.state = other,

@@ -3,7 +3,7 @@
 use std::{
     os::unix::net::UnixDatagram,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     sync::{Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
@@ -13,6 +13,7 @@ use pinstripe_control::{maintenance::Event, text::printable};
 use serde_json::json;
 
 use crate::{
+    assemble::how,
     command_line::{LogOptions, MonitorArguments},
     failure::Failure,
     log::{self, Entry},
@@ -59,8 +60,11 @@ impl Sinks {
         if let Err(error) = self.print(array, event) {
             *failed = Some(error);
         }
-        if let Some(log) = &self.log {
-            log.write(array, event);
+        if let Some(log) = &self.log
+            && let Err(error) = log.write(array, event)
+        {
+            let why = format!("can't write to the system's log on {}: {error}", log.path.display());
+            failed.get_or_insert(Failure::new(why));
         }
         if self.logs {
             log::say(&entry(array, event));
@@ -68,7 +72,9 @@ impl Sinks {
         if let Some(program) = &self.program
             && let Err(error) = run(program, array, event)
         {
-            log::warn(&format!("{}: {error}", program.display()));
+            let why = format!("{}: {error}", program.display());
+            log::warn(&why);
+            failed.get_or_insert(Failure::new(why));
         }
     }
 
@@ -121,12 +127,13 @@ impl SystemLog {
 
     /// One datagram, as syslog(3) of the C library sends it. A log that is down for a moment is tried once
     /// more.
-    fn write(&self, array: &str, event: &Event) {
+    fn write(&self, array: &str, event: &Event) -> std::io::Result<()> {
         let line = log_line(array, event, std::process::id());
-        if self.socket.send(line.as_bytes()).is_err() && self.socket.connect(&self.path).is_ok() {
-            // An error can't be reported anywhere else.
-            let _ = self.socket.send(line.as_bytes());
+        if self.socket.send(line.as_bytes()).is_err() {
+            self.socket.connect(&self.path)?;
+            self.socket.send(line.as_bytes())?;
         }
+        Ok(())
     }
 }
 
@@ -141,24 +148,28 @@ fn run(program: &PathBuf, array: &str, event: &Event) -> std::io::Result<()> {
     let mut command = Command::new(program);
     command.arg(&event.event).arg(array).args(&event.device).stdin(Stdio::null());
     let mut child = command.spawn()?;
-    if !ends_in_time(&mut child)? {
-        return Err(std::io::Error::other(format!(
-            "it has not ended after {} s and is left alone",
-            PROGRAM_LIMIT.as_secs()
-        )));
+    match ended(&mut child)? {
+        Some(status) if status.success() => Ok(()),
+        Some(status) => Err(std::io::Error::other(how(status))),
+        None => {
+            // Waited for elsewhere, so that it doesn't stay as a zombie when it ends.
+            thread::spawn(move || child.wait());
+            let seconds = PROGRAM_LIMIT.as_secs();
+            Err(std::io::Error::other(format!("it has not ended after {seconds} s and is left alone")))
+        }
     }
-    Ok(())
 }
 
-fn ends_in_time(child: &mut Child) -> std::io::Result<bool> {
+/// How a program has ended; none if it has not in time.
+fn ended(child: &mut Child) -> std::io::Result<Option<ExitStatus>> {
     let began = Instant::now();
     while began.elapsed() < PROGRAM_LIMIT {
-        if child.try_wait()?.is_some() {
-            return Ok(true);
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
         }
         thread::sleep(PROGRAM_LOOK);
     }
-    Ok(false)
+    Ok(None)
 }
 
 #[cfg(test)]
@@ -208,5 +219,25 @@ mod tests {
         let syslogd = listen();
         sinks.tell("data", &Event { alarming: false, ..fail("again") });
         assert_eq!(received(&syslogd), format!("<30>pinstripe[{pid}]: Fail on data: again"));
+    }
+
+    #[test]
+    fn a_program_or_a_log_that_could_not_be_told_is_no_success() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let syslogd = UnixDatagram::bind(&path).unwrap();
+        let outcome = |program: &str, log| {
+            let (json, logs, failed) = (false, false, Mutex::new(None));
+            let sinks = Sinks { json, program: Some(program.into()), log, logs, failed };
+            sinks.tell("data", &fail("it is gone"));
+            sinks.outcome().map_err(|failure| failure.sentence().to_owned())
+        };
+        let log = || Some(SystemLog::connect(&path).unwrap());
+        assert_eq!(outcome("true", log()), Ok(()));
+        assert_eq!(outcome("false", log()), Err("false: ended with status 1".to_owned()));
+        assert!(outcome("/nowhere/program", log()).is_err());
+        let closed = log();
+        drop(syslogd);
+        assert!(outcome("true", closed).is_err());
     }
 }

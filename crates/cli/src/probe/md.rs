@@ -5,8 +5,11 @@ use std::{fmt, ops::Range};
 use pinstripe_control::text::printable;
 use pinstripe_md::{
     bad_blocks::BadBlocks,
-    bitmap::{BitmapHeader, BitmapImage, HEADER_BYTES},
-    superblock::{ErrorKind, SUPERBLOCK_BYTES_MAX, Superblock, SuperblockError, candidate_sectors},
+    bitmap::{BitmapError, BitmapHeader, BitmapImage, HEADER_BYTES},
+    superblock::{
+        BitmapProblem, ErrorKind, MemberBitmap, SUPERBLOCK_BYTES_MAX, Superblock, SuperblockError,
+        candidate_sectors, check_bitmaps,
+    },
     units::{SECTOR_BYTES, Sector},
 };
 use serde::Serialize;
@@ -25,10 +28,29 @@ pub struct MdFinding {
 pub struct Metadata {
     /// The superblock.
     pub superblock: Superblock,
-    /// The bitmap, where the superblock announces one.
-    pub bitmap: Option<Result<BitmapSummary, String>>,
+    /// The bitmap, where the superblock announces one, or why an array with it isn't started.
+    pub bitmap: Option<Result<BitmapSummary, BitmapProblem>>,
+    /// What stands where its header is to be.
+    pub bitmap_head: Option<BitmapHead>,
     /// The bad-block log, where the superblock has room for one.
     pub bad_blocks: Option<Result<BadBlockSummary, String>>,
+}
+
+/// The head of a bitmap, which is compared with those of the array's other members.
+#[derive(Clone)]
+pub struct BitmapHead {
+    /// The header.
+    pub header: Result<BitmapHeader, BitmapError>,
+    /// Bytes of the device's logical block.
+    pub logical_block: u32,
+}
+
+impl BitmapHead {
+    /// It belongs to the member with this superblock, on the device `name`.
+    pub fn of_member<'a>(&self, superblock: &'a Superblock, name: String) -> MemberBitmap<'a> {
+        let Self { header, logical_block } = self.clone();
+        MemberBitmap { name, superblock, header, logical_block }
+    }
 }
 
 /// A bitmap in numbers.
@@ -99,9 +121,13 @@ pub fn find(device: &Probed) -> Result<Vec<MdFinding>, ProbeError> {
 
 /// Reads what the superblock points to.
 fn follow(device: &Probed, superblock: Superblock) -> Result<Metadata, ProbeError> {
-    let bitmap = match superblock.bitmap_sector() {
-        Some(sector) => Some(bitmap(device, sector)?),
-        None => None,
+    let (bitmap, bitmap_head) = match superblock.bitmap_sector() {
+        Some(sector) => {
+            let header = BitmapHeader::decode(&read_sectors(device, sector, HEADER_BYTES)?);
+            let head = BitmapHead { header, logical_block: device.logical_block() };
+            (Some(bitmap(device, &superblock, sector, &head)?), Some(head))
+        }
+        None => (None, None),
     };
     let bad_blocks = match (superblock.bad_block_log_sector(), superblock.member.bad_block_log) {
         (Some(_), Some(log)) if !log.in_use => Some(Ok(BadBlockSummary { ranges: Vec::new() })),
@@ -116,25 +142,35 @@ fn follow(device: &Probed, superblock: Superblock) -> Result<Metadata, ProbeErro
         }
         _ => None,
     };
-    Ok(Metadata { superblock, bitmap, bad_blocks })
+    Ok(Metadata { superblock, bitmap, bitmap_head, bad_blocks })
 }
 
-fn bitmap(device: &Probed, sector: Sector) -> Result<Result<BitmapSummary, String>, ProbeError> {
-    let header = match BitmapHeader::decode(&read_sectors(device, sector, HEADER_BYTES)?) {
-        Ok(header) => header,
-        Err(error) => return Ok(Err(error.to_string())),
+fn bitmap(
+    device: &Probed,
+    superblock: &Superblock,
+    sector: Sector,
+    head: &BitmapHead,
+) -> Result<Result<BitmapSummary, BitmapProblem>, ProbeError> {
+    let member = head.of_member(superblock, String::new());
+    if let Err((_, problem)) = check_bitmaps(&superblock.array, &[member]) {
+        return Ok(Err(problem));
+    }
+    let length = match head.header.as_ref().map_err(Clone::clone).and_then(BitmapHeader::memory_bytes) {
+        Ok(length) => length,
+        Err(error) => return Ok(Err(error.into())),
     };
-    // A header may claim any length; what is read ends with the device.
-    let length = usize::try_from(header.byte_count()).unwrap_or(usize::MAX);
     let image = BitmapImage::decode(&read_sectors(device, sector, length)?);
-    Ok(image.map_err(|error| error.to_string()).map(|image| BitmapSummary {
-        sector: sector.0,
-        chunk_bytes: header.chunk_bytes,
-        bits: header.bit_count(),
-        bits_set: image.set_bits().count() as u64,
-        events: header.events,
-        events_cleared: header.events_cleared,
-        stale: header.stale,
+    Ok(image.map_err(BitmapProblem::from).map(|image| {
+        let header = image.header();
+        BitmapSummary {
+            sector: sector.0,
+            chunk_bytes: header.chunk_bytes,
+            bits: header.bit_count(),
+            bits_set: image.set_bits().count() as u64,
+            events: header.events,
+            events_cleared: header.events_cleared,
+            stale: !header.is_valid_for(superblock.array.events),
+        }
     }))
 }
 

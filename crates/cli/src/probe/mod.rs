@@ -16,7 +16,7 @@ use std::{
     sync::{Arc, mpsc},
 };
 
-pub use md::{BadBlockSummary, BitmapSummary, MdFinding, Metadata, find as superblocks};
+pub use md::{BadBlockSummary, BitmapHead, BitmapSummary, MdFinding, Metadata, find as superblocks};
 use pinstripe_runtime::{
     DeviceInfo, DeviceSource, Outcome, ShardHandle,
     uring::{OpenFile, path_of, readable_path},
@@ -77,7 +77,7 @@ enum Reader {
     /// A device of a shard that runs meanwhile.
     Device {
         source: Arc<dyn DeviceSource>,
-        block: u64,
+        block: u32,
         shard: ShardHandle,
     },
 }
@@ -121,8 +121,17 @@ impl Probed {
         info: &DeviceInfo,
         shard: ShardHandle,
     ) -> Self {
-        let reader = Reader::Device { source, block: info.logical_block.into(), shard };
+        let reader = Reader::Device { source, block: info.logical_block, shard };
         Self { path, reader, size: info.size }
+    }
+
+    /// Bytes of its logical block.
+    fn logical_block(&self) -> u32 {
+        match &self.reader {
+            // A file has none.
+            Reader::File(file) => rustix::fs::ioctl_blksszget(file).unwrap_or(512),
+            Reader::Device { block, .. } => *block,
+        }
     }
 
     /// Bytes of the device.
@@ -139,7 +148,9 @@ impl Probed {
                 let mut bytes = vec![0; length];
                 file.read_exact_at(&mut bytes, offset).map(|()| bytes)
             }
-            Reader::Device { source, block, shard } => read_device(source, *block, shard, offset, length),
+            Reader::Device { source, block, shard } => {
+                read_device(source, (*block).into(), shard, offset, length)
+            }
         };
         read.map_err(|source| ProbeError::Read { path: self.path.clone(), offset, source })
     }
@@ -220,6 +231,11 @@ impl Contents {
     /// Looks at a device.
     pub fn of(device: &Probed) -> Result<Self, ProbeError> {
         Ok(Self { metadata: md::find(device)?, others: signatures::find(device)? })
+    }
+
+    /// The bytes of the marks of all but MD's metadata.
+    pub fn marks(&self) -> impl Iterator<Item = Range<u64>> {
+        self.others.iter().map(|found| found.mark.clone())
     }
 
     /// All of it in words; empty if nothing is known.

@@ -34,7 +34,9 @@ const fn plain(what: &'static str, at: u64, magic: &'static [u8]) -> Signature {
     Signature { what, at, magic, uuid: None, name: None }
 }
 
-const SIGNATURES: [Signature; 14] = [
+const STRATIS: &[u8] = b"!Stra0tis\x86\xff\x02^Arh";
+
+const SIGNATURES: &[Signature] = &[
     Signature {
         what: "an xfs file system",
         at: 0,
@@ -65,6 +67,45 @@ const SIGNATURES: [Signature; 14] = [
     },
     plain("a bcache device", 4096 + 24, &[0xc6, 0x85, 0x73, 0xf6, 0x4e, 0x1a, 0x45, 0xca, 0x82, 0x65]),
     plain("a bcachefs file system", 4096 + 24, &[0xc6, 0x85, 0x73, 0xf6, 0x66, 0xce, 0x90, 0xa9, 0xd9, 0x6a]),
+    plain("a Ceph BlueStore device", 0, b"bluestore block device"),
+    // In either copy a checksum comes before the magic.
+    plain("a Stratis pool member", 512 + 4, STRATIS),
+    plain("the second header of a Stratis pool member", 4608 + 4, STRATIS),
+    plain("a VDO volume", 0, b"dmvdo001"),
+    plain("an LVM1 physical volume", 0, b"HM\x01\0"),
+    plain("an LVM1 physical volume", 0, b"HM\x02\0"),
+    plain("a dm-integrity device", 0, b"integrt\0"),
+    plain("a dm-verity hash device", 0, b"verity\0\0"),
+    plain("a snapshot of device mapper", 0, b"SnAp"),
+    plain("an Oracle ASM disk", 32, b"ORCLDISK"),
+    plain("a VMFS volume member", 1 << 20, &[0x0d, 0xd0, 0x01, 0xc0]),
+    plain("a VMFS file system", 2 << 20, &[0x5e, 0xf1, 0xab, 0x2f]),
+    plain("a BitLocker encrypted volume", 3, b"-FVE-FS-"),
+    plain("a ReFS file system", 3, b"ReFS\0\0\0\0"),
+    plain("an APFS container", 32, b"NXSB"),
+    plain("an HFS+ file system", 1024, b"H+\0\x04"),
+    plain("an HFSX file system", 1024, b"HX\0\x05"),
+    plain("a ReiserFS file system", 8192 + 52, b"ReIsErFs"),
+    plain("a ReiserFS file system", 65536 + 52, b"ReIsErFs"),
+    plain("a ReiserFS file system", 65536 + 52, b"ReIsEr2Fs"),
+    plain("a ReiserFS file system", 65536 + 52, b"ReIsEr3Fs"),
+    plain("a Reiser4 file system", 65536, b"ReIsEr4"),
+    plain("a JFS file system", 32768, b"JFS1"),
+    // In the second block, whatever a block is.
+    plain("an OCFS2 file system", 1024, b"OCFSV2"),
+    plain("an OCFS2 file system", 2048, b"OCFSV2"),
+    plain("an OCFS2 file system", 4096, b"OCFSV2"),
+    plain("an OCFS2 file system", 8192, b"OCFSV2"),
+    plain("a GFS or GFS2 file system", 65536, &[0x01, 0x16, 0x19, 0x70]),
+    // Revision 2.0 before the two bytes of the magic, which alone are too few.
+    plain("a NILFS2 file system", 1024, &[2, 0, 0, 0, 0, 0, 0x34, 0x34]),
+    plain("a UFS file system", 8192 + 0x55c, &[0x54, 0x19, 0x01, 0x00]),
+    plain("a UFS file system", 65536 + 0x55c, &[0x19, 0x01, 0x54, 0x19]),
+    plain("a VxFS file system", 1024, &[0xf5, 0xfc, 0x01, 0xa5]),
+    plain("a UDF file system", 32769, b"BEA01"),
+    plain("a cramfs file system", 0, &[0x45, 0x3d, 0xcd, 0x28]),
+    plain("a romfs file system", 0, b"-rom1fs-"),
+    plain("a zonefs file system", 0, b"SFOZ"),
     plain("an NTFS file system", 3, b"NTFS    "),
     plain("an exFAT file system", 3, b"EXFAT   "),
     plain("a FAT file system", 54, b"FAT12   "),
@@ -78,17 +119,18 @@ const SIGNATURES: [Signature; 14] = [
 /// Everything that is known to us on `device`.
 pub fn find(device: &Probed) -> Result<Vec<Finding>, ProbeError> {
     let mut found = Vec::new();
-    for signature in &SIGNATURES {
+    for signature in SIGNATURES {
         if has(device, signature.at, signature.magic)? {
             found.push(describe(device, signature)?);
         }
     }
     found.extend(ext(device)?);
+    found.extend(minix(device)?);
     found.extend(swap(device)?);
     found.extend(lvm(device)?);
     found.extend(zfs(device)?);
     found.extend(md_0_90(device)?);
-    found.extend(firmware_raid(device)?);
+    found.extend(at_end(device)?);
     let has_boot_sector = found.iter().any(|finding| finding.mark.start < 512);
     found.extend(partition_table(device, has_boot_sector)?);
     Ok(found)
@@ -178,16 +220,46 @@ fn ext(device: &Probed) -> Result<Option<Finding>, ProbeError> {
     }))
 }
 
-/// Swap space has its magic at the end of the first page, whatever the page is.
+/// A magic of two bytes says little. In a file system of either version the maps of inodes and zones have
+/// blocks; ext may have these bytes there, too.
+fn minix(device: &Probed) -> Result<Option<Finding>, ProbeError> {
+    const SUPERBLOCK: u64 = 1024;
+    const MAGICS: [u16; 4] = [0x137f, 0x138f, 0x2468, 0x2478];
+    const MAGIC_3: u16 = 0x4d5a;
+    let superblock = device.read(SUPERBLOCK, 64)?;
+    let word = |at: usize| {
+        superblock.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u16::from_le_bytes(*word))
+    };
+    let at = match (word(16), word(24)) {
+        (magic, _) if MAGICS.contains(&magic) && word(4) > 0 && word(6) > 0 => 16,
+        (_, MAGIC_3) if word(6) > 0 && word(8) > 0 => 24,
+        _ => return Ok(None),
+    };
+    let is_ext = word(56) == 0xef53;
+    Ok((!is_ext).then(|| finding("a minix file system", SUPERBLOCK + at..SUPERBLOCK + at + 2)))
+}
+
+/// Swap space has its magic at the end of the first page, whatever the page is. Where the system sleeps on
+/// it, another one stands in its place.
 fn swap(device: &Probed) -> Result<Option<Finding>, ProbeError> {
+    const SPACE: &str = "swap space";
+    const ASLEEP: &str = "swap space with a system that hibernates";
+    let magics: [(&str, &[u8]); 6] = [
+        (SPACE, b"SWAPSPACE2"),
+        (SPACE, b"SWAP-SPACE"),
+        (ASLEEP, b"S1SUSPEND"),
+        (ASLEEP, b"S2SUSPEND"),
+        (ASLEEP, b"ULSUSPEND"),
+        (ASLEEP, b"LINHIB0001"),
+    ];
     for page in [4096, 8192, 16384, 32768, 65536] {
-        for magic in [b"SWAPSPACE2", b"SWAP-SPACE"] {
-            let at = page - magic.len() as u64;
+        for (what, magic) in magics {
+            let at = page - 10;
             if has(device, at, magic)? {
                 return Ok(Some(Finding {
                     name: text(&device.read(1024 + 28, 16)?),
                     uuid: uuid(device, 1024 + 12, UuidForm::Bytes)?,
-                    ..finding("swap space", mark(at, magic))
+                    ..finding(what, mark(at, magic))
                 }));
             }
         }
@@ -249,9 +321,13 @@ fn md_0_90(device: &Probed) -> Result<Option<Finding>, ProbeError> {
     Ok(Some(Finding { uuid: Some(uuid), ..finding("an MD superblock of version 0.90", at..at + 4) }))
 }
 
-/// RAID metadata of firmware lies in the last sectors.
-fn firmware_raid(device: &Probed) -> Result<Option<Finding>, ProbeError> {
-    let candidates: [(&str, u64, &[u8]); 2] = [
+/// RAID metadata of firmware lies in the last sectors, that of DRBD in the last 4 KiB.
+fn at_end(device: &Probed) -> Result<Option<Finding>, ProbeError> {
+    const DRBD: u64 = 4096 - 60;
+    let candidates: [(&str, u64, &[u8]); 5] = [
+        ("DRBD metadata", DRBD, &[0x83, 0x74, 0x02, 0x6b]),
+        ("DRBD metadata", DRBD, &[0x83, 0x74, 0x02, 0x6c]),
+        ("DRBD metadata", DRBD, &[0x83, 0x74, 0x02, 0x6d]),
         ("DDF firmware RAID metadata", 512, &[0xde, 0x11, 0xde, 0x11]),
         ("Intel firmware RAID metadata", 1024, b"Intel Raid ISM Cfg Sig. "),
     ];
@@ -343,8 +419,8 @@ mod tests {
 
     #[test]
     fn every_signature_of_the_table_is_found_at_its_place() {
-        for signature in &SIGNATURES {
-            let found = found(MIB, &[(signature.at, signature.magic)]);
+        for signature in SIGNATURES {
+            let found = found(4 * MIB, &[(signature.at, signature.magic)]);
             assert_eq!(found.len(), 1, "{}: {found:?}", signature.what);
             assert!(found[0].starts_with(signature.what), "{}: {found:?}", signature.what);
         }
@@ -353,6 +429,12 @@ mod tests {
     #[test]
     fn swap_lvm_zfs_and_old_md_are_found() {
         assert_eq!(found(MIB, &[(4086, b"SWAPSPACE2")]), ["swap space"]);
+        for magic in ["S1SUSPEND\0", "S2SUSPEND\0", "ULSUSPEND\0", "LINHIB0001"] {
+            for page in [4096, 65536] {
+                let found = found(MIB, &[(page - 10, magic.as_bytes())]);
+                assert_eq!(found, ["swap space with a system that hibernates"], "{magic} {page}");
+            }
+        }
         let label = [b"LABELONE\0\0\0\0\0\0\0\0\0\0\0\0\x20\0\0\0LVM2 001".as_slice(), b"abcdef"].concat();
         assert_eq!(found(MIB, &[(512, &label)]), ["an LVM2 physical volume (uuid abcdef)"]);
         let uberblock = 0x00ba_b10c_u64.to_be_bytes();
@@ -363,6 +445,55 @@ mod tests {
             found(MIB, &[(MIB - (64 << 10), &old)]),
             ["an MD superblock of version 0.90 (uuid 00000000:00000000:00000000:00000000)"]
         );
+    }
+
+    /// The beginnings of such devices as their own programs write them.
+    #[test]
+    fn what_is_neither_a_usual_file_system_nor_empty_is_found() {
+        let bluestore = b"bluestore block device\n7f0c6e5e-1111-2222-3333-444455556666\n";
+        let devices: [(&str, u64, &[u8]); 16] = [
+            ("a BitLocker encrypted volume", 0, b"\xeb\x58\x90-FVE-FS-\x00\x02\x08"),
+            ("a Ceph BlueStore device", 0, bluestore),
+            ("a Stratis pool member", 512, b"\x01\x02\x03\x04!Stra0tis\x86\xff\x02^\x41rh"),
+            ("a dm-integrity device", 0, b"integrt\0\x05"),
+            ("a VDO volume", 0, b"dmvdo001\x05\0\0\0"),
+            ("an LVM1 physical volume", 0, b"HM\x02\0\0\0\0\0"),
+            ("a ReiserFS file system", 65536 + 0x34, b"ReIsEr2Fs\0"),
+            ("a JFS file system", 0x8000, b"JFS1\x02\0\0\0"),
+            ("an OCFS2 file system", 8192, b"OCFSV2\0\0"),
+            ("a GFS or GFS2 file system", 0x10000, b"\x01\x16\x19\x70\0\0\0\x01"),
+            ("a NILFS2 file system", 0x400, b"\x02\0\0\0\0\0\x34\x34\x18\x01"),
+            ("a UDF file system", 0x8000, b"\0BEA01\x01\0"),
+            ("an HFS+ file system", 0x400, b"H+\0\x04\x80\0\x01\0"),
+            ("an APFS container", 0x20, b"NXSB\0\x10\0\0"),
+            ("a ReFS file system", 0, b"\0\0\0ReFS\0\0\0\0"),
+            ("a VMFS volume member", 0x10_0000, b"\x0d\xd0\x01\xc0"),
+        ];
+        for (what, at, bytes) in devices {
+            assert_eq!(found(4 * MIB, &[(at, bytes)]), [what]);
+        }
+    }
+
+    #[test]
+    fn minix_is_found_by_more_than_its_two_bytes() {
+        for magic in [0x137f_u16, 0x138f, 0x2468, 0x2478] {
+            let magic = magic.to_le_bytes();
+            let maps: (u64, &[u8]) = (1024 + 4, &[1, 0, 1, 0]);
+            assert_eq!(found(MIB, &[(1024 + 16, &magic), maps]), ["a minix file system"]);
+            assert_eq!(found(MIB, &[(1024 + 16, &magic)]), Vec::<String>::new());
+            let ext: (u64, &[u8]) = (1024 + 56, &[0x53, 0xef]);
+            assert_eq!(found(MIB, &[(1024 + 16, &magic), maps, ext]), ["an ext2 file system"]);
+        }
+        let third: [(u64, &[u8]); 2] = [(1024 + 6, &[1, 0, 1, 0]), (1024 + 24, &[0x5a, 0x4d])];
+        assert_eq!(found(MIB, &third), ["a minix file system"]);
+        assert_eq!(found(MIB, &third[1..]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_metadata_of_drbd_is_found_at_the_end() {
+        for last in [0x6b, 0x6c, 0x6d] {
+            assert_eq!(found(MIB, &[(MIB - 4096 + 60, &[0x83, 0x74, 0x02, last])]), ["DRBD metadata"]);
+        }
     }
 
     #[test]

@@ -1,18 +1,21 @@
 //! Reads the superblocks of devices.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     thread,
     time::{Duration, Instant},
 };
 
-use pinstripe_md::superblock::{Superblock, SuperblockError};
+use pinstripe_md::{
+    superblock::{Claims, Superblock, SuperblockError},
+    units::Sector,
+};
 use pinstripe_runtime::uring::Storage;
 
 use super::holders;
-use crate::probe::{ProbeError, Probed, superblocks};
+use crate::probe::{BitmapHead, ProbeError, Probed, superblocks};
 
 /// Time that devices get to answer: as long as the kernel gives a disk before it tries again.
 pub const LIMIT: Duration = Duration::from_secs(30);
@@ -24,11 +27,17 @@ pub const LIMIT_AGAIN: Duration = Duration::from_secs(5);
 const THREADS_MAX: usize = 64;
 
 /// A device with a superblock.
+#[derive(Clone)]
 pub struct Candidate {
     pub path: PathBuf,
     /// What lies under the path; none if it could not be found out.
     pub storage: Option<Storage>,
+    /// Its own; the first one of those that may be it.
     pub superblock: Result<Superblock, SuperblockError>,
+    /// The others that may be it: see [`Claims`].
+    pub rivals: Vec<Superblock>,
+    /// The heads of their bitmaps, by the superblocks' places.
+    pub bitmaps: BTreeMap<Sector, BitmapHead>,
     /// The kernel's devices on top of it.
     pub holders: Vec<String>,
 }
@@ -44,16 +53,26 @@ pub struct Looked {
     pub is_silent: bool,
 }
 
-/// Looks at one device. The superblock that counts is the first one that is whole.
+/// Looks at one device. The superblocks that count are those that are whole, if there are any.
 pub fn look_at(path: &Path) -> Result<Option<Candidate>, ProbeError> {
-    let found = superblocks(&Probed::open(path)?)?;
-    let (mut whole, damaged): (Vec<_>, Vec<_>) =
-        found.into_iter().map(|found| found.superblock).partition(Result::is_ok);
-    let counts = if whole.is_empty() { damaged.into_iter().next() } else { Some(whole.swap_remove(0)) };
-    Ok(counts.map(|superblock| Candidate {
+    let (mut whole, mut damaged, mut bitmaps) = (Vec::new(), None, BTreeMap::new());
+    for found in superblocks(&Probed::open(path)?)? {
+        match found.superblock {
+            Ok(metadata) => {
+                bitmaps.extend(metadata.bitmap_head.map(|head| (found.sector, head)));
+                whole.push(metadata.superblock);
+            }
+            Err(error) => damaged = damaged.or(Some(error)),
+        }
+    }
+    let mut rivals = Claims::new(whole).into_all();
+    let superblock = if rivals.is_empty() { damaged.map(Err) } else { Some(Ok(rivals.remove(0))) };
+    Ok(superblock.map(|superblock| Candidate {
         path: path.to_owned(),
         storage: Storage::of(path).ok(),
-        superblock: superblock.map(|metadata| metadata.superblock),
+        superblock,
+        rivals,
+        bitmaps,
         holders: holders(path),
     }))
 }

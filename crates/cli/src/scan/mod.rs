@@ -21,7 +21,7 @@ use std::{
 
 use pinstripe_control::{Detail, text::printable};
 use pinstripe_md::{
-    identity::Uuid,
+    identity::{Uuid, short_name},
     superblock::{Role, Superblock, Support},
 };
 use serde_json::{Value, json};
@@ -56,6 +56,26 @@ pub struct FoundArray {
     pub doubled: Vec<(PathBuf, PathBuf)>,
     /// Pairs of devices on one storage with superblocks that are not one; one of them is of this array.
     pub overlaps: Vec<(PathBuf, PathBuf)>,
+    /// Devices that may be another array's as well.
+    pub contested: Vec<Contested>,
+    /// Why a start of it refuses its bitmaps, in words.
+    pub bitmap_fault: Option<String>,
+}
+
+/// A device with superblocks of several arrays, of which a client may have written one.
+#[derive(Clone)]
+pub struct Contested {
+    pub path: PathBuf,
+    /// The other array.
+    pub other: Uuid,
+    other_name: String,
+}
+
+impl Contested {
+    fn new(path: &Path, other: &Superblock) -> Self {
+        let other_name = other.array.name.short();
+        Self { path: path.to_owned(), other: other.array.set_uuid, other_name }
+    }
 }
 
 /// A device of an array.
@@ -69,6 +89,8 @@ pub struct FoundMember {
     pub events: u64,
     /// It missed writes.
     pub stale: bool,
+    /// It was a member, and all that are current say that it is none. It has nothing that the array needs.
+    pub left_behind: bool,
     /// It has everything that a member of its slot has.
     pub whole: bool,
     /// The kernel's devices on top of it.
@@ -120,6 +142,20 @@ impl FoundArray {
         self.missing().len() <= usize::from(self.freshest.array.level.parity_count())
     }
 
+    /// Its members without those that the array has gone on without: the server leaves them out, and one that
+    /// can't be opened or written would keep the others from being served. None is left out where too few
+    /// members are here.
+    pub fn needed(&self) -> impl Iterator<Item = &FoundMember> {
+        let is_enough = self.is_enough();
+        self.members.iter().filter(move |member| !(is_enough && member.left_behind))
+    }
+
+    /// The others.
+    pub fn left_out(&self) -> impl Iterator<Item = &FoundMember> {
+        let is_enough = self.is_enough();
+        self.members.iter().filter(move |member| is_enough && member.left_behind)
+    }
+
     /// Whether it has a journal that isn't here.
     pub fn lacks_journal(&self) -> bool {
         self.freshest.array.journal && !self.members.iter().any(|member| member.role == Role::Journal)
@@ -147,7 +183,10 @@ impl FoundArray {
 
     /// Why it can't be served, though the kernel doesn't have it.
     pub fn fault(&self) -> Option<String> {
-        if let Some((one, other)) = self.doubled.first() {
+        // Copies of what the array has gone on without aren't looked at, whichever of them is meant.
+        let needed: Vec<&PathBuf> = self.needed().map(|member| &member.path).collect();
+        let counts = |(one, other): &&(PathBuf, PathBuf)| needed.contains(&one) || needed.contains(&other);
+        if let Some((one, other)) = self.doubled.iter().find(counts) {
             return Some(format!(
                 "{} and {} both say that they are the same member: take the copy away, or name the members in the configuration",
                 one.display(),
@@ -162,9 +201,18 @@ impl FoundArray {
                 other.display()
             ));
         }
+        if let Some(Contested { path, other, other_name }) = self.contested.first() {
+            return Some(format!(
+                "{} holds superblocks of this array ({}) and of {other_name} ({other}), and nothing tells which one is its own: \
+                    the data of the one array is where the superblock of the other is, so a client may have written \
+                    that. Say which array is meant: `uuid` in its [[array]], or --uuid",
+                path.display(),
+                self.uuid
+            ));
+        }
         match self.freshest.support() {
             Support::Refused(reason) => Some(reason.to_string()),
-            Support::Full | Support::ReadOnly(_) => None,
+            Support::Full | Support::ReadOnly(_) => self.bitmap_fault.clone(),
         }
     }
 
@@ -243,6 +291,13 @@ impl Served {
     /// Whether it serves this array.
     pub fn is(&self, uuid: Uuid) -> bool {
         self.detail.uuid.parse() == Ok(uuid)
+    }
+
+    /// Whether its array may be the one of this name. Of two hosts' arrays of one name it is one.
+    pub fn may_be(&self, name: &str) -> bool {
+        let full = &self.detail.full_name;
+        let is_other_hosts = name.contains(':') && full.contains(':') && name != full;
+        self.detail.name == short_name(name) && !is_other_hosts
     }
 }
 

@@ -111,6 +111,7 @@ impl ControlServer {
 
     /// Gives up the array, before its devices are closed.
     pub fn release(&self) {
+        self.0.stopping.release();
         let array = self.0.array.take();
         drop(array);
     }
@@ -125,6 +126,7 @@ impl ControlServer {
 
     /// Waits until no call but the one for a change of the program is under way, not for long.
     pub async fn answer_others(&self) {
+        self.0.stopping.release();
         let answered = self.0.answered.wait_until(|| self.0.busy.get() <= 1);
         let _ = shard::timeout(LINGER_NANOSECONDS, answered).await;
     }
@@ -437,7 +439,7 @@ impl Inner {
         let identity = random_uuid().map_err(|failure| refused(failure.sentence()))?;
         let source = newcomer.source();
         let name = source.name();
-        let added = newcomer.join(array.add(source, identity)).await;
+        let added = newcomer.join(array.add_over(source, identity, newcomer.marks())).await;
         let added = added.map_err(|error| refusal::command(&error))?;
         let recovery = match added {
             Added::Spare => "none",
@@ -469,7 +471,9 @@ impl Inner {
             CommandError::NotReplaceable { .. } if named => refusal::failed(error),
             _ => refusal::command(error),
         };
-        let replacing = array.replace(slot, with.as_ref().map(devices::Newcomer::source), identity);
+        let marks = with.as_ref().map(devices::Newcomer::marks).unwrap_or_default();
+        let source = with.as_ref().map(devices::Newcomer::source);
+        let replacing = array.replace_over(slot, source, identity, marks);
         let replaced = match &with {
             Some(newcomer) => newcomer.join(replacing).await,
             None => replacing.await,

@@ -39,7 +39,7 @@ impl ControlSocket {
         uuid: &str,
         inherited: Option<&Inheritance>,
     ) -> Result<Self, Failure> {
-        let stem = place::stem(name, uuid);
+        let stem = place::stem(arguments.called.as_deref().unwrap_or(name), uuid);
         let path = match &arguments.control {
             Some(path) => path.clone(),
             None => default_folder()?.join(format!("{stem}.sock")),

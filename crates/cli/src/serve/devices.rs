@@ -1,6 +1,7 @@
 //! The members of the array: opened and locked, or made of memory.
 
 use std::{
+    ops::Range,
     path::{Path, PathBuf},
     sync::{Arc, Weak},
 };
@@ -8,9 +9,12 @@ use std::{
 use pinstripe_control::size::ByteSize;
 use pinstripe_engine::{
     array::Array,
-    assembly::{create::create_with, read_superblock},
+    assembly::{contested, create::create_with, read_claims},
 };
-use pinstripe_md::superblock::{MetadataVersion, Role};
+use pinstripe_md::{
+    identity::Uuid,
+    superblock::{MetadataVersion, Role},
+};
 use pinstripe_runtime::{
     DeviceInfo, DeviceSource, Memory, MemorySource, shard,
     uring::{OpenFile, OpenOptions, blocking, path_of},
@@ -113,7 +117,7 @@ impl OpenedDevices {
         if members.sources.is_empty() {
             return Err(Failure::new("none of the members could be opened: name at least one that exists"));
         }
-        members.find_name().await?;
+        members.find_name(arguments.uuid).await?;
         Ok(members)
     }
 
@@ -145,16 +149,22 @@ impl OpenedDevices {
 
     /// The sockets are named for the array, so its name is wanted before it is assembled. What is wrong with
     /// the members will be said then.
-    async fn find_name(&mut self) -> Result<(), Failure> {
+    async fn find_name(&mut self, wanted: Option<Uuid>) -> Result<(), Failure> {
+        let mut doubt = None;
         for source in &self.sources {
             let device =
                 source.attach().map_err(|error| Failure::new(format!("{}: {error}", source.name())))?;
-            let found = shard::timeout(LOOK_NANOSECONDS, read_superblock(&*device)).await;
-            if let Some(Ok(Some(superblock))) = found {
+            let found = shard::timeout(LOOK_NANOSECONDS, read_claims(&*device)).await;
+            let Some(Ok(Some(claims))) = found else { continue };
+            if let Some(superblock) = claims.choose(wanted, &[]) {
                 self.name = superblock.array.name.short();
                 self.uuid = superblock.array.set_uuid.to_string();
                 return Ok(());
             }
+            doubt.get_or_insert_with(|| contested(&*device, &claims));
+        }
+        if let Some(doubt) = doubt {
+            return Err(Failure::new(format!("{doubt}; nothing was changed")));
         }
         let names: Vec<String> = self.sources.iter().map(|source| source.name()).collect();
         Err(Failure::new(format!(
@@ -186,7 +196,7 @@ impl OpenedDevices {
 async fn is_readable(source: &Arc<dyn DeviceSource>) -> Result<(), Failure> {
     let unreadable = |why: &str| Failure::new(format!("the member {} {why}", source.name()));
     let device = source.attach().map_err(|error| unreadable(&format!("can't be used: {error}")))?;
-    match shard::timeout(SHOW_NANOSECONDS, read_superblock(&*device)).await {
+    match shard::timeout(SHOW_NANOSECONDS, read_claims(&*device)).await {
         Some(Ok(Some(_))) => Ok(()),
         Some(Ok(None)) => Err(unreadable("has no superblock any more")),
         Some(Err(error)) => Err(unreadable(&format!("shows no superblock: {error}"))),
@@ -264,6 +274,9 @@ impl Holds {
 
     /// What of the contents of a device is in the way, in words.
     fn in_the_way(&self, contents: &Contents, uuid: &str) -> Vec<String> {
+        if matches!(self, Self::Anything) {
+            return Vec::new();
+        }
         let is_of = |found: &MdFinding, uuid: &str| {
             found.superblock.as_ref().is_ok_and(|md| md.superblock.array.set_uuid.to_string() == uuid)
         };
@@ -290,14 +303,23 @@ impl Holds {
 /// A device that may join an array.
 pub enum Newcomer {
     Memory(Arc<dyn DeviceSource>),
-    Member(Member),
+    /// With the bytes of the marks that show what it was.
+    Member(Member, Vec<Range<u64>>),
 }
 
 impl Newcomer {
+    /// What is to be wiped, so that no tool takes the device for what it was.
+    pub fn marks(&self) -> &[Range<u64>] {
+        match self {
+            Self::Memory(_) => &[],
+            Self::Member(_, marks) => marks,
+        }
+    }
+
     pub fn source(&self) -> Arc<dyn DeviceSource> {
         match self {
             Self::Memory(source) => Arc::clone(source),
-            Self::Member(member) => member.source(),
+            Self::Member(member, _) => member.source(),
         }
     }
 
@@ -305,7 +327,7 @@ impl Newcomer {
     pub async fn join<T, E>(&self, joining: impl Future<Output = Result<T, E>>) -> Result<T, E> {
         match self {
             Self::Memory(_) => joining.await,
-            Self::Member(member) => member.join(joining).await,
+            Self::Member(member, _) => member.join(joining).await,
         }
     }
 }
@@ -324,21 +346,21 @@ pub async fn newcomer(path: PathBuf, array: &Array, holds: Holds, kinds: Kinds) 
     let uuid = array.detail().uuid;
     if let Member::Remote(source) = &member {
         let name = source.name();
-        if source.nguid() == namespace_uuid(&uuid) {
+        if source.identity().nguid() == Some(namespace_uuid(&uuid)) {
             return Err(Failure::new(format!("{name} is this array itself; nothing was done")));
         }
-        if let Some(part) = names::part_of_namespace(array, source.nguid()) {
+        if let Some(part) = names::part_of_namespace(array, &source.identity()) {
             return Err(Failure::new(format!("{name} is {part} already; nothing was done")));
         }
     }
-    if !matches!(holds, Holds::Anything) {
-        let words = holds.in_the_way(&member.contents(path).await?, &uuid);
-        if !words.is_empty() {
-            let (name, words) = (&member.info().name, words.join(" and "));
-            return Err(Failure::new(format!(
-                "{name} holds {words}; nothing was changed: use --force to overwrite that"
-            )));
-        }
+    let contents = member.contents(path).await?;
+    let words = holds.in_the_way(&contents, &uuid);
+    if !words.is_empty() {
+        let (name, words) = (&member.info().name, words.join(" and "));
+        return Err(Failure::new(format!(
+            "{name} holds {words}; nothing was changed: use --force to overwrite that"
+        )));
     }
-    Ok(Newcomer::Member(member))
+    let marks = contents.marks().collect();
+    Ok(Newcomer::Member(member, marks))
 }

@@ -25,6 +25,7 @@ use pinstripe_runtime::{
     shard::{self, JoinHandle},
     uring::{Access, Connection, Leaver, ListenError, Listener},
 };
+use rustix::net::Shutdown;
 
 use super::{
     fuse,
@@ -167,6 +168,12 @@ pub trait FrontEnd {
         })
     }
 
+    /// After [`FrontEnd::leave`], where the next program must not go on with its clients: takes away what
+    /// they would go on with beside connections.
+    fn disown(&self) -> Task<'_, ()> {
+        Box::pin(async {})
+    }
+
     /// What the connections that it has left share.
     fn left_subsystem(&self) -> Option<LeftSubsystem> {
         None
@@ -177,6 +184,11 @@ pub trait FrontEnd {
 
     /// Ends all connections after what is under way.
     fn stop<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, ()>;
+
+    /// Instead of [`FrontEnd::stop`], where the start fails after [`FrontEnd::open`].
+    fn give_up<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, ()> {
+        self.stop(shards)
+    }
 
     /// Gives up what the shards have, and with it the array's devices.
     fn close<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, ()>;
@@ -264,8 +276,23 @@ impl FrontEnds {
     ) -> Result<(), Failure> {
         let in_parts = self.0.iter().any(|front_end| front_end.writes_parts());
         let array = &ServedArray::new(shared, journal, limit, recorder, in_parts);
-        for front_end in &mut self.0 {
-            front_end.open(Service { array, shards, journal }).await?;
+        let open = async |front_end: &mut Bound| front_end.open(Service { array, shards, journal }).await;
+        self.open_each(shards, open).await
+    }
+
+    /// All of them, or none: the kernel would have what one has made wait for a server that never comes.
+    async fn open_each(
+        &mut self,
+        shards: &[ShardHandle],
+        open: impl AsyncFn(&mut Bound) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        for number in 0..self.0.len() {
+            if let Err(failure) = open(&mut self.0[number]).await {
+                for opened in self.0[..number].iter().rev() {
+                    opened.give_up(shards).await;
+                }
+                return Err(failure);
+            }
         }
         Ok(())
     }
@@ -313,6 +340,17 @@ impl FrontEnds {
         left
     }
 
+    /// Has clients learn that the next program doesn't go on with them: ends the connections that were left.
+    pub async fn disown(&self, left: Vec<(&'static str, Connected)>) {
+        for (_, connection) in left {
+            // What else has it open must not keep it.
+            let _ = rustix::net::shutdown(&connection.socket, Shutdown::Both);
+        }
+        for front_end in &self.0 {
+            front_end.disown().await;
+        }
+    }
+
     /// Of NVMe/TCP, when it has left its connections.
     pub fn left_subsystem(&self) -> Option<LeftSubsystem> {
         self.0.iter().find_map(|front_end| front_end.left_subsystem())
@@ -339,5 +377,64 @@ impl FrontEnds {
         for front_end in &self.0 {
             front_end.close(shards).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{pin::pin, task::Context};
+
+    use super::*;
+
+    /// Tells what becomes of it.
+    struct Told(&'static str, Rc<RefCell<Vec<String>>>);
+
+    impl FrontEnd for Told {
+        fn protocol(&self) -> &'static str {
+            self.0
+        }
+
+        fn open<'a>(&'a mut self, _: Service<'a>) -> Task<'a, Result<(), Failure>> {
+            Box::pin(async { Ok(()) })
+        }
+
+        fn uris(&self) -> Vec<String> {
+            Vec::new()
+        }
+
+        fn loopback_ports(&self) -> Vec<SocketAddr> {
+            Vec::new()
+        }
+
+        fn accept(&self, _: Accepting<'_>) -> Vec<JoinHandle<()>> {
+            Vec::new()
+        }
+
+        fn clients(&self) -> Vec<String> {
+            Vec::new()
+        }
+
+        fn stop<'a>(&'a self, _: &'a [ShardHandle]) -> Task<'a, ()> {
+            self.1.borrow_mut().push(format!("{} stopped", self.0));
+            Box::pin(async {})
+        }
+
+        fn close<'a>(&'a self, _: &'a [ShardHandle]) -> Task<'a, ()> {
+            Box::pin(async {})
+        }
+    }
+
+    #[test]
+    fn where_one_does_not_open_those_before_it_are_taken_away() {
+        let told = Rc::<RefCell<Vec<String>>>::default();
+        let front_end = |name| Box::new(Told(name, Rc::clone(&told))) as Bound;
+        let mut all = FrontEnds(["a", "b", "c", "d"].map(front_end).into());
+        let open = async |one: &mut Bound| {
+            if one.protocol() == "c" { Err(Failure::new("no room")) } else { Ok(()) }
+        };
+        let mut opened = pin!(all.open_each(&[], open));
+        let outcome = opened.as_mut().poll(&mut Context::from_waker(std::task::Waker::noop()));
+        assert!(matches!(outcome, std::task::Poll::Ready(Err(_))));
+        assert_eq!(*told.borrow(), ["b stopped", "a stopped"]);
     }
 }

@@ -84,7 +84,8 @@ pub fn sync(array: &Array, parameters: SyncParameters) -> Result<SyncResult, Syn
     })
 }
 
-/// The events after a number; waits for the first one if there is none, but not longer than the server runs.
+/// The events after a number; waits for the first one if there is none, but not beyond the order to stop, and
+/// if that is given already, not beyond the array.
 pub async fn events(
     array: &Array,
     parameters: EventsParameters,
@@ -94,7 +95,7 @@ pub async fn events(
     let EventsParameters { after, wait_ms } = parameters;
     let limit = wait_ms.min(WAIT_MS_MAX) * 1_000_000;
     let waiting = shard::timeout(limit, array.event_after(after));
-    match first_of(stopping.wanted(), waiting).await {
+    match first_of(stopping.next_step(), waiting).await {
         First::One(()) | First::Other(_) => {}
     }
     EventsResult {

@@ -86,7 +86,7 @@ use crate::{
     memory::Division,
     nvme_server::{self, Hosts},
     on_shards,
-    supervisor::Supervised,
+    supervisor::{self, Supervised},
 };
 
 /// Time that checks and repairs get to tell how far they came, before another program goes on.
@@ -219,6 +219,7 @@ impl Plan {
             policy: self.arguments.policy.into(),
             parity_cache_bytes: usize::try_from(self.arguments.cache.0).unwrap_or(usize::MAX),
             memory: WorkMemory::of(self.memory.work()),
+            wanted: self.arguments.uuid,
             read_only: self.arguments.read_only,
             force: self.arguments.force,
             newly_degraded: self.arguments.run || left_out,
@@ -229,6 +230,7 @@ impl Plan {
             member_timeout_ns: u64::from(self.arguments.member_timeout) * 1_000_000_000,
             sync_speed: self.sync_speed(),
             journal_mode: self.arguments.journal_mode.into(),
+            tell_wait,
             ..ArrayOptions::default()
         }
     }
@@ -311,6 +313,16 @@ async fn start(context: Context, plan: Plan, inherited: Option<&Inheritance>) ->
         recorder,
     };
     Ok(Started { served, control, opened })
+}
+
+/// Says why a start, or a device that is to join, takes so long, and that nothing is to be done.
+fn tell_wait(nanoseconds: u64) {
+    let words = format!(
+        "writes of an earlier server may still be on their way to members on other machines: these are used {} s later",
+        nanoseconds.div_ceil(1_000_000_000)
+    );
+    supervisor::tell_status(&words);
+    log::say(&log::Entry { message: &words, ..log::Entry::default() });
 }
 
 /// To which users the sockets of clients are open.
@@ -398,6 +410,9 @@ impl Started {
         served.journal.note(&format!("stopping, {why}"));
         supervised.stopping();
         served.stopping.want();
+        // What waits for its turn goes at once, or the end would be long in coming. From now on no limit is
+        // set any more. A task that takes clients may wait for their requests.
+        served.limit.set(Rates::default());
         for task in accepting {
             task.join().await;
         }
@@ -471,18 +486,27 @@ impl Served {
         let mut estate = Estate::new(wish, Settings::of(&self.array, limit));
         // They tell how far they came. What else is under way goes on in the next program.
         shard::timeout(SCRUBS_NANOSECONDS, self.array.end_scrubs()).await;
+        // As at an end. The next program sets it anew.
+        self.limit.set(Rates::default());
         for task in accepting {
             task.join().await;
         }
-        self.limit.set(Rates::default());
-        for (protocol, connection) in self.front_ends.leave(&self.shards).await {
-            estate.add(protocol, connection);
-        }
-        estate.add_subsystem(self.front_ends.left_subsystem());
+        let left = self.front_ends.leave(&self.shards).await;
         // As it is now, with what was changed and what came until the end.
         let settings = Settings::of(&self.array, limit);
-        if let Err(error) = self.array.stop().await {
-            self.journal.warn(&format!("the superblocks could not be marked clean: {error}"));
+        let unclean = self.array.stop().await.err().map(|error| {
+            let why = format!("the superblocks could not be marked clean: {error}");
+            self.journal.warn(&why);
+            why
+        });
+        if let Some(why) = fitness::ends_clients(&self.array.detail()).or(unclean) {
+            self.journal.warn(&format!("{why}: no client goes over to the next program"));
+            self.front_ends.disown(left).await;
+        } else {
+            for (protocol, connection) in left {
+                estate.add(protocol, connection);
+            }
+            estate.add_subsystem(self.front_ends.left_subsystem());
         }
         let locks = inheritance::held().unwrap_or_default();
         estate.settle(settings, fitness::devices(&self.array), locks);
@@ -503,8 +527,6 @@ impl Served {
 
     /// Ends what is in flight, marks the array clean and closes the devices.
     async fn end(self, controller: &ControlServer, opened: devices::Opened) -> Result<(), Failure> {
-        // What waits for its turn goes at once, or the end would be long in coming.
-        self.limit.set(Rates::default());
         self.front_ends.stop(&self.shards).await;
         let stopped = self.array.stop().await;
         self.front_ends.close(&self.shards).await;

@@ -12,13 +12,14 @@ use pinstripe_engine::{
     array::{Array, Removed},
     membership::MemberState,
 };
+use pinstripe_nvme::wire::identifiers::NamespaceIdentity;
 use pinstripe_runtime::uring::{blocking, path_of};
 
 use super::{
     looks::Looks,
     refusal::{self, not_found, refused},
 };
-use crate::member;
+use crate::member::{self, Known};
 
 /// Names that are of one device.
 struct Names(BTreeSet<String>);
@@ -83,9 +84,10 @@ pub async fn part_of(array: &Array, device: &str) -> Option<String> {
         .or(part_named(array, &Names::over(array, device).await))
 }
 
-/// The same of a namespace, by its identifier. That of a server that gives none is not known.
-pub fn part_of_namespace(array: &Array, nguid: [u8; 16]) -> Option<String> {
-    let known = member::known().into_iter().filter(|(_, known)| nguid != [0; 16] && known.nguid == nguid);
+/// The same of a namespace, by its identifiers. That of a server that gives none is not known.
+pub fn part_of_namespace(array: &Array, identity: &NamespaceIdentity) -> Option<String> {
+    let is_it = |known: &Known| known.identity.is_one_with(identity) == Some(true);
+    let known = member::known().into_iter().filter(|(_, known)| is_it(known));
     part_named(array, &Names(known.map(|(name, _)| name).collect()))
 }
 

@@ -21,7 +21,7 @@ use crate::{
     command_line::ServeArguments,
     create::random_uuid,
     failure::Failure,
-    member::{self, Member},
+    member::{self, Known, Member},
 };
 
 /// How often the array is looked at.
@@ -147,10 +147,11 @@ async fn candidates(server: &Address, array: &Array) -> Result<Vec<Arc<NvmeSourc
         // A subsystem that can't be reached doesn't hide the others.
         found.extend(initiator.open_all(&address).await.unwrap_or_default());
     }
-    // By whatever address: a member is known by its identifier.
+    // By whatever address: a member is known by its identifiers. What has none may be one that has none.
     let is_ours = |source: &Arc<NvmeSource>| {
-        let nguid = source.nguid();
-        nguid == own || failed.contains(&source.name()) || known.values().any(|known| known.nguid == nguid)
+        let identity = source.identity();
+        let may_be = |known: &Known| known.identity.is_one_with(&identity) != Some(false);
+        identity.nguid() == Some(own) || failed.contains(&source.name()) || known.values().any(may_be)
     };
     found.retain(|source| !is_ours(source) && !source.is_read_only());
     found.sort_by_key(|source| source.info().size);

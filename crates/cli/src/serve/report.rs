@@ -96,6 +96,7 @@ pub fn detail(array: &Array, addresses: Vec<Address>) -> Detail {
             bits: bitmap.bits as u64,
             bits_set: bitmap.bits_set as u64,
             bits_set_by_part: counts(bitmap.bits_set_by_part),
+            outdated: bitmap.outdated,
         }),
         journal: now.journal.map(|journal| Journal {
             device: journal.device,

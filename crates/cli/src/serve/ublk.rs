@@ -101,6 +101,8 @@ struct Ublk {
     naming: (PathBuf, String),
     /// When it is there: its number, and where to complain.
     served: Option<(u32, ServerLog)>,
+    /// A server before has left it.
+    taken_over: bool,
     /// As long as it is there.
     named: Option<Named>,
 }
@@ -148,7 +150,8 @@ fn bind<'a>(arguments: &'a ServeArguments, identity: Identity<'a>) -> Binding<'a
         });
         let left = looked.await?.filter(|info| info.state != state::DEAD);
         let waiting = left.map(|info| info.device);
-        Ok(Some(Box::new(Ublk { wanted, mark, waiting, naming, served: None, named: None }) as Bound))
+        let ublk = Ublk { wanted, mark, waiting, naming, served: None, taken_over: false, named: None };
+        Ok(Some(Box::new(ublk) as Bound))
     })
 }
 
@@ -172,6 +175,7 @@ impl FrontEnd for Ublk {
             });
             let Prepared { info, device, taken_over } = made.await?;
             self.served = Some((info.device, journal.clone()));
+            self.taken_over = taken_over;
             self.named = Named::write(&self.naming.0, info.device, mark, &self.naming.1);
             let array = array.clone();
             let serve = move || array.service();
@@ -228,8 +232,30 @@ impl FrontEnd for Ublk {
         })
     }
 
+    /// It goes on all the same: the driver takes no device away that is in use, and would keep us waiting.
+    fn disown(&self) -> Task<'_, ()> {
+        Box::pin(async {
+            let Some((device, journal)) = &self.served else { return };
+            journal.warn(&format!(
+                "/dev/ublkb{device} goes over to the next program all the same. Its flushes may succeed there over what was lost: check \
+                 what is on it"
+            ));
+        })
+    }
+
     fn stop<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, ()> {
         Box::pin(self.end(shards))
+    }
+
+    /// Where a server before has left it, its requests wait for the next one again.
+    fn give_up<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, ()> {
+        Box::pin(async {
+            let Some((device, journal)) = self.served.as_ref().filter(|_| self.taken_over) else {
+                return self.end(shards).await;
+            };
+            self.leave(shards).await;
+            journal.warn(&left_waiting(*device));
+        })
     }
 
     /// The tags had it all, and have ended.

@@ -6,6 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use pinstripe_md::{
+    identity::Uuid,
+    superblock::{MetadataVersion, Superblock},
+};
 use serde_json::Value;
 
 use crate::{
@@ -74,17 +78,57 @@ impl Drop for Configured {
 pub const SCAN: &str = "[scan]\ndevices = ['@/member*']\n[defaults]\nshards = 1\n";
 pub const DATA: &str = "[scan]\ndevices = ['@/member*']\n[defaults]\nshards = 1\n[[array]]\nname = 'data'\n";
 
+/// The UUIDs of two arrays that are both called data.
+fn two_of_one_name(configured: &Configured) -> [String; 2] {
+    let members = configured.world.members(6);
+    [&members[..3], &members[3..]].map(|members| {
+        configured.world.create(&["--level", "5", "--name", "data", "--assume-clean"], members).ok();
+        let examined = configured.run(&["examine", &members[0], "--json"]).ok().json();
+        examined[0]["member"]["array"]["uuid"].as_str().unwrap_or_else(|| panic!("{examined}")).to_owned()
+    })
+}
+
+#[test]
+fn all_arrays_of_one_name_are_served_and_which_one_has_it_is_no_chance() {
+    let configured = Configured::new(SCAN);
+    let mut uuids = two_of_one_name(&configured);
+    uuids.sort();
+    let [low, high] = &uuids;
+    let control = |uuid: &str| {
+        let detail = configured.run(&["assemble", "--uuid", uuid, "--json"]).ok().json();
+        let control = detail[0]["control"].as_str().unwrap_or_else(|| panic!("{detail}"));
+        control.rsplit_once('/').unwrap().1.to_owned()
+    };
+    let called = format!("data_{}", high.split(':').next().unwrap());
+    configured
+        .write("pinstripe.toml", &format!("{SCAN}[[array]]\nuuid = '{high}'\n[[array]]\nuuid = '{low}'\n"));
+    for first in [low, high] {
+        control(first);
+        let said = configured.run(&["assemble", "--scan"]).ok();
+        assert!(first == high || said.error.contains("another array has this name"), "{}", said.error);
+        assert_eq!(
+            (control(low), control(high)),
+            ("data.sock".to_owned(), format!("{called}.sock")),
+            "{first}"
+        );
+        for name in ["data", &called] {
+            configured.run(&["stop", name]).ok();
+        }
+    }
+    // What is not to be started gives way.
+    configured.write("pinstripe.toml", &format!("{SCAN}[[array]]\nuuid = '{high}'\n"));
+    assert_eq!(control(high), "data.sock");
+    // And what had it when its server was killed has it again.
+    configured.write("pinstripe.toml", SCAN);
+    configured.kill_server("data");
+    wait_until("it is gone", || configured.run(&["list"]).out == "no array is served\n");
+    assert_eq!((control(low), control(high)), (format!("data_{}.sock", &low[..8]), "data.sock".to_owned()));
+}
+
 #[test]
 fn an_entry_that_says_a_name_is_meant_before_one_whose_array_has_it() {
     let configured = Configured::new(SCAN);
-    let world = &configured.world;
-    let uuid = |members: &[String]| {
-        world.create(&["--level", "5", "--name", "data", "--assume-clean"], members).ok();
-        let examined = configured.run(&["examine", &members[0], "--json"]).ok().json();
-        examined[0]["member"]["array"]["uuid"].as_str().unwrap_or_else(|| panic!("{examined}")).to_owned()
-    };
-    let members = world.members(6);
-    let (one, other) = (uuid(&members[..3]), uuid(&members[3..]));
+    let [one, other] = two_of_one_name(&configured);
     configured.write(
         "pinstripe.toml",
         &format!("{SCAN}[[array]]\nuuid = '{one}'\n[[array]]\nuuid = '{other}'\nname = 'data'\n"),
@@ -93,6 +137,20 @@ fn an_entry_that_says_a_name_is_meant_before_one_whose_array_has_it() {
     let would = configured.run(&["assemble", "--name", "data", "--dry-run", "--json"]).ok().json();
     assert_eq!((&would[0]["uuid"], &would[0]["state"]), (&other.into(), &"would-start".into()), "{would}");
     assert_eq!(would.as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn the_server_of_another_hosts_array_of_one_name_is_not_taken_for_its_own() {
+    let entries = "[[array]]\nname = 'one:data'\n[[array]]\nname = 'two:data'\n";
+    let configured = Configured::new(&format!("{SCAN}{entries}"));
+    let world = &configured.world;
+    world.create(&["--level", "5", "--name", "two:data", "--assume-clean"], &world.members(3)).ok();
+    let states = || {
+        let all = configured.run(&["assemble", "--scan", "--json"]).json();
+        [0, 1].map(|index| all[index]["state"].as_str().unwrap_or_else(|| panic!("{all}")).to_owned())
+    };
+    assert_eq!(states(), ["not-started", "started"]);
+    assert_eq!(states(), ["not-started", "served"]);
 }
 
 #[test]
@@ -314,6 +372,27 @@ fn an_array_that_lacks_members_is_not_started_unless_the_configuration_says_so()
 }
 
 #[test]
+fn a_failed_member_that_something_else_holds_keeps_its_array_from_nothing() {
+    let configured = Configured::new(DATA);
+    let world = &configured.world;
+    let members = world.raid5(3);
+    let server = world.serve(&["--shards", "1"], &members);
+    world.run(&["fail", "data", "1"]).ok();
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
+    // Such as a copy to save what is on it, or a lock of a disk that refuses writes.
+    let rescue = ["--listen", "127.0.0.1:0", "--nqn", "nqn.2026-11.test:rescue"];
+    let rescue = world.target(&rescue, &members[1..2]);
+    world.serve_refused(&[], &members).refused(1, &["member1", "held by another process"]);
+    let started = configured.assemble();
+    assert_eq!((&started[0]["state"], &started[0]["degraded"]), (&"started".into(), &true.into()));
+    let log = fs::read_to_string(started[0]["log"].as_str().unwrap()).unwrap();
+    assert!(log.contains("member1 is left out: the array has gone on without it"), "{log}");
+    drop(rescue);
+    configured.run(&["add", "data", &members[1]]).ok();
+}
+
+#[test]
 fn a_copy_is_refused_also_when_it_was_used_by_itself() {
     let configured = Configured::new(DATA);
     let world = &configured.world;
@@ -332,6 +411,100 @@ fn a_copy_is_refused_also_when_it_was_used_by_itself() {
     }
     configured.run(&["assemble", "--scan"]).refused(1, &["both say that they are the same member"]);
     assert_eq!(configured.run(&["list"]).ok().out, "no array is served\n");
+}
+
+/// The superblock that a member has at one of MD's places.
+fn superblock(world: &World, member: &str, version: MetadataVersion) -> Superblock {
+    let bytes = fs::read(world.path(member)).unwrap();
+    let sectors = bytes.len() as u64 / 512;
+    let place = version.super_offset(sectors).unwrap();
+    Superblock::decode(&bytes[usize::try_from(place.0).unwrap() * 512..][..4096], place, sectors).unwrap()
+}
+
+/// An array of members with metadata 1.0 and data from sector 0 on, as mdadm makes them: a client that
+/// writes at byte 4096 of it writes where metadata 1.2 has its superblock.
+fn as_mdadm_has_it(world: &World, members: &[String]) {
+    world.create(&["--level", "5", "--name", "own", "--metadata", "1.0", "--assume-clean"], members).ok();
+    for member in members {
+        let mut superblock = superblock(world, member, MetadataVersion::V1_0);
+        superblock.member.data_size.0 += superblock.member.data_offset.0;
+        superblock.member.data_offset.0 = 0;
+        world.poke(member, superblock.member.super_offset.0 * 512, &superblock.encode(512).unwrap());
+    }
+}
+
+#[test]
+fn what_a_client_writes_takes_no_member_away_and_gives_it_to_no_array() {
+    let entries = "[[array]]\nname = 'own'\n[[array]]\nname = 'victim'\n";
+    let configured = Configured::new(&format!("{SCAN}{entries}"));
+    let world = &configured.world;
+    let members = world.members(6);
+    as_mdadm_has_it(world, &members[..3]);
+    world.create(&["--level", "5", "--name", "victim", "--assume-clean"], &members[3..]).ok();
+    let victims = |member: &str, identity: Uuid| {
+        let mut superblock = superblock(world, member, MetadataVersion::V1_2);
+        superblock.array.set_uuid = identity;
+        superblock.encode(512).unwrap()
+    };
+    let victim = superblock(world, &members[3], MetadataVersion::V1_2).array.set_uuid;
+    let server = world.serve(&["--shards", "1"], &members[..3]);
+    let forged = victims(&members[3], victim);
+    assert_eq!(Client::connect(&server.nbd()).write(4096, &forged), 0);
+    world.run(&["stop", "own"]).ok();
+    assert_eq!(server.ended(), 0);
+    assert_eq!(superblock(world, &members[0], MetadataVersion::V1_2).array.set_uuid, victim);
+    let states: Vec<Value> = configured.assemble().iter().map(|array| array["state"].clone()).collect();
+    assert_eq!(states, ["started", "started"]);
+    for name in ["own", "victim"] {
+        assert_eq!(configured.run(&["detail", name, "--json"]).ok().json()["degraded"], false);
+        world.run(&["stop", name]).ok();
+    }
+
+    // On all members: nothing else tells than the UUID.
+    let evil = Uuid([0x66; 16]);
+    for (member, other) in members[..3].iter().zip(&members[3..]) {
+        world.poke(member, 4096, &victims(other, evil));
+    }
+    let own = superblock(world, &members[0], MetadataVersion::V1_0).array.set_uuid.to_string();
+    let before = world.hashes(&members);
+    let words = ["member0 holds superblocks of", &own, &evil.to_string(), "--uuid"];
+    world.serve_refused(&[], &members[..3]).refused(1, &words);
+    configured.run(&["assemble", "--name", "own"]).refused(1, &words);
+    assert_eq!(world.hashes(&members), before);
+    let other = evil.to_string();
+    let started = configured.run(&["assemble", "--uuid", &own, "--json"]).ok().json();
+    assert_eq!((&started[0]["state"], &started[0]["uuid"]), (&"started".into(), &own.clone().into()));
+    world.run(&["stop", "own"]).ok();
+    configured.write("pinstripe.toml", &format!("{SCAN}[[array]]\nuuid = '{own}'\n"));
+    assert_eq!(configured.assemble()[0]["state"], "started");
+    world.run(&["stop", "own"]).ok();
+    let server = world.serve(&["--shards", "1", "--uuid", &own], &members[..3]);
+    assert_eq!(server.ready["uuid"], own);
+    world.run(&["stop", "own"]).ok();
+    // What both ask for is as unclear as before.
+    let both = format!("{SCAN}[[array]]\nuuid = '{own}'\n[[array]]\nuuid = '{other}'\n");
+    configured.write("pinstripe.toml", &both);
+    configured.run(&["assemble", "--scan"]).refused(1, &["nothing tells which one is its own"]);
+}
+
+#[test]
+fn clients_of_a_new_array_reach_no_place_of_a_superblock() {
+    let world = World::new();
+    let members = world.members(3);
+    world.create(&["--level", "5", "--name", "own", "--metadata", "1.0", "--assume-clean"], &members).ok();
+    let others: Vec<String> = (0..3).map(|slot| world.file(&format!("other{slot}"), MEMBER_BYTES)).collect();
+    world.create(&["--level", "5", "--name", "other", "--assume-clean"], &others).ok();
+    let forged = superblock(&world, &others[0], MetadataVersion::V1_2).encode(512).unwrap();
+    let server = world.serve(&["--shards", "1"], &members);
+    let mut client = Client::connect(&server.nbd());
+    let places = (0..16).map(|place| place * 4096);
+    assert!(places.into_iter().all(|place| client.write(place, &forged) == 0));
+    world.run(&["stop", "own", "--force"]).ok();
+    assert_eq!(server.ended(), 0);
+    for examined in world.run(&["examine", "--json", "member0", "member1"]).ok().json().as_array().unwrap() {
+        assert_eq!(examined["member"]["array"]["name"], "own", "{examined}");
+        assert_eq!(examined["also"], serde_json::json!([]), "{examined}");
+    }
 }
 
 #[test]
@@ -471,6 +644,27 @@ fn what_is_served_is_not_mdadms_even_where_it_is_not_configured() {
 }
 
 #[test]
+fn an_error_that_is_about_all_arrays_leaves_none_to_mdadm() {
+    let configured = Configured::new(DATA);
+    let world = &configured.world;
+    let members = world.raid5(3);
+    let device = world.path(&members[0]).display().to_string();
+    let export = || configured.run(&["incremental", "--export", &device]);
+    let told = export().ok().out;
+    let (array, unit) = told.split_once('\n').unwrap();
+    assert!(
+        array.starts_with("PINSTRIPE_ARRAY=") && unit.starts_with("PINSTRIPE_UNIT=pinstripe@data"),
+        "{told}"
+    );
+    configured.write("conf.d/defaults.toml", "[defaults]\nshard = 2\n");
+    assert_eq!(export().ok().out, format!("{array}\n"), "it is ours, and nothing is started");
+    // It may have this array's entry: what udev knew before counts.
+    configured.write("pinstripe.toml", &DATA.replace("data", "other"));
+    configured.write("conf.d/defaults.toml", "nonsense");
+    export().refused(1, &["defaults.toml:1"]);
+}
+
+#[test]
 fn what_is_not_configured_is_left_alone() {
     let configured = Configured::new(SCAN);
     let world = &configured.world;
@@ -482,10 +676,12 @@ fn what_is_not_configured_is_left_alone() {
     let empty = world.path(&world.file("empty", MEMBER_BYTES)).display().to_string();
     let left = configured.run(&["incremental", &empty]).ok().out;
     assert!(left.contains("holds no member"), "{left}");
-    assert_eq!(configured.run(&["assemble", "--scan"]).ok().out, "no array is configured to be started\n");
+    let scan = configured.run(&["assemble", "--scan"]).ok().out;
+    assert!(scan.starts_with("no array is configured to be started: `pinstripe examine --scan`"), "{scan}");
 
     configured.write("pinstripe.toml", &format!("{DATA}auto = false\n"));
-    assert_eq!(configured.run(&["assemble", "--scan"]).ok().out, "no array is configured to be started\n");
+    let scan = configured.run(&["assemble", "--scan"]).ok().out;
+    assert!(scan.starts_with("no array is configured to be started: `pinstripe examine --scan`"), "{scan}");
     let left = configured.run(&["incremental", &device]).ok().out;
     assert!(left.contains("auto = false"), "{left}");
     configured.write("pinstripe.toml", &format!("{DATA}members = ['@/other*']\n"));

@@ -340,6 +340,28 @@ fn a_new_configuration_counts_where_it_can_and_a_wrong_one_changes_nothing() {
 }
 
 #[test]
+fn an_entry_that_is_edited_tells_nothing_again() {
+    let configured = Configured::new(DATA);
+    configured.world.raid5(3);
+    let daemon = Daemon::start(&configured, &[]);
+    let uuid = daemon.wait_for("data", "serving")["uuid"].as_str().unwrap().to_owned();
+    let state = configured.world.path("state").display().to_string();
+    let told = |event: &str| {
+        let ran = configured.world.run_with(("PINSTRIPE_STATE_DIR", &state), &["events"]);
+        ran.out.lines().filter(|line| line.contains(event)).count()
+    };
+    configured.run(&["fail", "data", "member1"]).ok();
+    daemon.wait("it is told", |status| status["alerts"][0].is_object() && told("data: Fail: ") == 1);
+    configured.write("pinstripe.toml", &format!("{DATA}uuid = '{uuid}'\n"));
+    configured.run(&["reload"]).ok();
+    daemon.wait_for("data", "serving");
+    configured.run(&["remove", "data", "member1"]).ok();
+    configured.run(&["add", "data", "member1", "--force"]).ok();
+    daemon.wait("what comes next is told", |_| told("data: RebuildFinished: ") == 1);
+    assert_eq!((told("data: Fail: "), told("data: Degraded: ")), (1, 1));
+}
+
+#[test]
 fn an_entry_that_is_wrong_at_the_start_is_left_out_and_told_and_keeps_no_other_array_from_being_served() {
     let alerts = "[alerts]\nprogram = '@/bin/alert'\n[metrics]\nlisten = '127.0.0.1:0'\n";
     let text = |more: &str| format!("{alerts}{DATA}[[array]]\nname = 'other'\n{more}");
@@ -623,6 +645,18 @@ fn an_alert_is_sent_once_when_it_begins_and_once_when_it_is_over() {
     events("data").refused(1, &["the history is of no array yet"]);
 }
 
+#[test]
+fn events_says_nothing_where_nothing_has_happened_and_that_no_daemon_runs_where_none_does() {
+    let configured = Configured::new(DATA);
+    let events = || {
+        let state = configured.world.path("state").display().to_string();
+        configured.run_with(("PINSTRIPE_STATE_DIR", &state), &["events"])
+    };
+    events().refused(1, &["there is no history in", "`pinstripe daemon` keeps it"]);
+    let _daemon = Daemon::start(&configured, &["--no-start"]);
+    assert_eq!(events().ok().out, "");
+}
+
 /// As the package's units have it: each connection to a socket is the standard input and output of a process.
 #[test]
 fn a_daemon_has_programs_run_by_what_listens_on_a_socket() {
@@ -695,8 +729,8 @@ fn an_alert_of_an_array_that_is_configured_no_more_is_over() {
     configured.run(&["reload"]).ok();
     let told = || fs::read_to_string(configured.world.path("told")).unwrap_or_default();
     daemon.wait("it is over", |_| told() == "raised Degraded data\ncleared Degraded data\n");
-    let book = || fs::read_to_string(configured.world.path("state/alerts.json")).unwrap();
-    daemon.wait("it is kept", |_| !book().contains("Degraded"));
+    let book = || fs::read_to_string(configured.world.path("state/alerts.json"));
+    daemon.wait("it is kept", |_| book().is_ok_and(|book| !book.contains("Degraded")));
     drop(daemon);
     configured.run(&["stop", "data"]).ok();
 }

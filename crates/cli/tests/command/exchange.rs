@@ -68,7 +68,8 @@ fn an_array_goes_from_mdadm_to_us_and_back_and_nothing_of_it_is_left() {
     assert_eq!(configured.mdadm_conf(), conf);
     assert!(!configured.entry(&uuid).exists());
     assert_eq!(configured.run(&["list"]).ok().out, "no array is served\n");
-    assert_eq!(configured.run(&["assemble", "--scan"]).ok().out, "no array is configured to be started\n");
+    let scan = configured.run(&["assemble", "--scan"]).ok().out;
+    assert!(scan.starts_with("no array is configured to be started: `pinstripe examine --scan`"), "{scan}");
 }
 
 #[test]
@@ -160,6 +161,67 @@ fn what_would_not_be_served_is_not_taken_from_the_kernel() {
     refused(&["slot 0 is missing"], &["--dry-run"]);
     configured.import(&["data", "--no-start"]).ok();
     assert!(configured.entry(&uuid).exists());
+}
+
+#[test]
+fn a_bitmap_that_no_start_would_take_is_found_before_the_kernel_lets_the_array_go() {
+    let (configured, uuid, conf) = world();
+    let members: Vec<String> = (0..3).map(|slot| format!("member{slot}")).collect();
+    let examine =
+        |member: &str| configured.run(&["examine", member, "--json"]).ok().json()[0]["member"].clone();
+    let at = examine("member0")["bitmap"]["sector"].as_u64().unwrap() * 512;
+    let sound: Vec<Vec<u8>> =
+        members.iter().map(|member| fs::read(configured.world.path(member)).unwrap()).collect();
+    let damages: [(&[usize], u64, &[u8], &str); 7] = [
+        (&[0, 1, 2], 4, &[6], "lockless"),
+        (&[2], 4, &[5], "belongs to a cluster"),
+        (&[1], 0, &[0], "no bitmap here"),
+        (&[1], 8, &[0x11], "not this array's"),
+        (&[1], 41, &[0x11], "not this array's"),
+        (&[2], 56, &[0], "daemon_sleep is 0"),
+        (&[0], 52, &512_u32.to_le_bytes(), "a bit of the bitmap covers 512 bytes"),
+    ];
+    for (damaged, offset, bytes, words) in damages {
+        for &member in damaged {
+            configured.world.poke(&members[member], at + offset, bytes);
+        }
+        let before = configured.world.hashes(&members);
+        let device = members[damaged[0]].as_str();
+        configured.import(&["data", "--dry-run"]).refused(1, &["data can't be imported", device, words]);
+        configured.import(&["data"]).refused(1, &["data can't be imported", device, words]);
+        assert_eq!((configured.mdadm_conf(), configured.world.hashes(&members)), (conf.clone(), before));
+        assert!(!configured.entry(&uuid).exists());
+        let scanned = configured.run(&["examine", "--scan"]).ok().out;
+        assert!(scanned.contains("# Not to be served: ") && scanned.contains(words), "{scanned}");
+        // One member alone can't tell that the others say something else.
+        if offset != 52 {
+            let examined = configured.run(&["examine", device]).ok().out;
+            assert!(examined.contains("can't be used: ") && examined.contains(words), "{examined}");
+            assert!(examined.lines().any(|line| line.contains("can be served") && line.contains("no: ")));
+            let examined = examine(device);
+            assert_eq!(examined["support"], "refused", "{examined}");
+            for told in [&examined["support_reason"], &examined["bitmap"]["error"]] {
+                assert!(told.as_str().unwrap().contains(words), "{examined}");
+            }
+        }
+        // What is refused is what a start refuses.
+        configured.world.serve_refused(&[], &members).refused(1, &[device, words]);
+        for (member, sound) in members.iter().zip(&sound) {
+            fs::write(configured.world.path(member), sound).unwrap();
+        }
+    }
+    // Bits that can't be trusted are no fault: all count as set.
+    configured.world.poke("member0", at + 48, &[2]);
+    for member in ["member0", "member1"] {
+        let examined = examine(member);
+        assert_eq!(examined["support"], "full", "{examined}");
+        assert_eq!(examined["bitmap"]["stale"], member == "member0", "{examined}");
+    }
+    let done = configured.import(&["data", "--json"]).ok().json();
+    assert_eq!(done["server"]["state"], "started", "{done}");
+    let detail = configured.run(&["detail", "data"]).ok().out;
+    let told = |line: &str| line.contains("out of date at the start on") && line.contains("member0, so all");
+    assert!(detail.lines().any(told), "{detail}");
 }
 
 #[test]

@@ -54,6 +54,9 @@ fn the_array_is_a_file_that_is_written_at_any_byte() {
     assert!(addresses.iter().any(|one| one["protocol"] == "fuse" && one["uri"] == shown), "{addresses:?}");
     let listed = world.run(&["list", "--json"]).ok().out;
     assert!(listed.contains(shown), "{listed}");
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let mount = mounts.lines().find(|line| line.contains(shown)).unwrap();
+    assert!(mount.contains("max_read=1048576"), "with larger pages the kernel would ask for more: {mount}");
     let metadata = fs::metadata(&path).unwrap();
     assert_eq!((metadata.len(), metadata.mode(), metadata.uid()), (server.size_bytes(), 0o100_600, 0));
 

@@ -1,6 +1,7 @@
 //! Limits of what clients may ask for, as a user sets them.
 
 use std::{
+    process::Stdio,
     thread,
     time::{Duration, Instant},
 };
@@ -77,6 +78,24 @@ fn what_waits_for_its_turn_does_not_hold_up_the_end() {
     let server = world.serve(&[], &members);
     let read = Client::connect(&server.nbd()).read(0, 8192);
     assert!(read == [pattern(1, 4096), pattern(2, 4096)].concat());
+}
+
+#[test]
+fn what_waits_for_a_virtual_machine_does_not_hold_up_the_end_either() {
+    let world = World::new();
+    let members = array(&world);
+    let server = world.serve(&["--vhost-user", "disk", "--limit-iops", "1", "--limit-burst", "0"], &members);
+    let export = format!("vhost-user:{}", world.path("disk").display());
+    let load = ["bench", "--through", &export, "--reads", "100", "--depth", "200", "--seconds", "600"];
+    let mut load = world.command(&load).stderr(Stdio::null()).spawn().unwrap();
+    let waiting = || world.run(&["limit", "data", "--json"]).ok().json()["waiting"].as_u64().unwrap();
+    wait_until("many wait", || waiting() > 150);
+    let begun = Instant::now();
+    server.signal("TERM");
+    assert_eq!(server.ended(), 0);
+    assert!(begun.elapsed() < Duration::from_mins(1), "it would have waited for minutes");
+    load.kill().unwrap();
+    load.wait().unwrap();
 }
 
 #[test]

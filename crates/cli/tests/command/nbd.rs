@@ -67,6 +67,11 @@ impl Client {
         data
     }
 
+    /// Waits for the end of the connection, on which nothing is due.
+    pub fn is_ended(&mut self) -> bool {
+        self.stream.read(&mut [0]).is_ok_and(|count| count == 0)
+    }
+
     pub fn flush(&mut self) {
         assert_eq!(self.request(3, 0, 0, &[]), 0);
     }

@@ -87,13 +87,10 @@ fn an_old_superblock_never_stands_in_front_of_the_new_one() {
 fn an_array_that_is_made_anew_over_its_data_keeps_all_of_it() {
     let world = World::new();
     let members = world.members(3);
-    // With metadata 1.0 the data begins at sector 0, so a file system on the array begins on the first
-    // member.
+    // With metadata 1.0 the data begins at sector 16, so this mark lies in it.
     let options = ["--level", "5", "--metadata", "1.0", "--assume-clean", "--bitmap", "none"];
     world.create(&options, &members).ok();
-    for (at, bytes) in EXT4 {
-        world.poke("member0", at, bytes);
-    }
+    world.poke("member0", 0x10040, b"_BHRfS_M");
     let data = |name: &str| {
         std::fs::read(world.path(name)).unwrap()[..usize::try_from(MEMBER_BYTES / 2).unwrap()].to_vec()
     };
@@ -122,4 +119,69 @@ fn add_refuses_a_device_that_holds_something_but_takes_a_former_member() {
     world.run(&["check", "data"]).ok();
     world.run(&["stop", "data"]).ok();
     assert_eq!(server.ended(), 0);
+}
+
+/// Marks at the end lie behind what the array uses of a larger device.
+#[test]
+fn no_mark_of_what_a_device_was_is_left_by_any_command_that_takes_it_by_force() {
+    let world = World::new();
+    let devices: Vec<String> =
+        (0..5).map(|slot| world.file(&format!("device{slot}"), MEMBER_BYTES + 8 * MIB)).collect();
+    let small = world.file("small", MEMBER_BYTES / 2);
+    let label = b"LABELONE\0\0\0\0\0\0\0\0\0\0\0\0\x20\0\0\0LVM2 001";
+    for device in devices.iter().chain([&small]) {
+        let size = std::fs::metadata(world.path(device)).unwrap().len();
+        let ends = [(512, &label[..]), (size - 512, b"EFI PART"), (size - 4096 + 60, b"\x83\x74\x02\x6b")];
+        for (at, bytes) in EXT4.into_iter().chain(ends) {
+            world.poke(device, at, bytes);
+        }
+    }
+    let before = world.hashes(&[&devices[3..], std::slice::from_ref(&small)].concat());
+    let shape = ["--level", "5", "--name", "data", "--size", "4M", "--force"];
+    world.create(&shape, &devices[..3]).ok();
+    let server = world.serve(&["--shards", "1"], &devices[..3]);
+    world
+        .run(&["add", "data", &devices[3]])
+        .refused(1, &["a GPT partition table", "an ext4", "LVM2", "DRBD"]);
+    world.run(&["add", "data", &small, "--force"]).refused(1, &["small", "sectors"]);
+    assert_eq!(world.hashes(&[&devices[3..], &[small]].concat()), before, "what is refused changes nothing");
+    world.run(&["fail", "data", "0"]).ok();
+    world.run(&["add", "data", &devices[3], "--force", "--wait"]).ok();
+    world.run(&["replace", "data", "1", "--with", &devices[4], "--force", "--wait"]).ok();
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
+    for device in &devices {
+        let examined = world.run(&["examine", "--json", device]).ok().json();
+        assert_eq!(examined[0]["also"], serde_json::json!([]), "{device}: {examined}");
+    }
+}
+
+/// Superblocks of other versions lie elsewhere than the new one.
+#[test]
+fn a_device_that_is_added_by_force_is_no_member_of_its_former_array() {
+    for (own, former) in [("1.1", "1.2"), ("1.2", "1.0")] {
+        let world = World::new();
+        let members = world.members(3);
+        let other: Vec<String> =
+            (0..3).map(|slot| world.file(&format!("other{slot}"), 2 * MEMBER_BYTES)).collect();
+        let create = ["--level", "5", "--assume-clean", "--bitmap", "none"];
+        world.create(&[&create[..], &["--name", "data", "--metadata", own]].concat(), &members).ok();
+        world.create(&[&create[..], &["--name", "former", "--metadata", former]].concat(), &other).ok();
+        let server = world.serve(&["--shards", "1"], &members);
+        world.run(&["fail", "data", "2"]).ok();
+        let before = world.hashes(&other);
+        world.run(&["add", "data", "other0"]).refused(1, &["former", "--force"]);
+        assert_eq!(world.hashes(&other), before);
+        world.run(&["add", "data", "--force", "--wait", "other0"]).ok();
+        world.run(&["replace", "data", "1", "--force", "--wait", "--with", "other1"]).ok();
+        world.run(&["stop", "data"]).ok();
+        assert_eq!(server.ended(), 0);
+        for examined in world.run(&["examine", "--json", "other0", "other1"]).ok().json().as_array().unwrap()
+        {
+            assert_eq!(examined["member"]["array"]["name"], "data", "{own}: {examined}");
+            assert_eq!(examined["also"], serde_json::json!([]), "{own}: {examined}");
+        }
+        let now = [members[0].clone(), other[1].clone(), other[0].clone()];
+        assert_eq!(world.serve(&["--shards", "1"], &now).ready["degraded"], false);
+    }
 }

@@ -4,7 +4,7 @@ use std::os::unix::{fs::PermissionsExt, net::UnixListener};
 
 use crate::{
     nbd::{Client, pattern},
-    world::{MEMBER_BYTES, World, without_privileges},
+    world::{MEMBER_BYTES, MIB, World, without_privileges},
 };
 
 #[test]
@@ -86,6 +86,25 @@ fn wishes_that_the_devices_cannot_fulfil_name_the_device() {
 }
 
 #[test]
+fn a_bitmap_whose_header_makes_it_too_long_is_named_by_examine_too() {
+    for metadata in ["1.0", "1.2"] {
+        let world = World::new();
+        let members: Vec<String> =
+            (0..3).map(|slot| world.file(&format!("member{slot}"), 60 * MIB)).collect();
+        let options = ["--level", "5", "--name", "data", "--metadata", metadata, "--assume-clean"];
+        world.create(&options, &members).ok();
+        let examined = world.run(&["examine", "--json", "member0"]).ok().json();
+        let sector = examined[0]["member"]["bitmap"]["sector"].as_u64().unwrap();
+        world.poke("member0", sector * 512 + 52, &512_u32.to_le_bytes());
+        let before = world.hashes(&members);
+        world.serve_refused(&[], &members).refused(1, &["member0: by its header the bitmap has", "--run"]);
+        let examined = world.run(&["examine", "member0"]).ok();
+        assert!(examined.out.contains("can't be used: by its header the bitmap has"), "{}", examined.out);
+        assert_eq!(world.hashes(&members), before);
+    }
+}
+
+#[test]
 fn devices_of_different_arrays_are_refused() {
     let world = World::new();
     let members = world.raid5(3);
@@ -93,7 +112,7 @@ fn devices_of_different_arrays_are_refused() {
     world.create(&["--level", "5", "--name", "second"], &others).ok();
     let mixed = vec![members[0].clone(), members[1].clone(), others[2].clone()];
     let before = world.hashes(&mixed);
-    world.serve_refused(&[], &mixed).refused(1, &["member0 belongs to", "data", "other2", "second"]);
+    world.serve_refused(&[], &mixed).refused(1, &["other2 belongs to array second", "member0 to data"]);
     assert_eq!(world.hashes(&mixed), before);
 }
 

@@ -61,3 +61,17 @@ fn an_owner_that_can_not_be_given_and_a_folder_that_stays_closed_are_said() {
     crate::world::Ran::of(&output).refused(1, &["data.nbd", "owner", "not permitted"]);
     assert!(!world.path("data.nbd").exists(), "the socket is left behind");
 }
+
+#[test]
+fn a_socket_for_clients_is_taken_for_no_control_socket_whatever_it_is_called() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let options = ["--nbd", "unix:pinstripe/log.sock", "--vhost-user", "pinstripe/disk.sock"];
+    let server = world.serve(&options, &members);
+    let begun = std::time::Instant::now();
+    let listed = world.run(&["list", "--json"]).ok().json();
+    assert!(begun.elapsed() < std::time::Duration::from_secs(4), "{:?}", begun.elapsed());
+    assert_eq!((listed.as_array().unwrap().len(), &listed[0]["name"]), (1, &"data".into()), "{listed}");
+    world.run(&["stop", "--all"]).ok();
+    assert_eq!(server.ended(), 0);
+}

@@ -15,7 +15,7 @@ use crate::{
     configured::{Configured, DATA, SCAN},
     fuse::may_mount,
     nbd::{Client, pattern},
-    world::{PATIENCE, Ran, World, wait_until},
+    world::{MEMBER_BYTES, PATIENCE, Ran, World, wait_until},
 };
 
 /// The service manager's end.
@@ -141,8 +141,10 @@ fn in_the_foreground_the_process_becomes_the_server_and_tells_its_manager_of_its
     // Another program takes the server's place, in the process that the manager knows.
     configured.run(&["upgrade", "data"]).ok();
     let told = unit.wait("READY=1").concat();
-    assert!(!told.contains("STOPPING") && !told.contains("EXTEND_TIMEOUT"), "{told}");
-    unit.wait("WATCHDOG=1");
+    assert!(!told.contains("STOPPING") && !told.contains("EXTEND_TIMEOUT_USEC=60000000"), "{told}");
+    // The unit's end waits for it as long as the watchdog does, and the watchdog no longer than it would.
+    let signs = unit.wait("WATCHDOG=1");
+    assert!(signs.last().unwrap().contains("EXTEND_TIMEOUT_USEC=400000"), "{signs:?}");
 
     let words = ["data is served already by process ", &unit.child.id().to_string(), "`pinstripe stop "];
     let said = manager.start(configured.foreground(&manager)).refused();
@@ -266,6 +268,29 @@ fn a_server_whose_member_does_not_answer_lives() {
     assert!(!written.is_finished(), "the member answered, and this shows nothing");
     store.signal("CONT");
     assert_eq!(written.join().unwrap(), 0);
+}
+
+/// These servers know of no hosts.
+#[test]
+fn a_start_that_waits_for_the_writes_of_a_dead_server_says_so() {
+    let world = World::new();
+    let files: Vec<String> = (0..3).map(|slot| world.file(&format!("member{slot}"), MEMBER_BYTES)).collect();
+    world.create(&["--level", "5", "--name", "data"], &files).ok();
+    let nqn = "nqn.2026-01.com.example:members";
+    let words = ["--listen", "127.0.0.1:0", "--nqn", nqn, "--shards", "1", "--offload", "off"];
+    let store = world.target(&words, &files);
+    let members = store.ready["namespaces"].as_array().unwrap().iter().map(|name| name.as_str().unwrap());
+    let manager = Manager::new(&world);
+    let mut command = world.command(&["serve", "--shards", "1"]);
+    command.args(members);
+    let mut unit = manager.start(command);
+    let told = unit.wait("READY=1");
+    let words = "these are used 6 s later";
+    assert!(told.iter().any(|told| told.starts_with("STATUS=") && told.contains(words)), "{told:?}");
+    unit.signal("TERM");
+    let mut said = String::new();
+    unit.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(said.contains(words), "{said}");
 }
 
 #[test]
@@ -413,12 +438,17 @@ fn shells_complete_the_names_of_arrays_that_are_served_and_of_those_that_are_con
 }
 
 #[test]
-fn a_stop_can_wait_for_clients_to_leave_and_takes_a_uuid_as_units_do() {
+fn a_stop_can_wait_for_clients_to_leave_and_commands_take_a_uuid_as_units_do() {
     let configured = Configured::new(DATA);
     let world = &configured.world;
     world.raid5(3);
     let started = configured.run(&["assemble", "--name", "data", "--json"]).ok().json();
     let uuid = started[0]["uuid"].as_str().unwrap().to_owned();
+    // As MD writes it, and as udev and units have it.
+    for form in [uuid.clone(), uuid.replace(':', "-").to_uppercase(), uuid.replace(':', "")] {
+        assert_eq!(configured.run(&["detail", &form, "--json"]).ok().json()["name"], "data");
+    }
+    configured.run(&["detail", &uuid[1..]]).refused(1, &["is not being served"]);
     let client = Client::connect(&world.path("pinstripe/data.nbd"));
     configured.run(&["stop", &uuid]).refused(1, &["the array is in use"]);
     let stop = {

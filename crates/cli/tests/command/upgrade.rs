@@ -362,6 +362,33 @@ fn what_can_not_be_handed_over_is_refused() {
 }
 
 #[test]
+fn clients_of_an_array_that_fails_as_it_stops_do_not_go_over() {
+    let world = World::new();
+    let files = world.raid5(3);
+    let nqn = ["--nqn", "nqn.2026-01.com.example:members"];
+    let store =
+        world.target(&[&["--listen", "127.0.0.1:0", "--shards", "1"], &nqn[..]].concat(), &files[1..]);
+    let namespaces = store.ready["namespaces"].as_array().unwrap().iter();
+    let members: Vec<String> = namespaces.map(|name| name.as_str().unwrap().to_owned()).collect();
+    let server = world.serve(&["--shards", "1"], &[&files[..1], &members].concat());
+    let mut client = Client::connect(&server.nbd());
+    assert_eq!(client.write(0, &pattern(1, 64 << 10)), 0);
+    // It is waited for, a second.
+    let mut begun = Client::connect(&server.nbd());
+    begun.say(&header(1, 0, 64 << 10));
+    let waits = program(&world, "waits", "touch begun; while [ ! -e go ]; do sleep 0.1; done");
+    let mut upgrade = world.command(&["upgrade", "data", "--program", &waits]).spawn().unwrap();
+    wait_until("asked", || server.told("note", 1).iter().any(|words| words.contains("is to take over")));
+    drop(store);
+    wait_until("handed over", || world.path("begun").exists());
+    let warnings = server.told("warning", 1).concat();
+    assert!(warnings.contains("no client goes over"), "{warnings}");
+    assert!(client.is_ended(), "a flush by the next program would tell it that all is well");
+    drop(server);
+    upgrade.wait().unwrap();
+}
+
+#[test]
 fn of_several_that_ask_at_once_none_is_told_that_the_program_has_crashed() {
     let world = World::new();
     let members = world.raid5(3);

@@ -23,7 +23,7 @@ use super::{
     TransmissionEvent, Violation,
 };
 use pinstripe_block::mutants::{Mutant, active, early};
-use pinstripe_block::outgoing::PEER_TIMEOUT_NANOSECONDS;
+use pinstripe_block::outgoing::Patience;
 use pinstripe_block::service::{BlockService, ServiceError};
 
 /// Bytes of the staging buffer.
@@ -57,7 +57,15 @@ struct Inbound<T: ?Sized> {
 
 impl<T: Stream + ?Sized> Inbound<T> {
     fn new(link: Rc<Link<T>>) -> Self {
-        Self { link, staging: Some(shard::buffer(STAGING_BYTES)), start: 0, end: 0, window: STAGING_BYTES }
+        Self::with(link, &[])
+    }
+
+    /// Begins with all the bytes that were received before. With a header that had begun in an earlier fill
+    /// they are more than one fill.
+    fn with(link: Rc<Link<T>>, received: &[u8]) -> Self {
+        let mut staging = shard::buffer(received.len().max(STAGING_BYTES));
+        staging[..received.len()].copy_from_slice(received);
+        Self { link, staging: Some(staging), start: 0, end: received.len(), window: STAGING_BYTES }
     }
 
     fn bytes(&self) -> &[u8] {
@@ -66,16 +74,6 @@ impl<T: Stream + ?Sized> Inbound<T> {
 
     fn consume(&mut self, count: usize) {
         self.start += count;
-    }
-
-    /// Begins with bytes that were received before.
-    fn with(link: Rc<Link<T>>, received: &[u8]) -> Self {
-        let mut inbound = Self::new(link);
-        let kept = received.len().min(STAGING_BYTES);
-        if let Some(staging) = &mut inbound.staging {
-            staging[..kept].copy_from_slice(&received[..kept]);
-        }
-        Self { end: kept, ..inbound }
     }
 
     /// Receives more, when all was consumed. False at the connection's end; `between` two requests at the
@@ -324,6 +322,8 @@ impl<T: Stream + ?Sized + 'static, S: BlockService> Receiver<T, S> {
         self.inbound.window = if length >= LARGE_WRITE { STAGING_SMALL } else { STAGING_BYTES };
         let mut buffer = shard::buffer(length);
         let mut filled = 0;
+        // Memory is held for it: a client that announces data and sends none, or little, must not keep it.
+        let mut patience = Patience::new(length);
         while filled < length {
             let staged = self.inbound.bytes();
             let count = if !staged.is_empty() {
@@ -333,15 +333,13 @@ impl<T: Stream + ?Sized + 'static, S: BlockService> Receiver<T, S> {
                 self.inbound.consume(count);
                 count
             } else if length - filled < DIRECT_BYTES {
-                // Memory is held for it: a client that announces data and sends none must not keep it.
-                if !shard::timeout(PEER_TIMEOUT_NANOSECONDS, self.inbound.more(false)).await? {
+                if !patience.step(self.inbound.more(false)).await? {
                     return None;
                 }
                 continue;
             } else {
                 let head = buffer.split_to(filled);
-                let received = shard::timeout(PEER_TIMEOUT_NANOSECONDS, self.inbound.link.receive(buffer));
-                let (count, rest) = received.await?;
+                let (count, rest) = patience.step(self.inbound.link.receive(buffer)).await?;
                 buffer = head;
                 buffer.unsplit(rest?);
                 count

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::io::{ErrorKind, Read, Write};
 use std::sync::Arc;
 
-use pinstripe_block::outgoing::send_whole;
+use pinstripe_block::outgoing::{Patience, send_within};
 use pinstripe_runtime::{Buffer, Slice, Stream, shard};
 use rustls::ServerConnection;
 
@@ -133,13 +133,14 @@ impl Session {
     }
 
     /// Sends `plain`, and what rustls wants to say. False if the client can't be reached any more, or takes
-    /// nothing for too long.
+    /// it too slowly.
     pub async fn send<T: Stream + ?Sized>(&self, stream: &T, plain: &[u8]) -> bool {
         let mut rest = plain;
+        let mut patience = Patience::new(plain.len());
         loop {
             // What waits goes first, so that there is room.
             while let Some(records) = self.records() {
-                if !send_whole(stream, records).await {
+                if !send_within(stream, records, &mut patience, |_| ()).await {
                     return false;
                 }
             }

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use pinstripe_export::nbd::{Left, Server, SessionEnd};
+use pinstripe_export::nbd::{Left, Negotiated, Server, SessionEnd};
 use pinstripe_runtime::{Signal, Stream, shard};
 use proptest::prelude::*;
 
@@ -13,6 +13,13 @@ use crate::world::{Array, Pipe, Random, pipe, run};
 
 const READ: u16 = 0;
 const WRITE: u16 = 1;
+const DISC: u16 = 2;
+const FLUSH: u16 = 3;
+const ZEROES: u16 = 6;
+/// Bytes of a request's header.
+const HEADER: usize = 28;
+/// Bytes that a server receives at a time.
+const FILL: usize = 64 << 10;
 const MILLISECOND: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
 
@@ -334,4 +341,149 @@ fn a_connection_that_has_not_chosen_yet_may_still_do_so() {
         assert_eq!(reply(&late, |_| 512).await.map(|reply| reply.data), Some(vec![0; 512]));
         late.shutdown();
     });
+}
+
+/// Requests in a row that come to the same in any order: what is changed is changed once, and not read.
+struct Row {
+    bytes: Vec<u8>,
+    /// Where they begin, each by its cookie.
+    begins: Vec<usize>,
+    /// What their replies bring.
+    replies: Vec<Vec<u8>>,
+    before: Vec<u8>,
+    after: Vec<u8>,
+}
+
+impl Row {
+    /// At least so many bytes of requests.
+    fn new(random: &Random, least: usize) -> Self {
+        let changed = 2 * least;
+        let mut before = vec![0; changed + (64 << 10)];
+        before.chunks_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_le_bytes()));
+        let after = before.clone();
+        let mut row = Self { bytes: Vec::new(), begins: Vec::new(), replies: Vec::new(), before, after };
+        let mut next = 0;
+        while row.bytes.len() < least {
+            let command = [READ, WRITE, WRITE, WRITE, FLUSH, ZEROES][random.below(6)];
+            let length = 512 * (1 + random.below([1, 8, 40][random.below(3)]));
+            let (start, length) = match command {
+                READ => (changed + 512 * random.below(64), length),
+                FLUSH => (0, 0),
+                _ => (next, length),
+            };
+            let range = start..start + length;
+            let payload: Vec<u8> = match command {
+                WRITE => (0..length / 8).flat_map(|_| random.next().to_le_bytes()).collect(),
+                _ => Vec::new(),
+            };
+            let reply = if command == READ { row.before[range.clone()].to_vec() } else { Vec::new() };
+            match command {
+                WRITE => row.after[range.clone()].copy_from_slice(&payload),
+                ZEROES => row.after[range.clone()].fill(0),
+                _ => {}
+            }
+            if matches!(command, WRITE | ZEROES) {
+                next = range.end;
+            }
+            let (cookie, length) = (row.begins.len() as u64, u32::try_from(length).unwrap());
+            row.begins.push(row.bytes.len());
+            row.bytes.extend([request(0, command, cookie, start as u64, length), payload].concat());
+            row.replies.push(reply);
+        }
+        row
+    }
+
+    fn array(&self, random: &Rc<Random>, delay: usize) -> Array {
+        let array = Array::new(random, self.before.len(), delay);
+        array.seen.borrow_mut().data.copy_from_slice(&self.before);
+        array
+    }
+}
+
+/// Takes the replies of a row: one to each request, with what it is to bring.
+async fn take_replies(client: Rc<Pipe>, expected: Vec<Vec<u8>>) {
+    let number = |cookie| usize::try_from(cookie).unwrap();
+    let mut answered = vec![false; expected.len()];
+    for _ in 0..expected.len() {
+        let reply = reply(&client, |cookie| expected[number(cookie)].len()).await;
+        let reply = reply.expect("the connection has ended before all was answered");
+        assert_eq!(reply.error, 0, "request {}", reply.cookie);
+        assert!(reply.data == expected[number(reply.cookie)], "request {}", reply.cookie);
+        assert!(!std::mem::replace(&mut answered[number(reply.cookie)], true), "answered twice");
+    }
+}
+
+/// Servers change when `begun` bytes of a header have come, while more than one fill follows.
+fn cut_within_headers(seed: u64, begun: usize) {
+    let random = Random::new(seed);
+    let inner = Rc::clone(&random);
+    run(&random, move || async move {
+        let random = inner;
+        let row = Row::new(&random, 4 * FILL);
+        let array = row.array(&random, [0, 1000][random.below(2)]);
+        let post = Post::new(&array);
+        let (client, there) = pipe(&random, 4 * FILL);
+        let server = Rc::clone(&post);
+        let session = shard::spawn_joined(async move { server.serve(there).await });
+        choose(&client, random.chance(2)).await;
+        let replies = shard::spawn_joined(take_replies(Rc::clone(&client), row.replies.clone()));
+        let places = row.begins.len() / 2;
+        let mut cuts: Vec<usize> = (0..3).map(|_| row.begins[1 + random.below(places)] + begun).collect();
+        cuts.sort_unstable();
+        cuts.dedup();
+        let mut sent = 0;
+        let mut changing: Option<shard::JoinHandle<()>> = None;
+        for cut in cuts.into_iter().chain([row.bytes.len()]) {
+            assert!(client.send_all(&row.bytes[sent..cut]).await);
+            sent = cut;
+            if let Some(changing) = changing.take() {
+                changing.join().await;
+            }
+            // All that has come is taken.
+            shard::sleep(SECOND).await;
+            if cut < row.bytes.len() {
+                let post = Rc::clone(&post);
+                changing = Some(shard::spawn_joined(async move { post.change().await }));
+                for _ in 0..random.below(6) {
+                    shard::yield_now().await;
+                }
+            }
+        }
+        replies.join().await;
+        assert!(client.send_all(&request(0, DISC, 0, 0, 0)).await);
+        assert_eq!(session.join().await, SessionEnd::Disconnected);
+        assert!(array.seen.borrow().data == row.after, "foreign bytes were written");
+    });
+}
+
+#[test]
+fn no_byte_is_lost_where_servers_change_within_a_header_and_much_comes_behind_it() {
+    for begun in 0..HEADER {
+        for seed in 0..6 {
+            cut_within_headers(seed * 1000 + begun as u64, begun);
+        }
+    }
+}
+
+#[test]
+fn what_was_left_is_taken_whole_though_it_is_more_than_one_fill() {
+    for more in [0, 1, HEADER - 1, HEADER, FILL] {
+        let random = Random::new(more as u64);
+        let inner = Rc::clone(&random);
+        run(&random, move || async move {
+            let row = Row::new(&inner, 4 * FILL);
+            let array = row.array(&inner, 0);
+            let (client, there) = pipe(&inner, 4 * FILL);
+            let (server, (received, rest)) = (array.server(), row.bytes.split_at(FILL + more));
+            let negotiated = Negotiated { export: 0, structured: true, allocation: false };
+            let left = Left { negotiated, received: received.to_vec() };
+            let session = shard::spawn_joined(async move { server.resume(there, &left, || ()).await });
+            let replies = shard::spawn_joined(take_replies(Rc::clone(&client), row.replies.clone()));
+            assert!(client.send_all(rest).await);
+            replies.join().await;
+            assert!(client.send_all(&request(0, DISC, 0, 0, 0)).await);
+            assert_eq!(session.join().await, SessionEnd::Disconnected);
+            assert!(array.seen.borrow().data == row.after, "foreign bytes were written");
+        });
+    }
 }

@@ -380,6 +380,63 @@ fn a_payload_that_never_comes_holds_memory_for_a_while_only() {
     });
 }
 
+/// A client that keeps most of a server's budget moves as little as it may, and another one asks for memory.
+fn trickles(moves: impl AsyncFn(&Pipe) + 'static) {
+    let random = Random::new(29);
+    let inner = Rc::clone(&random);
+    run(&random, move || async move {
+        let array = Array::new(&inner, 8 << 20, 0);
+        let export = Export { name: "array".into(), description: String::new(), service: array };
+        let server = Server::with_budget(vec![export], Arc::new(Budget::new(8 << 20))).unwrap();
+        let (slow, slow_session) = connect(&inner, &server, 4096);
+        choose(&slow, true).await;
+        let (client, session) = connect(&inner, &server, 64 << 10);
+        choose(&client, true).await;
+        let trickling = shard::spawn_joined(async move {
+            moves(&slow).await;
+            slow.shutdown();
+        });
+        shard::sleep(SECOND).await;
+        assert!(client.send_all(&request(0, READ, 7, 0, 3 << 20)).await);
+        let answer = shard::timeout(120 * SECOND, reply(&client, |_| 3 << 20)).await;
+        assert_eq!(answer.expect("it waits for the slow one without end").unwrap().data.len(), 3 << 20);
+        assert_eq!(slow_session.join().await, SessionEnd::Closed);
+        client.shutdown();
+        session.join().await;
+        trickling.join().await;
+    });
+}
+
+#[test]
+fn a_client_that_moves_a_byte_now_and_then_does_not_keep_memory_from_others() {
+    trickles(async |slow: &Pipe| {
+        assert!(slow.send_all(&request(0, WRITE, 1, 0, 6 << 20)).await);
+        while slow.send_all(&[1]).await {
+            shard::sleep(20 * SECOND).await;
+        }
+    });
+    trickles(async |slow: &Pipe| {
+        assert!(slow.send_all(&request(0, READ, 1, 0, 6 << 20)).await);
+        while slow.receive_exactly(1).await.is_some() {
+            shard::sleep(20 * SECOND).await;
+        }
+    });
+}
+
+#[test]
+fn data_on_a_slow_line_is_waited_for() {
+    with_client(30, 8 << 20, |client, session, _, _| async move {
+        assert!(client.send_all(&request(0, WRITE, 1, 0, 8 << 20)).await);
+        for _ in 0..32 {
+            assert!(client.send_all(&vec![1; 256 << 10]).await);
+            shard::sleep(SECOND).await;
+        }
+        assert_eq!(reply(&client, nothing).await.unwrap().cookie, 1);
+        client.shutdown();
+        session.join().await;
+    });
+}
+
 /// Clients that take no replies, of a server with a budget: what the server's pool holds, and whether another
 /// client is served.
 fn non_readers(length: u32) {

@@ -8,6 +8,7 @@ use super::limits::{CAPSULE_BYTES_MAX, COMMANDS_MAX, EVENT_REQUESTS_MAX, TRANSFE
 use super::session::Session;
 use crate::wire::command::{Command, NAMESPACE_ALL, admin as opcode, nvm};
 use crate::wire::fabrics::{VERSION, bits, property};
+use crate::wire::identifiers;
 use crate::wire::identify::{self, ControllerInfo, cns, optional};
 use crate::wire::log::{self, page};
 use crate::wire::status::Status;
@@ -123,7 +124,7 @@ fn identify<S>(session: &Session<S>, command: &Command) -> Result<Box<[u8; ident
             None => Box::new([0; identify::BYTES]),
         }),
         cns::DESCRIPTORS => match subsystem.namespace(number) {
-            Some(namespace) => Ok(identify::descriptors(&namespace.info.nguid, &namespace.uuid)),
+            Some(namespace) => Ok(identifiers::descriptors(&namespace.info.nguid, &namespace.uuid)),
             None => Err(Status::INVALID_NAMESPACE),
         },
         _ => Err(Status::INVALID_FIELD),

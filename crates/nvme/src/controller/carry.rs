@@ -14,7 +14,7 @@ use std::task::Poll;
 use pinstripe_block::BlockService;
 use pinstripe_runtime::{Buffer, Reducers, Ticket, shard};
 
-use super::io::{admit, failed, namespace, range};
+use super::io::{admit, failed, namespace, not_durable, not_written, range};
 use super::offload::counters::count;
 use super::offload::peers::{At, Identity, PeerMember};
 use super::offload::sum::Work;
@@ -475,7 +475,7 @@ impl<'a, S: BlockService> Carrier<'a, S> {
                 let _stage = self.server.counters.stage();
                 let written = self.service.write(offset, data, fua).await;
                 self.guarded.with(|state| state.table.written(key, written.is_ok()));
-                written.map_err(|error| failed(error, Status::WRITE_FAULT))?;
+                written.map_err(|error| not_written(error, fua))?;
                 self.server.counters.commits.fetch_add(1, Ordering::Relaxed);
                 Ok(Done::Result(0))
             }
@@ -494,7 +494,7 @@ impl<'a, S: BlockService> Carrier<'a, S> {
     /// A Commit of what is written already, perhaps without FUA then.
     async fn repeated(&self, fua: bool) -> Result<Done, Refusal> {
         if fua {
-            self.service.flush().await.map_err(|error| failed(error, Status::WRITE_FAULT))?;
+            self.service.flush().await.map_err(not_durable)?;
         }
         Ok(Done::Result(0))
     }

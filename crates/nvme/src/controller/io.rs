@@ -111,6 +111,18 @@ pub(super) fn failed(error: ServiceError, media: Status) -> Status {
     }
 }
 
+/// The same of a flush, or of a write that was to be durable. What was lost doesn't come back when the host
+/// asks again, but the answer might be another one (C5). While the server stops nothing is lost.
+pub(super) fn not_durable(error: ServiceError) -> Status {
+    let status = failed(error, Status::WRITE_FAULT);
+    if matches!(error, ServiceError::Stopping) { status } else { status.as_final() }
+}
+
+/// The status of a failed write.
+pub(super) fn not_written(error: ServiceError, fua: bool) -> Status {
+    if fua { not_durable(error) } else { failed(error, Status::WRITE_FAULT) }
+}
+
 async fn read<S: BlockService>(session: &Session<S>, command: &Command) {
     match try_read(session, command).await {
         Ok(Some((head, data, held))) => session.send_read(command, head, data, held),
@@ -169,7 +181,7 @@ async fn write<S: BlockService>(
         Ok(_admitted) => {
             active(Mutant::AnsweredEarly).then(|| session.complete(command, Ok(0)));
             let written = service.write(range.offset, buffer.freeze(), fua).await;
-            written.map_err(|error| failed(error, Status::WRITE_FAULT))
+            written.map_err(|error| not_written(error, fua))
         }
         Err(status) => Err(status),
     };
@@ -218,7 +230,7 @@ async fn flush<S: BlockService>(session: &Session<S>, command: &Command) -> Resu
         // A flush changes nothing: a namespace that takes no writes takes it.
         if !namespace.info.read_only && !active(Mutant::FlushSkipped) {
             let _admitted = admit(session, namespace, Access::Write).await?;
-            service.flush().await.map_err(|error| failed(error, Status::WRITE_FAULT))?;
+            service.flush().await.map_err(not_durable)?;
         }
     }
     Ok(Done::Answered)
@@ -229,8 +241,9 @@ async fn write_zeroes<S: BlockService>(session: &Session<S>, command: &Command) 
     let Range { offset, length } = range(namespace, command.start_block(), command.block_count())?;
     let _admitted = admit(session, namespace, Access::Write).await?;
     let may_punch = command.dword(12) & DEALLOCATE != 0;
-    let zeroed = service.write_zeroes(offset, length, command.force_unit_access(), may_punch).await;
-    zeroed.map_err(|error| failed(error, Status::WRITE_FAULT))?;
+    let fua = command.force_unit_access();
+    let zeroed = service.write_zeroes(offset, length, fua, may_punch).await;
+    zeroed.map_err(|error| not_written(error, fua))?;
     Ok(Done::Answered)
 }
 

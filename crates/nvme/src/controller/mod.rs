@@ -10,7 +10,7 @@
 //! * [`Subsystem`]: what all shards share: namespaces, reservations, controllers and their keep-alive.
 //! * [`Target`]: one shard's part: its handles on the namespaces, and its connections. Each connection is one
 //!   queue.
-//! * [`DeviceService`]: a device as a block service.
+//! * [`DeviceService`]: a device as a block service; [`DeviceFlushes`]: what all shards know of its flushes.
 //!
 //! With an [`OffloadConfig`] servers work out parity together (`docs/offload-protocol.md`).
 //!
@@ -24,6 +24,7 @@ mod authenticate;
 mod carry;
 mod connect;
 mod connection;
+mod flushes;
 mod gate;
 mod inner;
 mod io;
@@ -47,6 +48,7 @@ use pinstripe_block::roster::Roster;
 use pinstripe_runtime::{Signal, Stream, shard};
 
 pub use connection::SessionEnd;
+pub use flushes::DeviceFlushes;
 pub use leave::{LeftQueue, LeftSubsystem};
 pub use limits::{CAPSULE_BYTES_MAX, COMMANDS_MAX, TRANSFER_BYTES_MAX};
 pub use offload::{

@@ -5,6 +5,8 @@ use std::{cell::OnceCell, rc::Rc};
 use pinstripe_block::{BlockService, ServiceError};
 use pinstripe_runtime::{Buffer, Device, DeviceError, DeviceErrorKind, Slice, ZeroedReads, shard};
 
+use super::flushes::DeviceFlushes;
+
 /// Zero bytes that are written at a time where the device can't zero by itself.
 const ZEROES_BYTES: usize = 256 << 10;
 
@@ -15,12 +17,20 @@ pub struct DeviceService {
     read_only: bool,
     /// Made when it is first needed, for all requests.
     zeroes: Rc<OnceCell<Slice>>,
+    flushes: Option<DeviceFlushes>,
 }
 
 impl DeviceService {
     /// This shard's handle on a device.
     pub fn new(device: Rc<dyn Device>, read_only: bool) -> Self {
-        Self { device, read_only, zeroes: Rc::default() }
+        Self { device, read_only, zeroes: Rc::default(), flushes: None }
+    }
+
+    /// The same with what the handles of all shards know of the device's flushes: after one that failed none
+    /// succeeds. Without it the service is for a host that believes no flush after a failed one itself.
+    #[must_use]
+    pub fn sharing(self, flushes: DeviceFlushes) -> Self {
+        Self { flushes: Some(flushes), ..self }
     }
 
     async fn write_zero_bytes(&self, offset: u64, length: u64) -> Result<(), ServiceError> {
@@ -35,7 +45,7 @@ impl DeviceService {
     }
 }
 
-fn told(error: DeviceError) -> ServiceError {
+pub(super) fn told(error: DeviceError) -> ServiceError {
     match error.kind {
         DeviceErrorKind::NoSpace => ServiceError::NoSpace,
         DeviceErrorKind::Busy => ServiceError::Resources,
@@ -80,11 +90,19 @@ impl BlockService for DeviceService {
     }
 
     async fn write(&self, offset: u64, data: Slice, fua: bool) -> Result<(), ServiceError> {
-        self.device.write(offset, data, fua).await.result.map(|_| ()).map_err(told)
+        let write = async { self.device.write(offset, data, fua).await.result.map(|_| ()) };
+        match &self.flushes {
+            Some(flushes) if fua => flushes.force(write).await,
+            _ => write.await.map_err(told),
+        }
     }
 
     async fn flush(&self) -> Result<(), ServiceError> {
-        self.device.flush().await.result.map(|_| ()).map_err(told)
+        let flush = async { self.device.flush().await.result.map(|_| ()) };
+        match &self.flushes {
+            Some(flushes) => flushes.flush(flush).await,
+            None => flush.await.map_err(told),
+        }
     }
 
     async fn discard(&self, offset: u64, length: u64, fua: bool) -> Result<(), ServiceError> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use pinstripe_block::BlockService;
-use pinstripe_block::outgoing::PEER_TIMEOUT_NANOSECONDS;
+use pinstripe_block::outgoing::Patience;
 use pinstripe_runtime::{Buffer, Signal, Slice, block_bytes, shard};
 
 use super::connect::Queue;
@@ -467,18 +467,22 @@ impl<S: BlockService> Session<S> {
         }
     }
 
-    /// Waits for the data of a transfer. A host that was asked for data and sends nothing for long must not
-    /// keep its memory.
+    /// Waits for the data of a transfer. A host that was asked for data and sends nothing for long, or all of
+    /// it too slowly, must not keep its memory.
     async fn await_incoming(&self, tag: usize) -> Incoming {
+        let whole = || poll_fn(|cx| self.poll_incoming(tag, cx.waker()));
+        // It may come behind what other commands move on this connection.
+        let mut patience = Patience::new(self.link.held());
         loop {
             let received = self.link.received();
-            let whole = poll_fn(|cx| self.poll_incoming(tag, cx.waker()));
-            match shard::timeout(PEER_TIMEOUT_NANOSECONDS, whole).await {
+            match patience.step(whole()).await {
                 Some(incoming) => return incoming,
-                None if self.link.received() == received => self.link.cut(),
+                None if self.link.received() == received || patience.is_over() => break,
                 None => {}
             }
         }
+        self.link.cut();
+        whole().await
     }
 
     fn poll_incoming(&self, tag: usize, waker: &Waker) -> Poll<Incoming> {

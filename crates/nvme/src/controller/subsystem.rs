@@ -126,6 +126,7 @@ impl Namespace {
                 read_only: config.read_only,
                 preferred_blocks: u16::try_from(config.preferred_block >> block_shift).unwrap_or(0),
                 nguid: config.uuid,
+                eui64: [0; 8],
             },
             uuid: config.uuid,
             present: AtomicBool::new(config.size_bytes > 0),

@@ -16,6 +16,7 @@ use crate::auth::Authentication;
 use crate::mutants::{Mutant, active};
 use crate::wire::command::{Command, admin as opcode, fabrics};
 use crate::wire::fabrics::{CONTROLLER_ANY, bits, property};
+use crate::wire::identifiers::NamespaceIdentity;
 use crate::wire::identify::{self, ControllerInfo, NamespaceInfo, cns, optional};
 use crate::wire::offload::Announcement;
 use crate::wire::{feature, log};
@@ -478,6 +479,15 @@ impl Association {
         let none =
             || InitiatorError::NoNamespace { server: self.address.server(), namespace: address.namespace };
         let info = NamespaceInfo::parse(&bytes).ok_or_else(none)?;
+        let mut identity = NamespaceIdentity::new(&info);
+        if identity == NamespaceIdentity::default() {
+            match self.identify_page(&queue, cns::DESCRIPTORS, address.namespace).await {
+                Ok(list) => identity = identity.with_descriptors(&list),
+                // A server from before revision 1.3 knows no such list.
+                Err(InitiatorError::Refused { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
         if info.metadata_bytes > 0 {
             return Err(self.unusable("its namespace has metadata in each block"));
         }
@@ -486,7 +496,7 @@ impl Association {
         Ok(Namespace {
             number: address.namespace,
             block_shift: info.block_shift,
-            nguid: info.nguid,
+            identity,
             read_only: info.read_only,
             info: DeviceInfo {
                 name: address.to_string(),

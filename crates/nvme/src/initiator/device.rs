@@ -16,6 +16,7 @@ use super::queue::Queue;
 use super::request::{Data, Failure, Pending, Request};
 use crate::mutants::{Mutant, active};
 use crate::wire::command::{Command, DATASET_DEALLOCATE, DEALLOCATE, DatasetRange, FORCE_UNIT_ACCESS, nvm};
+use crate::wire::identifiers::NamespaceIdentity;
 use crate::wire::reservation::{Keys, ReservationKind, action};
 
 /// Most blocks of a read, write or Write Zeroes.
@@ -28,7 +29,7 @@ const RANGE_BLOCKS_MAX: u64 = (1 << 32) - 1;
 pub(super) struct Namespace {
     pub number: u32,
     pub block_shift: u8,
-    pub nguid: [u8; 16],
+    pub identity: NamespaceIdentity,
     pub read_only: bool,
     pub info: DeviceInfo,
 }
@@ -50,10 +51,9 @@ impl NvmeSource {
         &self.namespace.info
     }
 
-    /// Its globally unique identifier: the same whenever it is the same namespace. Zero if the server gives
-    /// it none.
-    pub fn nguid(&self) -> [u8; 16] {
-        self.namespace.nguid
+    /// By what it is recognized, whatever its address is.
+    pub fn identity(&self) -> NamespaceIdentity {
+        self.namespace.identity
     }
 
     /// Whether the server refuses all writes.

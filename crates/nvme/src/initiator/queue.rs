@@ -16,7 +16,7 @@ use crate::framing::{BLANK, Encoding, Pdu, Role};
 use crate::inbound::{Ended, Inbound};
 use crate::link::Link;
 use crate::mutants::{Mutant, active};
-use crate::wire::command::{Command, Completion, Sgl, fabrics};
+use crate::wire::command::{Command, Completion, Sgl, fabrics, nvm};
 use crate::wire::fabrics::{ConnectData, NO_FLOW_CONTROL};
 use crate::wire::pdu::{CommandCapsule, FatalError, InitializeConnection, Transfer, digest, flag, kind};
 use crate::wire::status::Status;
@@ -359,8 +359,10 @@ impl Queue {
         } else if status.code() == Status::TRANSIENT_TRANSPORT.code()
             && !status.is_final()
             && pending.tries < TRIES_MAX
+            && !(self.number > 0 && pending.command.opcode == nvm::FLUSH)
         {
-            // The server has not carried it out, or it was a read.
+            // The server has not carried it out, or it was a read. A flush brings no data that could be
+            // damaged, and isn't asked for again whatever it failed for (C5).
             self.waiting.borrow_mut().push_front(pending);
         } else {
             pending.request.command_ended(Err(Failure::Status(status)));

@@ -147,8 +147,10 @@ pub struct NamespaceInfo {
     pub read_only: bool,
     /// Blocks of a range that is written well when aligned to itself; 0 if nothing is known.
     pub preferred_blocks: u16,
-    /// Globally unique identifier.
+    /// Globally unique identifier; zeroes if it has none.
     pub nguid: [u8; 16],
+    /// The shorter one; zeroes if it has none.
+    pub eui64: [u8; 8],
 }
 
 /// Reservations: all kinds but those that survive a loss of power, as revision 1.3 has them.
@@ -176,6 +178,7 @@ impl NamespaceInfo {
         out[33] = DEALLOCATING_WRITE_ZEROES;
         out[99] = u8::from(self.read_only);
         out[104..120].copy_from_slice(&self.nguid);
+        out[120..128].copy_from_slice(&self.eui64);
         put32(out, 128, u32::from(self.block_shift) << 16);
         bytes
     }
@@ -197,7 +200,8 @@ impl NamespaceInfo {
             reservations: bytes[31] != 0,
             read_only: bytes[99] & 1 != 0,
             preferred_blocks,
-            nguid: std::array::from_fn(|index| bytes[104 + index]),
+            nguid: take(bytes, 104),
+            eui64: take(bytes, 120),
         })
     }
 }
@@ -214,19 +218,6 @@ pub fn namespace_list(active: impl Iterator<Item = u32>, after: u32) -> Box<[u8;
 /// The numbers in such a list.
 pub fn parse_namespace_list(bytes: &[u8; BYTES]) -> Vec<u32> {
     (0..BYTES / 4).map(|index| take32(bytes, index * 4)).take_while(|number| *number != 0).collect()
-}
-
-/// The identifiers of a namespace: NGUID, UUID and the command set.
-pub fn descriptors(nguid: &[u8; 16], uuid: &[u8; 16]) -> Box<[u8; BYTES]> {
-    let mut bytes = Box::new([0; BYTES]);
-    let mut at = 0;
-    for (kind, value) in [(2, &nguid[..]), (3, &uuid[..]), (4, &[0][..])] {
-        bytes[at] = kind;
-        bytes[at + 1] = value.len().to_le_bytes()[0];
-        bytes[at + 4..at + 4 + value.len()].copy_from_slice(value);
-        at += 4 + value.len();
-    }
-    bytes
 }
 
 fn put16(out: &mut [u8], at: usize, value: u16) {
@@ -292,6 +283,7 @@ mod tests {
             read_only: false,
             preferred_blocks: 96,
             nguid: [7; 16],
+            eui64: [8; 8],
         };
         assert_eq!(NamespaceInfo::parse(&info.encode()), Some(info));
         assert_eq!(NamespaceInfo::parse(&[0; BYTES]), None);

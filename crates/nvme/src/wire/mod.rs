@@ -10,12 +10,14 @@
 //! * [`fabrics`]: Connect and the controller's properties.
 //! * [`offload`]: our own extension.
 //! * [`auth`]: messages of in-band authentication.
+//! * [`identifiers`]: by what a namespace is recognized.
 //! * [`identify`], [`log`], [`feature`], [`reservation`]: data structures of commands.
 
 pub mod auth;
 pub mod command;
 pub mod fabrics;
 pub mod feature;
+pub mod identifiers;
 pub mod identify;
 pub mod log;
 pub mod offload;

@@ -116,6 +116,12 @@ impl Status {
         self.code() == 0
     }
 
+    /// The same, and another try makes no sense.
+    #[must_use]
+    pub fn as_final(self) -> Self {
+        Self(self.0 | DO_NOT_RETRY)
+    }
+
     /// Whether another try makes no sense.
     pub fn is_final(self) -> bool {
         self.0 & DO_NOT_RETRY != 0

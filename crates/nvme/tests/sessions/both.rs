@@ -414,7 +414,10 @@ fn all_namespaces_of_a_server_are_opened_over_one_association() {
         let arrays = [Array::new(&random, SIZE, 0), Array::new(&random, SIZE / 2, 0)];
         let target = network(&random, &arrays);
         let sources = initiator().open_all(&address("")).await.unwrap();
-        let found: Vec<_> = sources.iter().map(|source| (source.info().size, source.nguid()[0])).collect();
+        let found: Vec<_> = sources
+            .iter()
+            .map(|source| (source.info().size, source.identity().nguid().unwrap()[0]))
+            .collect();
         assert_eq!(found, [(SIZE as u64, 1), (SIZE as u64 / 2, 2)]);
         assert_eq!(target.connections(), 1);
         drop(sources);

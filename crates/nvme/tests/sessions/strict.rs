@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use pinstripe_nvme::framing::{BLANK, Encoding, Event, Framer, Pdu, Role};
 use pinstripe_nvme::initiator::{Address, Connecting, Connector, Initiator, InitiatorError, Options};
-use pinstripe_nvme::wire::command::{Command, Completion, DataPlace, admin, fabrics};
+use pinstripe_nvme::wire::command::{Command, Completion, DataPlace, admin, fabrics, nvm};
 use pinstripe_nvme::wire::fabrics::{bits, property};
+use pinstripe_nvme::wire::identifiers::descriptors;
 use pinstripe_nvme::wire::identify::{ControllerInfo, NamespaceInfo, cns};
 use pinstripe_nvme::wire::log::{DiscoveryEntry, discovery};
 use pinstripe_nvme::wire::pdu::{InitializeConnection, ResponseCapsule, Transfer, flag, kind};
 use pinstripe_nvme::wire::status::Status;
-use pinstripe_runtime::{Stream, shard};
+use pinstripe_runtime::{DeviceSource, Stream, shard};
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 use crate::NQN;
@@ -32,6 +33,11 @@ struct Server {
     /// Commands that it took before it was ready.
     early: Cell<usize>,
     entries: Vec<DiscoveryEntry>,
+    /// Identifiers of its namespace.
+    nguid: [u8; 16],
+    uuid: Option<[u8; 16]>,
+    /// Flushes that it was asked for, each of which fails on the way.
+    flushes: Cell<usize>,
 }
 
 thread_local! {
@@ -107,7 +113,11 @@ impl Session {
         match command.opcode {
             admin::IDENTIFY => match command.dword(10).to_le_bytes()[0] {
                 cns::CONTROLLER => self.give(command, &controller(), 4096).await,
-                _ => self.give(command, &namespace(), 4096).await,
+                cns::NAMESPACE => self.give(command, &namespace(self.server.nguid), 4096).await,
+                _ => match self.server.uuid {
+                    Some(uuid) => self.give(command, &*descriptors(&self.server.nguid, &uuid), 4096).await,
+                    None => self.complete(command, Status::INVALID_FIELD, 0).await,
+                },
             },
             admin::SET_FEATURES => self.complete(command, Status::SUCCESS, command.dword(11).into()).await,
             admin::GET_LOG_PAGE => {
@@ -115,6 +125,10 @@ impl Session {
                 let length = 4 * (1 + (command.dword(10) >> 16) as usize);
                 let from = page.get(command.dword(12) as usize..).unwrap_or_default();
                 self.give(command, from, length).await;
+            }
+            nvm::FLUSH => {
+                self.server.flushes.update(|count| count + 1);
+                self.complete(command, Status::TRANSIENT_TRANSPORT, 0).await;
             }
             admin::KEEP_ALIVE => self.complete(command, Status::SUCCESS, 0).await,
             _ => self.complete(command, Status::INVALID_OPCODE, 0).await,
@@ -186,7 +200,7 @@ fn controller() -> Vec<u8> {
     info.encode().to_vec()
 }
 
-fn namespace() -> Vec<u8> {
+fn namespace(nguid: [u8; 16]) -> Vec<u8> {
     let info = NamespaceInfo {
         blocks: 2048,
         block_shift: 9,
@@ -194,7 +208,8 @@ fn namespace() -> Vec<u8> {
         reservations: false,
         read_only: false,
         preferred_blocks: 0,
-        nguid: [9; 16],
+        nguid,
+        eui64: [0; 8],
     };
     info.encode().to_vec()
 }
@@ -209,6 +224,44 @@ fn a_server_that_grants_what_it_is_asked_for_is_asked_for_a_queue_of_each_shard(
             SERVER.set(None);
         });
     }
+}
+
+/// A server with a UUID for its namespace has a list of identifiers, one without has none.
+#[test]
+fn a_namespace_is_recognized_by_what_its_server_gives_and_zeroes_are_nothing() {
+    seeds(1, |random| async move {
+        let mut found = Vec::new();
+        let given = [([9; 16], None), ([0; 16], Some([5; 16])), ([0; 16], Some([6; 16])), ([0; 16], None)];
+        for (nguid, uuid) in given.into_iter().chain([([0; 16], Some([0; 16]))]) {
+            let server = Rc::new(Server { nguid, uuid, ..Server::default() });
+            let source = initiator(&random, &server, 1).open(&address("")).await.unwrap();
+            let again = initiator(&random, &server, 1).open(&address("")).await.unwrap();
+            let is_recognized = source.identity().is_one_with(&again.identity());
+            assert_eq!(
+                is_recognized,
+                (nguid != [0; 16] || uuid.is_some_and(|it| it != [0; 16])).then_some(true)
+            );
+            found.push(source.identity());
+            SERVER.set(None);
+        }
+        assert_eq!(found[0].nguid(), Some([9; 16]));
+        assert_eq!(found[1].is_one_with(&found[2]), Some(false));
+        assert_eq!(found[1].is_one_with(&found[3]), Some(false));
+        assert_eq!(found[3].is_one_with(&found[4]), None);
+    });
+}
+
+#[test]
+fn a_flush_is_asked_for_once_whatever_it_fails_for() {
+    seeds(2, |random| async move {
+        let server = Rc::new(Server::default());
+        let source = initiator(&random, &server, 1).open(&address("")).await.unwrap();
+        let device = source.attach().unwrap();
+        assert!(device.flush().await.result.is_err());
+        assert_eq!(server.flushes.get(), 1);
+        drop((device, source));
+        SERVER.set(None);
+    });
 }
 
 #[test]

@@ -212,7 +212,10 @@ impl Session {
                 admin::IDENTIFY if command.dword(10) & 0xff == u32::from(cns::CONTROLLER) => {
                     self.give(&command, &controller()).await;
                 }
-                admin::IDENTIFY => self.give(&command, &namespace()).await,
+                admin::IDENTIFY if command.dword(10) & 0xff == u32::from(cns::NAMESPACE) => {
+                    self.give(&command, &namespace()).await;
+                }
+                admin::IDENTIFY => self.complete(&command, Status::INVALID_FIELD, 0).await,
                 admin::SET_FEATURES => self.complete(&command, Status::SUCCESS, 0x000f_000f).await,
                 admin::KEEP_ALIVE | nvm::FLUSH => self.complete(&command, Status::SUCCESS, 0).await,
                 nvm::READ => {
@@ -301,6 +304,7 @@ fn namespace() -> Vec<u8> {
         read_only: false,
         preferred_blocks: 0,
         nguid: [9; 16],
+        eui64: [0; 8],
     };
     info.encode().to_vec()
 }

@@ -19,7 +19,7 @@ use pinstripe_engine::{
 use pinstripe_md::{identity::Uuid, superblock::Superblock};
 use pinstripe_runtime::{
     DeviceErrorKind, shard,
-    uring::{Generation, OpenOptions, Storage, blocking},
+    uring::{Generation, OpenOptions, blocking},
 };
 
 use super::{SUPERBLOCK_NANOSECONDS, Trouble, add, is_over};
@@ -89,6 +89,12 @@ impl Disks {
     /// Drops members without a disk, so that they are looked for before they are needed.
     async fn drop_gone(&self, away: &BTreeSet<String>) {
         for device in away {
+            // While another one was dropped, a disk that is there may have come under this name.
+            let known = member::disks().remove(device);
+            let is_away = blocking(move || known.is_some_and(|disk| disk.generation.is_gone())).await;
+            if !is_away {
+                continue;
+            }
             // A failed array drops no member any more (C3). If it fails here, that is told elsewhere.
             if !self.array.shared().has_failed() {
                 let _ = self.array.drop_gone(device).await;
@@ -184,13 +190,12 @@ async fn try_it(array: &Array, path: &Path, poll: bool, lost: &Lost) -> Result<(
     let Member::Local(file, _) = &member else { return Err(later(&"it is no device of this machine")) };
     let file = std::sync::Arc::clone(file);
     let storage = blocking(move || file.storage()).await.map_err(|error| later(&error))?;
-    if !lost.is_on(&storage) {
-        return Err(Trouble::Never(
-            "it is another disk than before, with a copy of the member's superblock; `pinstripe add` takes it nevertheless".to_owned(),
-        ));
+    if let Some(why) = lost.doubts(storage.lasting_name()) {
+        return Err(Trouble::Never(format!("{why}; `pinstripe add` takes it nevertheless")));
     }
     let handle = member.attach().map_err(|error| later(&error))?;
-    let read = shard::timeout(SUPERBLOCK_NANOSECONDS, read_superblock(&*handle)).await;
+    let ours = array.detail().uuid.parse().ok();
+    let read = shard::timeout(SUPERBLOCK_NANOSECONDS, read_superblock(&*handle, ours)).await;
     let read = read.ok_or_else(|| later(&"its superblock was not read in time"))?;
     match read.map_err(|error| later(&error))? {
         Some(superblock) if lost.is_in(&superblock, &array.detail().uuid) => {
@@ -214,9 +219,16 @@ impl Lost {
         superblock.member.device_uuid == self.identity && superblock.array.set_uuid.to_string() == array
     }
 
-    /// Whether it is the same disk, as far as disks can be told apart.
-    fn is_on(&self, storage: &Storage) -> bool {
-        self.disk.lasting_name.as_deref() == storage.lasting_name()
+    /// Why a device of this lasting name isn't believed to be the same disk. A superblock proves nothing: a
+    /// clone has it too.
+    fn doubts(&self, lasting_name: Option<&str>) -> Option<&'static str> {
+        match (self.disk.lasting_name.as_deref(), lasting_name) {
+            (Some(before), Some(now)) if before == now => None,
+            (None, _) => Some(
+                "the disk that was lost had neither WWID nor serial number nor PARTUUID by which to know it again, so this may be a copy",
+            ),
+            _ => Some("it is another disk than before, with a copy of the member's superblock"),
+        }
     }
 }
 
@@ -299,13 +311,16 @@ mod tests {
         }
     }
 
+    /// Of any block device of the machine: none is opened.
+    fn generation() -> Generation {
+        let generation = block_devices().0.iter().find_map(|path| Generation::at(path));
+        generation.unwrap_or_else(|| panic!("this machine has no block device"))
+    }
+
     /// Whether the member is waited for that failed at 0 and whose disk was away at `away`, of these looks.
     fn is_lost(kind: DeviceErrorKind, looks: &[u64], away: impl Fn(u64) -> bool) -> bool {
-        // Any block device of the machine does: none is opened.
-        let Some(generation) = block_devices().0.iter().find_map(|path| Generation::at(path)) else {
-            panic!("this machine has no block device");
-        };
-        let disks = BTreeMap::from([(DEVICE.to_owned(), Disk { generation, lasting_name: None })]);
+        let disk = Disk { generation: generation(), lasting_name: None };
+        let disks = BTreeMap::from([(DEVICE.to_owned(), disk)]);
         let mut fates = Fates::default();
         for &now in looks {
             let gone = away(now).then(|| DEVICE.to_owned()).into_iter().collect();
@@ -326,6 +341,21 @@ mod tests {
             assert!(!is_lost(kind, &[0, late], |_| false));
         }
         assert!(!is_lost(Removed, &[0, 1], |_| true), "a user took it out");
+    }
+
+    #[test]
+    fn a_disk_without_a_lasting_name_is_not_believed_to_be_the_lost_one() {
+        let doubts = |before: Option<&str>, now| {
+            let lasting_name = before.map(str::to_owned);
+            let disk = Disk { generation: generation(), lasting_name };
+            Lost { identity: Uuid([7; 16]), device: DEVICE.to_owned(), disk }.doubts(now)
+        };
+        assert_eq!(doubts(Some("serial:1"), Some("serial:1")), None);
+        assert!(doubts(None, None).is_some_and(|why| why.contains("nor serial number")));
+        assert!(doubts(None, Some("serial:1")).is_some_and(|why| why.contains("nor serial number")));
+        for now in [None, Some("serial:2")] {
+            assert!(doubts(Some("serial:1"), now).is_some_and(|why| why.contains("another disk")));
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ use pinstripe_control::detail::Reconnecting;
 use pinstripe_engine::{
     array::Array, assembly::read_superblock, events::EventKind, status::detail::FailedMember,
 };
+use pinstripe_md::identity::Uuid;
 use pinstripe_nvme::initiator::{Address, NvmeSource};
 use pinstripe_runtime::{DeviceErrorKind, DeviceSource, shard};
 
@@ -135,8 +136,9 @@ async fn drop_gone(array: &Array) {
         // next wait.
         return;
     }
-    for (device, known) in member::known() {
-        if known.presence.is_lost() {
+    for device in member::known().into_keys() {
+        // Looked at anew: while another one was dropped, this one may have come back.
+        if member::known().get(&device).is_some_and(|known| known.presence.is_lost()) {
             // It fails if the array does, which is told elsewhere.
             let _ = array.drop_gone(&device).await;
         }
@@ -167,25 +169,64 @@ fn server(address: &Address) -> String {
 /// Connects, and sees whether it is the same namespace and still holds the array's member.
 async fn reach(device: &str, address: &Address, array: &Array) -> Result<Arc<NvmeSource>, Trouble> {
     let later = |error: &dyn std::fmt::Display| Trouble::Later(error.to_string());
+    let never = |words: &str| Trouble::Never(words.to_owned());
     let initiator = member::initiator().map_err(|failure| Trouble::Later(failure.sentence().to_owned()))?;
     let source = initiator.open(address).await.map_err(|error| later(&error))?;
-    if member::known().get(device).is_some_and(|known| known.nguid != source.nguid()) {
-        return Err(Trouble::Never(
-            "it is another namespace than before; `pinstripe add` takes it nevertheless".to_owned(),
-        ));
+    let before = member::known().get(device).map(|known| known.identity);
+    let told = before.and_then(|identity| identity.is_one_with(&source.identity()));
+    let mut own = None;
+    if told != Some(false) {
+        if source.is_read_only() {
+            return Err(never("its server refuses writes now"));
+        }
+        let handle = source.attach().map_err(|error| later(&error))?;
+        let ours = array.detail().uuid;
+        let reading = read_superblock(&*handle, ours.parse().ok());
+        let read = shard::timeout(SUPERBLOCK_NANOSECONDS, reading).await;
+        let superblock = read.ok_or_else(|| later(&"its superblock was not read in time"))?;
+        own = superblock.map_err(|error| later(&error))?;
+        own = own.filter(|superblock| superblock.array.set_uuid.to_string() == ours);
     }
-    if source.is_read_only() {
-        return Err(Trouble::Never("its server refuses writes now".to_owned()));
+    let failed = array.detail().failed.into_iter().filter(|failed| failed.device == device);
+    let lost: Vec<Uuid> = failed.map(|failed| failed.identity).collect();
+    match refusal(told, own.map(|superblock| superblock.member.device_uuid), &lost) {
+        None => Ok(source),
+        Some(words) => Err(never(words)),
     }
-    let handle = source.attach().map_err(|error| later(&error))?;
-    let read = shard::timeout(SUPERBLOCK_NANOSECONDS, read_superblock(&*handle)).await;
-    let superblock = read.ok_or_else(|| later(&"its superblock was not read in time"))?;
-    let ours = array.detail().uuid;
-    match superblock.map_err(|error| later(&error))? {
-        Some(superblock) if superblock.array.set_uuid.to_string() == ours => Ok(source),
-        _ => Err(Trouble::Never(
-            "it has no superblock of this array any more; `pinstripe add` rebuilds it nevertheless"
-                .to_owned(),
-        )),
+}
+
+/// Why what answers isn't taken for the lost member (C30). `told`: what its identifiers tell. A server need
+/// not give any: then the superblock must be that of the member, `own` of `lost`.
+fn refusal(told: Option<bool>, own: Option<Uuid>, lost: &[Uuid]) -> Option<&'static str> {
+    match (told, own) {
+        (Some(false), _) => {
+            Some("it is another namespace than before; `pinstripe add` takes it nevertheless")
+        }
+        (_, None) => {
+            Some("it has no superblock of this array any more; `pinstripe add` rebuilds it nevertheless")
+        }
+        (None, Some(own)) if !lost.contains(&own) => Some(
+            "its server gives it no identifier, and its superblock is another member's; `pinstripe add` takes it nevertheless",
+        ),
+        (_, Some(_)) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_answers_without_an_identifier_is_the_member_only_by_its_superblock() {
+        let [member, other] = [1, 2].map(|byte| Uuid([byte; 16]));
+        let words = |told, own| refusal(told, own, &[member]).unwrap_or_default();
+        assert_eq!(words(None, Some(member)), "");
+        assert!(words(None, Some(other)).contains("no identifier"));
+        assert!(words(None, None).contains("no superblock"));
+        // Its identifier is proof, whatever identity the superblock had got meanwhile.
+        assert_eq!(words(Some(true), Some(other)), "");
+        assert!(words(Some(true), None).contains("no superblock"));
+        assert!(words(Some(false), Some(member)).contains("another namespace"));
+        assert!(words(Some(false), None).contains("another namespace"));
     }
 }

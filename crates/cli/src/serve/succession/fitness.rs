@@ -6,7 +6,10 @@ use std::{
 };
 
 use pinstripe_control::text::printable;
-use pinstripe_engine::{array::Array, status::detail::Detail};
+use pinstripe_engine::{
+    array::Array,
+    status::detail::{Detail, SlotDetail},
+};
 use pinstripe_runtime::uring::{inheritance, path_of};
 
 use crate::member;
@@ -22,18 +25,14 @@ pub fn devices(array: &Array) -> Vec<String> {
 
 /// Why it couldn't be started again. A server goes on with arrays that no start takes.
 pub fn refuse(detail: &Detail) -> Result<(), String> {
-    let late = |requests: u64, device: &str| {
-        (requests > 0).then(|| {
-            format!(
-                "{} does not answer, and its {requests} requests would keep the process waiting",
-                printable(device)
-            )
-        })
-    };
-    let of_slots = detail.slots.iter().filter_map(|slot| late(slot.late_requests, slot.device.as_deref()?));
-    let of_failed = detail.failed.iter().filter_map(|failed| late(failed.late_requests, &failed.device));
-    if let Some(why) = of_slots.chain(of_failed).next() {
+    if let Some(why) = late(detail).or_else(|| slow(detail)) {
         return Err(why);
+    }
+    if let Some(why) = detail.slots.iter().find_map(lost_flush) {
+        return Err(format!(
+            "{why}, and clients that another program went on with would take it for durable: stop the array, look at that device, and start \
+             the array again"
+        ));
     }
     if detail.state == "failed" || detail.level == 0 && detail.missing > 0 {
         return Err("the array has failed: stop it, and start it when its members are there again".to_owned());
@@ -48,6 +47,39 @@ pub fn refuse(detail: &Detail) -> Result<(), String> {
         );
     }
     Ok(())
+}
+
+/// Why clients aren't handed on although the array has stopped. The next program knows nothing of what was
+/// lost, so a flush there would succeed (C5); and while requests don't end, it doesn't come. What ends a
+/// connection is seen.
+pub fn ends_clients(detail: &Detail) -> Option<String> {
+    let failed = || (detail.state == "failed").then(|| "the array has failed".to_owned());
+    detail.slots.iter().find_map(lost_flush).or_else(failed).or_else(|| late(detail))
+}
+
+/// The kernel ends no process with such requests, and changes none into another program.
+fn late(detail: &Detail) -> Option<String> {
+    let of_slots = detail.slots.iter().filter_map(|slot| Some((slot.device.as_deref()?, slot.late_requests)));
+    let of_failed = detail.failed.iter().map(|failed| (&*failed.device, failed.late_requests));
+    let (device, requests) = of_slots.chain(of_failed).find(|(_, requests)| *requests > 0)?;
+    let device = printable(device);
+    Some(format!("{device} does not answer, and its {requests} requests would keep the process waiting"))
+}
+
+/// What is slow now may be late before the program has changed.
+fn slow(detail: &Detail) -> Option<String> {
+    let journal = detail.journal.as_ref().filter(|journal| journal.slow);
+    let device = detail.slots.iter().find_map(slow_member).or(journal.map(|journal| &*journal.device))?;
+    Some(format!("{} is slow to answer: try again when it has answered, or was dropped", printable(device)))
+}
+
+fn slow_member(slot: &SlotDetail) -> Option<&str> {
+    slot.device.as_deref().filter(|_| slot.slow)
+}
+
+fn lost_flush(slot: &SlotDetail) -> Option<String> {
+    let device = slot.device.as_deref().filter(|_| slot.lost_flush)?;
+    Some(format!("{} has lost what a flush was to make durable", printable(device)))
 }
 
 /// Refuses names under which the next program would find something else. Blocks.
@@ -74,4 +106,24 @@ pub fn check_program(program: &Path, own: &[PathBuf]) -> Result<(), String> {
         ));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_that_has_lost_a_flush_is_named() {
+        let slot =
+            SlotDetail { device: Some("/dev/x".to_owned()), lost_flush: true, ..SlotDetail::default() };
+        assert!(lost_flush(&slot).unwrap().contains("/dev/x"));
+        assert_eq!(lost_flush(&SlotDetail { lost_flush: false, ..slot }), None);
+    }
+
+    #[test]
+    fn a_member_that_is_slow_is_named() {
+        let member = SlotDetail { device: Some("/dev/x".to_owned()), slow: true, ..SlotDetail::default() };
+        assert_eq!(slow_member(&member), Some("/dev/x"));
+        assert_eq!(slow_member(&SlotDetail { slow: false, ..member }), None);
+    }
 }
