@@ -5,7 +5,13 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use pinstripe_engine::{array::Array, membership::snapshot::Snapshot};
+use pinstripe_engine::{
+    array::Array,
+    membership::{
+        MemberState,
+        snapshot::{Seat, Snapshot},
+    },
+};
 
 use super::{
     Setup, Summary, Verdict,
@@ -109,18 +115,23 @@ impl Testbed {
         number
     }
 
-    /// Slots that can't be relied on: empty, being rebuilt, or held by a disk with a lethal fault.
+    /// Slots that can't be relied on: empty, being rebuilt, or held by a disk with a lethal fault, now or as
+    /// soon as such a disk takes one over.
     pub(super) fn broken(&self) -> usize {
         let snapshot = self.snapshot();
+        let doomed: Vec<(usize, &str)> =
+            self.faults.doomed().iter().map(|&disk| (disk, &*self.hosts.disks[disk].info().name)).collect();
         // The target of a replacement may take the slot over at any moment.
-        let is_doomed =
-            |name: &str| self.faults.doomed().iter().any(|&disk| self.hosts.disks[disk].info().name == name);
-        let is_broken = |slot: &usize| {
-            let seat = &snapshot.seats[*slot];
-            let held_by = seat.member().into_iter().chain(seat.target());
-            !seat.is_whole() || held_by.into_iter().any(|member| is_doomed(&member.name))
+        let holds = |seat: &Seat, name: &str| {
+            seat.member().into_iter().chain(seat.target()).any(|member| member.name == name)
         };
-        (0..snapshot.seats.len()).filter(is_broken).count()
+        let is_broken = |seat: &&Seat| !seat.is_whole() || doomed.iter().any(|(_, name)| holds(seat, name));
+        let may_come = |&&(disk, name): &&(usize, &str)| {
+            !snapshot.seats.iter().any(|seat| holds(seat, name))
+                && (self.faults.is_joining(disk)
+                    || matches!(self.standing(disk), Some((_, MemberState::Spare))))
+        };
+        snapshot.seats.iter().filter(is_broken).count() + doomed.iter().filter(may_come).count()
     }
 
     /// Whether another whole member may go: the level bears it, and no row is torn.
