@@ -237,6 +237,9 @@ impl ArrayController {
     /// Brings an event about: first the superblock that goes first, then the membership for all shards, then
     /// all superblocks.
     pub(crate) async fn enact(&self, event: Event<DeviceHandle>) -> Result<(), IoError> {
+        // C3: of an array that has failed not even the superblock that goes first is written. It would be
+        // ahead of what the lost members have.
+        self.shared().check()?;
         let mut transition = self.superblocks.borrow().after(event.clone())?;
         if transition.first.is_some() && self.superblocks.borrow().membership.needs_equal_events() {
             self.update_superblocks().await?;

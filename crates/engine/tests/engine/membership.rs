@@ -601,6 +601,23 @@ fn a_replacement_while_another_slot_is_empty_is_refused_and_the_device_is_left_a
     scene.proof();
 }
 
+/// C3. The update in which the array fails has left the lost members one event behind. A superblock that
+/// goes first would leave them two behind, which is stale, and the array could not start when they are back.
+#[test]
+fn a_replacement_in_an_array_that_has_failed_writes_nothing_down() {
+    let mut scene = raid5(61);
+    let spare = scene.disk();
+    assert_eq!(scene.add(&spare).unwrap(), Added::Spare);
+    // Both are missed at once, by the update that makes the clean array dirty.
+    scene.disks[0].fault(&Fault::Gone);
+    scene.disks[1].fault(&Fault::Gone);
+    assert_eq!(scene.write(0, 64, false), Err(IoError::Failed));
+    let (behind, before) = (scene.superblock(0).array.events, superblock_on(&spare).array.events);
+    assert_eq!(before, behind + 1);
+    assert!(matches!(scene.replace(2, None), Err(CommandError::Io(IoError::Failed))));
+    assert_eq!(superblock_on(&spare).array.events, before);
+}
+
 #[test]
 fn a_replacement_copies_and_reconstructs_only_what_can_not_be_read() {
     let mut scene = raid5(9);
