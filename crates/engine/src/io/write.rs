@@ -136,18 +136,14 @@ impl ParityVolume {
         let journal = self.caching_journal();
         let back = match &journal {
             Some(journal) => Box::pin(self.write_back(journal, stripe, &mut claim, context)).await,
-            None => Back::Through { carried: None },
+            None => Back::Through { is_alone: false },
         };
         let answer = match back {
             Back::Answered(answer) => answer,
             // One call: a second would keep it from being inlined in every write.
-            Back::Through { carried } => {
-                let joined = carried.is_none().then_some(&mut claim);
-                let answer = self.write_members_until_done(stripe, joined, context).await;
-                if let (Some(carried), Some(journal), true) = (carried, journal, answer.is_ok()) {
-                    journal.written_out(self.cache_key(stripe), &carried);
-                }
-                answer
+            Back::Through { is_alone } => {
+                let joined = (!is_alone).then_some(&mut claim);
+                self.write_members_until_done(stripe, joined, context).await
             }
         };
         self.note_if_torn(stripe, answer.is_err());
@@ -195,10 +191,15 @@ impl ParityVolume {
                         let parts = context.image.extents().iter().map(|e| (e.column, e.start, e.end()));
                         Box::pin(self.taken_off_lists(stripe, parts)).await?;
                     }
+                    if !context.carried.is_empty() {
+                        self.let_carried_go(stripe, context);
+                    }
                     let Some(parts) = context.rest.pop() else {
                         return self.acknowledge(generation).await;
                     };
                     context.image.load(parts);
+                    // What could not be read was in other rows.
+                    context.avoid = Set64::EMPTY;
                 }
                 Err(Aborted::Unread) if !healed && !active(Mutant::AvoidedByChunk) => {
                     // Row by row: each may have just one that can't be read, and what is right as it is isn't

@@ -1402,6 +1402,49 @@ fn pages_without_a_place_leave_room_for_the_largest_batch() {
     }
 }
 
+/// A page without a place goes along with a write that makes its row whole. That write goes in parts, and the
+/// next part may wait for room: the page isn't logged again behind the part that has newer bytes of it.
+#[test]
+fn a_page_that_went_along_with_a_write_is_not_logged_again() {
+    const STUCK: u64 = 6;
+    let mut through = 0;
+    for seed in 0..40 {
+        let mut scene = write_back_scene(seed, 80 + 4 * (seed % 8), 1 << 20, 1 << 10);
+        let stripe = u64::from(scene.geometry().stripe_bytes()) / 512;
+        for number in 0..STUCK {
+            let map = scene.geometry().slots(StripeId(number));
+            let page = |slot| page(&scene, slot, number * CHUNK / 4096);
+            for slot in [map.data_slot(1), map.p_slot()] {
+                scene.disks[slot.index()].fault(&Fault::UnreadableRange(page(slot)));
+            }
+            let refused = page(map.data_slot(0));
+            scene.disks[map.data_slot(0).index()].fault(&Fault::UnwritableRange(refused));
+            let _ = scene.write(stripe * number, 8, false);
+        }
+        scene.run(async { shard::sleep(3_000_000_000).await });
+        assert!(cached(&scene) > 0);
+        // It is refused, for not all can be written out; what comes next is written through all the same.
+        set_mode(&mut scene, JournalMode::WriteThrough).unwrap_err();
+        spawn(&mut scene, 3, move |number, volume, ledger, _| async move {
+            for round in 0.. {
+                if write(&volume, &ledger, stripe * (8 + 4 * number + round % 4), stripe, false)
+                    .await
+                    .is_err()
+                {
+                    return;
+                }
+            }
+        });
+        for number in 0..STUCK {
+            through += u64::from(scene.write(stripe * number, CHUNK / 512 + 8, true).is_ok());
+        }
+        let all: Vec<usize> = (0..scene.disks.len()).collect();
+        crash(&mut scene, &all).unwrap();
+        (0..STUCK).for_each(|number| reads(&mut scene, stripe * number));
+    }
+    assert!(through > 100, "{through} writes");
+}
+
 /// Readers that hand a claim on to each other don't keep the log from being given up.
 #[test]
 fn readers_of_a_missing_chunk_do_not_hold_up_the_log() {

@@ -77,7 +77,7 @@ pub const EXPLORERS: &[(Mutant, u64)] = &[
     (Mutant::LogAfterData, 1),
     (Mutant::DataBeforeIntent, 6),
     (Mutant::DirtyDegradedStarted, 4),
-    (Mutant::StaleMemberAccepted, 18),
+    (Mutant::StaleMemberAccepted, 1341),
     (Mutant::CleanWithWriters, 4),
     (Mutant::FuaOfFirstOnly, 0),
     (Mutant::AcknowledgeBeforeSuperblocks, 2_000_105),

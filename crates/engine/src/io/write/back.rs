@@ -39,9 +39,9 @@ pub(super) enum Back {
     /// It must be written through. Nothing is cached any more of its stripe, nor of any other that has the
     /// same claim, but for what can't be written out of others.
     Through {
-        /// Something of its stripe can't be written out. Of this, pages that begin here go with it. No other
-        /// write may join: it could be of other such pages.
-        carried: Option<Vec<u32>>,
+        /// Something of its stripe can't be written out, and pages of that go with it. No other write may
+        /// join: it could be of other such pages.
+        is_alone: bool,
     },
 }
 
@@ -89,16 +89,17 @@ impl ParityVolume {
         let left = active(Mutant::CachedLeftBehind);
         let written = if left { Ok(()) } else { self.write_out_claimed(stripe).await };
         match written {
-            Ok(()) => Back::Through { carried: None },
+            Ok(()) => Back::Through { is_alone: false },
             Err(IoError::Unreadable { .. }) => {
-                Back::Through { carried: Some(self.carry(journal, stripe, context)) }
+                self.carry(journal, stripe, context);
+                Back::Through { is_alone: true }
             }
             Err(error) => Back::Answered(Err(error)),
         }
     }
 
     /// Has a batch take along what is cached of the rows that it writes: with it there may be enough of them.
-    fn carry(&self, journal: &Journal, stripe: StripeId, context: &mut WriteContext) -> Vec<u32> {
+    fn carry(&self, journal: &Journal, stripe: StripeId, context: &mut WriteContext) {
         let chunk = self.geometry.chunk_bytes();
         context.image.build_extents(chunk);
         let extents = context.image.extents();
@@ -108,7 +109,21 @@ impl ParityVolume {
         for (start, page) in &pages {
             context.image.fill(*start, page);
         }
-        starts_of(&pages)
+        context.carried = starts_of(&pages);
+    }
+
+    /// What a part of a batch has carried is on the members. It must leave the cache before the next part
+    /// may wait for room, for then what is cached of the stripe is logged again, behind this part.
+    pub(super) fn let_carried_go(&self, stripe: StripeId, context: &mut WriteContext) {
+        let Some(journal) = self.caching_journal() else { return };
+        let chunk = self.geometry.chunk_bytes();
+        let (image, carried) = (&context.image, &mut context.carried);
+        let is_written = |start: &mut u32| {
+            let (column, row) = (self.geometry.column_of(*start).0, *start % chunk);
+            image.find(column, row, row + PAGE_BYTES).is_some()
+        };
+        let written: Vec<u32> = carried.extract_if(.., is_written).collect();
+        journal.written_out(self.cache_key(stripe), &written);
     }
 
     /// The generation under which the batch was logged; `None` if it can't be cached.

@@ -35,6 +35,8 @@ pub(crate) struct WriteContext {
     /// The log can't take the batch in one: what comes after the image, last first. No write joins any more.
     pub(super) rest: Vec<Parts>,
     pub(super) is_split: bool,
+    /// Cached pages that go with it, by where they begin in the stripe.
+    pub(super) carried: Vec<u32>,
     /// It has been acknowledged from a journal, and is written out now.
     pub(super) is_written_out: bool,
     /// Whether the members' requests are timed, request by request: a slow member must not make the others
@@ -85,6 +87,7 @@ impl Default for WriteContext {
             missed: Missed::default(),
             rest: Vec::new(),
             is_split: false,
+            carried: Vec::new(),
             is_written_out: false,
             timed: false,
             logged: Logged::Nothing,
@@ -120,6 +123,7 @@ impl WriteContext {
         self.logged = Logged::Nothing;
         self.remote.clear();
         self.is_split = false;
+        self.carried.clear();
         self.is_written_out = false;
     }
 }
