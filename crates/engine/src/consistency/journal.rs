@@ -160,6 +160,8 @@ struct JournalState {
     seq: u64,
     /// The first request in the queue waits for room.
     starved: bool,
+    /// Up to here the log is to be given up, whether room is short or not.
+    unwanted_to: u64,
     failed: Option<DeviceError>,
     /// What the superblocks say of the failure.
     loss: Loss,
@@ -181,8 +183,9 @@ struct JournalState {
 /// What is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// A batch on its way to the members, which waits for room.
-    Through,
+    /// A batch on its way to the members, which waits for room. One that has waited before goes first: else
+    /// others could take the room for ever that its stripe makes.
+    Through { waited: bool },
     /// Data to be cached. Room is set aside for it.
     Data,
     /// A batch that was cached, on its way to the members. Room is set aside for it.
@@ -205,9 +208,9 @@ impl Drop for LogGuard {
     fn drop(&mut self) {
         let mut state = self.journal.state();
         state.held.remove(&self.ticket);
-        let (starved, used) = (state.starved, state.used());
+        let (starved, is_short) = (state.starved, state.is_short(self.journal.ring.blocks()));
         drop(state);
-        if starved || used > self.journal.ring.blocks() / 2 {
+        if is_short {
             self.journal.reclaim.notify();
         }
         if starved {
@@ -228,12 +231,16 @@ impl JournalState {
         self.held.values().copied().chain(self.logging).chain(cached).fold(self.last, u64::min)
     }
 
+    /// Whether the log's beginning is to be given up.
+    fn is_short(&self, blocks: u64) -> bool {
+        self.starved || self.used() > blocks / 2 || self.tail < self.unwanted_to
+    }
+
     /// Where the log must be kept from for what is cached alone, if room is short and nothing can be given
     /// up.
     fn pinned_at(&self, blocks: u64) -> Option<u64> {
-        let short = self.starved || self.used() > blocks / 2;
         let from = self.needed_from();
-        (short && from == self.tail && self.cache.needed_from() == Some(from)).then_some(from)
+        (self.is_short(blocks) && from == self.tail && self.cache.needed_from() == Some(from)).then_some(from)
     }
 
     /// Takes a request out that isn't being written yet.
@@ -322,13 +329,31 @@ impl Journal {
     pub(crate) fn tail_moved(&self, from: u64) {
         let mut state = self.state();
         assert!(from <= state.needed_from(), "C4: block {from} of the log is given up and still needed");
+        let was_unwanted = state.tail < state.unwanted_to;
         state.tail = state.tail.max(from);
         let starved = state.starved;
         drop(state);
         self.wanted.notify();
-        if starved {
+        if starved || was_unwanted {
             self.wake_pinned();
         }
+    }
+
+    /// Has all of the log given up that is in it now, but for its last entry, and waits for that, as long as
+    /// there is a log and not `is_over`.
+    pub(crate) async fn give_up(&self, is_over: impl Fn() -> bool) {
+        let to = {
+            let mut state = self.state();
+            state.unwanted_to = state.last;
+            state.last
+        };
+        self.reclaim.notify();
+        self.wake_pinned();
+        let ends = || {
+            let state = self.state();
+            (state.tail >= to || state.failed.is_some() || is_over()).then_some(())
+        };
+        self.changed.wait_for(ends).await;
     }
 
     /// Has look again what may wait for the beginning of the log that is kept for a stripe that can't be
@@ -341,8 +366,7 @@ impl Journal {
     /// Room is short, and there is something to give up.
     pub(crate) fn wants_reclaim(&self) -> bool {
         let state = self.state();
-        let short = state.starved || state.used() > self.ring.blocks() / 2;
-        short && state.needed_from() > state.tail
+        state.is_short(self.ring.blocks()) && state.needed_from() > state.tail
     }
 
     /// The place of a position in the ring.
@@ -414,7 +438,7 @@ impl Journal {
     pub(crate) async fn write_ahead(self: &Arc<Self>, batch: &Batch<'_>) -> Result<LogGuard, LogError> {
         let mut pages = self.state().spare.pop().unwrap_or_default();
         cut(batch, &mut pages);
-        let kind = if batch.written_out { Kind::Out } else { Kind::Through };
+        let kind = if batch.written_out { Kind::Out } else { Kind::Through { waited: batch.waited } };
         self.append(pages, kind, Some(batch.slot), batch.view).await
     }
 
@@ -432,8 +456,12 @@ impl Journal {
             let mut state = self.state();
             state.tickets += 1;
             let ticket = state.tickets;
-            let queue = if kind == Kind::Through { &mut state.queue } else { &mut state.urgent };
-            queue.push_back(Request { ticket, pages });
+            let request = Request { ticket, pages };
+            match kind {
+                Kind::Through { waited: true } => state.queue.push_front(request),
+                Kind::Through { waited: false } => state.queue.push_back(request),
+                Kind::Data | Kind::Out => state.urgent.push_back(request),
+            }
             ticket
         };
         self.wanted.notify();
@@ -460,7 +488,7 @@ impl Journal {
                 return state.withdraw(ticket).then_some(Err(LogError::Fatal(failure)));
             }
             // What holds the log's beginning has the claim of this batch, and can't be logged anew without.
-            let is_in_its_own_way = kind == Kind::Through
+            let is_in_its_own_way = matches!(kind, Kind::Through { .. })
                 && state.starved
                 && state
                     .pinned_at(self.ring.blocks())

@@ -60,6 +60,8 @@ pub(crate) struct Batch<'a> {
     pub(crate) parity: &'a [[Option<Slice>; 2]],
     /// It has been acknowledged from a journal, and is written out now.
     pub(crate) written_out: bool,
+    /// It has waited for room before, in vain.
+    pub(crate) waited: bool,
 }
 
 /// Why a batch could not be logged. No member has changed.

@@ -214,6 +214,7 @@ impl ParityVolume {
                     self.counters().replans.add(1);
                     if let Some(journal) = self.caching_journal() {
                         Box::pin(self.log_stuck_again(&journal, stripe)).await;
+                        context.waited = true;
                     }
                 }
                 Err(Aborted::Without(member)) => {
@@ -292,9 +293,10 @@ impl ParityVolume {
         let log_view = self.log_view(writing.view());
         // Where the only parity is out, the row is logged without: back again, it would be of older data.
         log_view.recorded().await?;
-        let WriteContext { image, plan, parity, is_written_out: written_out, .. } = context;
-        let (slot, written_out) = (self.shared.stripes.bucket_number(stripe.0), *written_out);
-        let batch = Batch { view: &log_view, stripe, slot, image, plan, parity, written_out };
+        let WriteContext { image, plan, parity, .. } = context;
+        let slot = self.shared.stripes.bucket_number(stripe.0);
+        let (written_out, waited) = (context.is_written_out, context.waited);
+        let batch = Batch { view: &log_view, stripe, slot, image, plan, parity, written_out, waited };
         Ok(writing.view().snapshot.log.write_ahead(&batch).await?)
     }
 

@@ -40,6 +40,13 @@ impl Maintenance {
         if !active(Mutant::BitsReadUndrained) && !active(Mutant::EarlierMembershipTrusted) {
             self.controller.shared().admission.drained().await;
         }
+        if let Some(journal) = self.controller.journal() {
+            // While the only parity's member was out, rows were logged and written without parity. The log may
+            // still have older parity of them: put back over what is rebuilt, it would make other bytes of a
+            // member that is lost then.
+            let shared = self.controller.shared();
+            journal.give_up(|| self.controller.stopped.get() || shared.has_failed()).await;
+        }
         let todo = self.left_to_recover(&self.controller.shared().snapshot(), member);
         let left: u64 = todo.iter().map(|range| range.end - range.start).sum();
         self.begin(SyncAction::Rebuild, stripes - left, stripes);

@@ -153,6 +153,21 @@ impl<D> Membership<D> {
         slots
     }
 
+    /// By slot: from which byte on the member that holds it has yet to be rebuilt, without a bitmap that says
+    /// what of it is there.
+    pub(crate) fn unbuilt(&self) -> Vec<Option<u64>> {
+        let mut from = vec![None; self.slots()];
+        for (_, record) in self.active().filter(|(_, record)| record.state == MemberState::Recovering) {
+            let member = &record.superblock.member;
+            let Some(place) = record.slot.and_then(|slot| from.get_mut(slot)) else { continue };
+            if !member.recovery_by_bitmap {
+                let offset = member.recovery_offset.map_or(0, |sector| sector.0 * SECTOR_BYTES);
+                *place = Some(offset.max(record.valid_but_for_bits));
+            }
+        }
+        from
+    }
+
     /// In which order the superblocks of an update are written: one alone, then all others. So a crash can't
     /// tear all of them. A spare need not know of the log, so it never is the one that is ahead alone.
     pub(crate) fn update_order(&self) -> Vec<Vec<MemberId>> {

@@ -8,7 +8,7 @@ use pinstripe_runtime::Device;
 pub use crate::members::MemberId;
 use crate::{
     consistency::Log,
-    geometry::{MemberSlot, Set64, StripeMap},
+    geometry::{Set64, StripeMap},
     intent::IntentTable,
     members::Member,
     membership::attached::Attached,
@@ -185,10 +185,14 @@ impl Snapshot {
     /// Whether no member has the parity of a range of member bytes: the members of P and Q are missing, or
     /// list it as bad. Its data is written without. The target of a replacement would have to list it too.
     pub(crate) fn is_bare(&self, map: StripeMap, offset: u64, length: u64) -> bool {
-        map.parity_slots().map(MemberSlot::index).all(|slot| {
-            let seat = &self.seats[slot];
-            seat.target().is_none() && (seat.member().is_none() || self.is_all_bad(slot, offset, length))
-        })
+        map.parity_slots().all(|slot| self.has_none_of(slot.index(), offset, length))
+    }
+
+    /// Whether a slot's member has nothing of a range: there is none, or it lists all of it as bad, and
+    /// neither has the target of a replacement.
+    pub(crate) fn has_none_of(&self, slot: usize, offset: u64, length: u64) -> bool {
+        let seat = &self.seats[slot];
+        seat.target().is_none() && (seat.member().is_none() || self.is_all_bad(slot, offset, length))
     }
 
     /// Whether what a journal has acknowledged can always be brought to the members: each of them has

@@ -23,6 +23,9 @@
 //! Where members have listed blocks as bad, or have taken such blocks again, their lists say so before the
 //! tail moves: until then only the log has what is in them.
 //!
+//! Loose data that is on the members already would be harmful where older parity of its row stands before it: a
+//! rebuild of a parity member begins when the log is given up up to there (`Journal::give_up`).
+//!
 //! A crash at any point is harmless: until the tail moves, the log is as it was, and all of this only writes
 //! what the log says, so it can be done again. The jump in the sequence makes sure that blocks of earlier
 //! rounds, which lie behind the end of the log, are never taken for its continuation. (The kernel jumps by
@@ -108,6 +111,8 @@ struct Replay<'a> {
     journal: &'a mut Found,
     ring: Ring,
     view: Rc<View>,
+    /// By slot: from where on, in bytes, its member has yet to be rebuilt.
+    unbuilt: &'a [Option<u64>],
 }
 
 /// What has become of a log.
@@ -159,19 +164,21 @@ pub(crate) fn volume_of<'a>(
 }
 
 /// Brings everything that `journal` describes to the members. `unmade`: rows, by member sector, of which
-/// the parity can be neither computed nor listed. `settle` has the members' lists know what was reported of
+/// the parity can be neither computed nor listed. `unbuilt`: by slot, from which byte on its member has yet
+/// to be rebuilt. `settle` has the members' lists know what was reported of
 /// them, and says whether they are others since.
 pub(crate) async fn replay(
     volume: &ParityVolume,
     journal: &mut Found,
     unmade: &BTreeSet<u64>,
+    unbuilt: &[Option<u64>],
     settle: impl AsyncFn(&mut Found) -> Result<bool, AssembleError>,
 ) -> Result<Replayed, AssembleError> {
     // Nor is it tried again whether a row can be made of which something was kept: what is kept is loose in
     // the next walk, and so two rows could take turns for ever.
     let mut left = unmade.clone();
     loop {
-        let mut replay = Replay::new(volume, journal);
+        let mut replay = Replay { unbuilt, ..Replay::new(volume, journal) };
         let log = replay.walk().await?;
         replay.write_whole_rows(&log).await?;
         replay.flush().await?;
@@ -219,7 +226,8 @@ pub(crate) async fn members_hold_everything(
 impl<'a> Replay<'a> {
     fn new(volume: &'a ParityVolume, journal: &'a mut Found) -> Self {
         let ring = Ring::new(&journal.superblock);
-        Self { volume, geometry: &volume.geometry, journal, ring, view: volume.members.view() }
+        let view = volume.members.view();
+        Self { volume, geometry: &volume.geometry, journal, ring, view, unbuilt: &[] }
     }
 
     fn refuse(&self, which: JournalProblem) -> AssembleError {
@@ -329,10 +337,16 @@ impl<'a> Replay<'a> {
         Ok(bytes.freeze())
     }
 
-    /// Whether a row's parity is on no member. Such rows are logged without parity, and written so.
+    /// Whether a row's parity is on no member. Such rows are logged without parity, and written so. Where the
+    /// member has yet to be rebuilt, the rebuild makes it of what is written.
     fn is_bare(&self, sector: u64) -> bool {
         let (_, map, _) = self.stripe_of(sector);
-        self.view.snapshot.is_bare(map, sector * SECTOR_BYTES, PAGE_BYTES.into())
+        let offset = sector * SECTOR_BYTES;
+        let is_unbuilt =
+            |slot: usize| self.unbuilt.get(slot).is_some_and(|from| from.is_some_and(|from| from <= offset));
+        let has_none =
+            |slot| is_unbuilt(slot) || self.view.snapshot.has_none_of(slot, offset, PAGE_BYTES.into());
+        map.parity_slots().all(|slot| has_none(slot.index()))
     }
 
     /// Step 1.
@@ -341,7 +355,8 @@ impl<'a> Replay<'a> {
         let begun = self.begin_whole_rows(log, &mut set, &mut writes).await;
         // Behind an error, too: what is under way must not land after a start that does without the journal
         // (C16).
-        begun.and(self.finish(&mut set, &mut writes).await)
+        // What fails late counts first: it is not to be taken for an error of the journal.
+        self.finish(&mut set, &mut writes).await.and(begun)
     }
 
     /// The writes of the last rows are still under way when this returns.

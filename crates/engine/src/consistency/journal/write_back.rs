@@ -237,6 +237,7 @@ impl Journal {
         let pressed = state.mode == JournalMode::WriteThrough
             || state.refused
             || state.starved
+            || state.tail < state.unwanted_to
             || state.cache.pages() * super::BLOCK_BYTES > self.cache_bytes_max / 2
             || state.used() + state.cache.reserved() > self.ring.blocks() / 2;
         pressed && state.cache.pages() > 0 || self.unflushed.load(Ordering::SeqCst)

@@ -106,9 +106,10 @@ impl ArrayController {
             self.look_up_journal(&mut found);
         }
         let mut unmade = BTreeSet::new();
+        let unbuilt = self.superblocks.borrow().membership.unbuilt();
         let settle = async |found: &mut Found| self.settle_lists(found).await;
         let (resume, kept) = loop {
-            match replay(volume, &mut found, &unmade, settle).await? {
+            match replay(volume, &mut found, &unmade, &unbuilt, settle).await? {
                 Replayed::Written(log) => break empty(volume, &mut found, log).await?,
                 Replayed::Unmade(rows) => {
                     unmade.extend(self.list_parity_of(volume, rows, &mut found).await);

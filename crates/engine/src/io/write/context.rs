@@ -37,6 +37,8 @@ pub(crate) struct WriteContext {
     pub(super) is_split: bool,
     /// Cached pages that go with it, by where they begin in the stripe.
     pub(super) carried: Vec<u32>,
+    /// It was to be logged before, and had to be planned anew.
+    pub(super) waited: bool,
     /// It has been acknowledged from a journal, and is written out now.
     pub(super) is_written_out: bool,
     /// Whether the members' requests are timed, request by request: a slow member must not make the others
@@ -88,6 +90,7 @@ impl Default for WriteContext {
             rest: Vec::new(),
             is_split: false,
             carried: Vec::new(),
+            waited: false,
             is_written_out: false,
             timed: false,
             logged: Logged::Nothing,
@@ -124,6 +127,7 @@ impl WriteContext {
         self.remote.clear();
         self.is_split = false;
         self.carried.clear();
+        self.waited = false;
         self.is_written_out = false;
     }
 }
