@@ -1,5 +1,7 @@
 //! The members as a replay sees them: devices that nothing else uses yet.
 
+use std::cell::Cell;
+
 use pinstripe_md::bad_block_table::BadBlockTable;
 use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, Slice, shard};
 
@@ -14,13 +16,15 @@ use pinstripe_md::units::SECTOR_BYTES;
 pub(super) struct Members<'a> {
     pub(super) geometry: &'a ParityGeometry,
     seats: &'a [Option<Found>],
+    /// Some block that isn't listed was refused.
+    refused: Cell<bool>,
 }
 
 impl<'a> Members<'a> {
     /// `None` for an array without parity.
     pub(super) fn of(assembled: &'a Assembled) -> Option<Self> {
         let geometry = assembled.geometry.parity()?;
-        Some(Self { geometry, seats: &assembled.seated.seats })
+        Some(Self { geometry, seats: &assembled.seated.seats, refused: Cell::new(false) })
     }
 
     /// The members that are there, those that are being rebuilt included, with their slots.
@@ -74,8 +78,13 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// Writes a member's bytes, but for blocks that are listed as bad and still refused. No read uses these
-    /// blocks. If they were an error of the replay, the array could never be started.
+    /// Whether a member has refused a block that it doesn't list: what is there isn't what was replayed.
+    pub(super) fn have_refused(&self) -> bool {
+        self.refused.get()
+    }
+
+    /// Writes a member's bytes, but for blocks that it refuses. If they were an error of the replay, the array
+    /// could never be started. No read uses those that are listed as bad.
     pub(super) async fn write(
         &self,
         slot: MemberSlot,
@@ -86,7 +95,12 @@ impl<'a> Members<'a> {
         let mut buffer = shard::buffer(bytes.len());
         buffer.copy_from_slice(bytes);
         let at = found.superblock.member.data_offset.0 * SECTOR_BYTES + offset;
-        let is_spared = |at, length| is_listed(&found.bad_blocks, at, length);
+        let is_spared = |at, length| {
+            if !is_listed(&found.bad_blocks, at, length) {
+                self.refused.set(true);
+            }
+            true
+        };
         let written = write_but_for(&*found.device, at, &buffer.freeze(), true, is_spared).await;
         written
             .map(|_| ())

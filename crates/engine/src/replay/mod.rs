@@ -65,6 +65,8 @@ pub(crate) async fn replay(assembled: &mut Assembled, options: &ArrayOptions) ->
             unreadable = double_parity::replay(&members).await?;
             covers = unreadable.is_none();
         }
+        // A resync makes the rows right, and has the members list what they refuse.
+        covers &= !members.have_refused();
         members.flush().await?;
     }
     let log = if freshest.member.ppl.is_some() {

@@ -294,6 +294,7 @@ enum Sectors {
     Unreadable,
     Listed,
     ListedAndRefused,
+    Refused,
 }
 
 /// A crash in the middle of writes, and behind it something is wrong with one sector of each page of a disk.
@@ -306,7 +307,7 @@ fn sectors_not_replayed(seed: u64, level: Level, log: NewLog, what: Sectors) -> 
     let geometry = story.geometry();
     story.crash();
     let victim = usize::try_from(story.rng.below(5)).unwrap();
-    if !matches!(what, Sectors::Unreadable) {
+    if matches!(what, Sectors::Listed | Sectors::ListedAndRefused) {
         let pages = (0..256).step_by(8);
         list_as_bad(&story.disks[victim], pages.map(|page| DATA_SECTOR + page + LATENT));
     }
@@ -316,10 +317,15 @@ fn sectors_not_replayed(seed: u64, level: Level, log: NewLog, what: Sectors) -> 
         match what {
             Sectors::Unreadable => story.disks[victim].fault(&Fault::UnreadableRange(range)),
             Sectors::Listed => {}
-            Sectors::ListedAndRefused => story.disks[victim].fault(&Fault::UnwritableRange(range)),
+            Sectors::ListedAndRefused | Sectors::Refused => {
+                story.disks[victim].fault(&Fault::UnwritableRange(range))
+            }
         }
     }
     story.assemble();
+    if matches!(what, Sectors::Refused) {
+        assert_eq!(story.check(), 0, "seed {seed}");
+    }
     story.mismatched(&geometry, LATENT)
 }
 
@@ -490,6 +496,11 @@ fn a_sector_that_is_listed_keeps_replay_from_itself_and_not_from_its_page() {
 #[test]
 fn a_listed_sector_that_is_still_refused_does_not_keep_a_log_from_its_replay() {
     replay_leaves_out_no_more_than(Sectors::ListedAndRefused);
+}
+
+#[test]
+fn a_sector_that_is_refused_for_the_first_time_costs_a_resync_and_no_start() {
+    replay_leaves_out_no_more_than(Sectors::Refused);
 }
 
 /// The log can't be read, and the resync that this costs is cut off by another crash. By then the log can be
