@@ -40,12 +40,16 @@ impl Maintenance {
         if !active(Mutant::BitsReadUndrained) && !active(Mutant::EarlierMembershipTrusted) {
             self.controller.shared().admission.drained().await;
         }
+        // A walk begins with the membership of that moment. Without its target it would make the chunks of the
+        // slot's own member anew.
+        let holds_place = || self.controller.shared().snapshot().slot_of(member) == Some(slot);
         if let Some(journal) = self.controller.journal() {
             // While the only parity's member was out, rows were logged and written without parity. The log may
             // still have older parity of them: put back over what is rebuilt, it would make other bytes of a
             // member that is lost then.
             let shared = self.controller.shared();
-            journal.give_up(|| self.controller.stopped.get() || shared.has_failed()).await;
+            let over = || self.controller.stopped.get() || shared.has_failed() || !holds_place();
+            journal.give_up(over).await;
         }
         let todo = self.left_to_recover(&self.controller.shared().snapshot(), member);
         let left: u64 = todo.iter().map(|range| range.end - range.start).sum();
@@ -56,6 +60,9 @@ impl Maintenance {
             let mut next = range.start;
             let range = range.start..range.end - u64::from(active(Mutant::RebuildEndsEarly));
             while next < range.end {
+                if !holds_place() {
+                    return false;
+                }
                 let step =
                     next..range.end.min(next + self.controller.shared().options.checkpoint_stripes.max(1));
                 let due = (recorded + checkpoint_ns.max(LEG_NS_MIN)).max(shard::now() + LEG_NS_MIN);

@@ -1269,6 +1269,38 @@ fn a_rebuild_leaves_no_older_parity_in_the_log() {
     }
 }
 
+/// A device that is to replace a member fails while the log is given up for it: the member is not taken for the
+/// one that is to be made.
+#[test]
+fn a_rebuild_whose_target_has_failed_before_it_begins_makes_nothing() {
+    let mut failed = 0;
+    for seed in 0..24 {
+        let mut scene = scene(seed, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 8 * 400, 1);
+        let stripe = u64::from(scene.geometry().stripe_bytes()) / 512;
+        (0..4).for_each(|number| scene.write(number * stripe, stripe, false).unwrap());
+        let map = scene.geometry().slots(StripeId(0));
+        let (replaced, other) = (map.data_slot(0), map.data_slot(1));
+        scene.disks[other.index()].fault(&Fault::UnreadableRange(page(&scene, other, 0)));
+        let spare = scene.disk();
+        let (array, source) = (scene.array.clone(), spare.source());
+        scene.world.spawn(0, "replace", async move {
+            let _ = array.replace(replaced.index(), Some(source), Uuid([77; 16])).await;
+        });
+        let is_seated = |_: &World| {
+            let superblock = pinstripe_sim::checks::superblock(&spare);
+            superblock.is_some_and(|superblock| superblock.member.replacement)
+        };
+        scene.world.run_until(STEPS, is_seated).unwrap();
+        let _ = scene.world.run_until(1 + 4 * seed, |_| false);
+        spare.fault(&Fault::FailFlushes(1));
+        scene.settle();
+        failed += u64::from(scene.array.detail().slots[replaced.index()].device.as_deref() != Some("disk5"));
+        assert_eq!(bad_sectors(&scene), 0, "seed {seed}");
+        scene.read_all();
+    }
+    assert!(failed > 12, "{failed} devices failed");
+}
+
 /// A log that is full of data without parity, for parity was out, and a crash as soon as its member is to be
 /// rebuilt: the rebuild makes it, and the log needs no room for it.
 #[test]
