@@ -50,6 +50,9 @@ impl Maintenance {
             let shared = self.controller.shared();
             let over = || self.controller.stopped.get() || shared.has_failed() || !holds_place();
             journal.give_up(over).await;
+            if over() {
+                return false;
+            }
         }
         let todo = self.left_to_recover(&self.controller.shared().snapshot(), member);
         let left: u64 = todo.iter().map(|range| range.end - range.start).sum();

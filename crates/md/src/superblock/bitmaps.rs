@@ -92,3 +92,107 @@ impl MemberBitmap<'_> {
         Ok(header)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        identity::{Timestamp, Uuid},
+        level::{Layout, Level, ParityLayout},
+        placement::{InitialSync, NewArray, NewBitmap, NewDevice, PlacedArray},
+        superblock::MetadataVersion,
+        units::{Sector, SectorCount},
+    };
+
+    fn placed(sectors: u64, chunk_bytes: u32) -> PlacedArray {
+        let array = NewArray {
+            set_uuid: Uuid([5; 16]),
+            name: "host:new".parse().unwrap(),
+            created: Timestamp::new(1_800_000_000, 5),
+            level: Level::Raid5,
+            layout: Layout::Parity(ParityLayout::LeftSymmetric),
+            chunk: SectorCount(32),
+            version: MetadataVersion::V1_2,
+            bitmap: NewBitmap::Internal { chunk_bytes: Some(chunk_bytes) },
+            initial: InitialSync::AssumeClean,
+            size: None,
+            data_offset: None,
+            logical_block_bytes: 512,
+            members: vec![NewDevice { sectors, uuid: Uuid([9; 16]) }; 3],
+            spares: vec![],
+        };
+        array.place().unwrap()
+    }
+
+    /// What is said of the bitmaps where the headers of some members are changed.
+    fn check(
+        placed: &PlacedArray,
+        change: impl Fn(usize, &mut BitmapHeader),
+    ) -> Option<(String, BitmapProblem)> {
+        let of_member = |(number, superblock)| {
+            let mut header = placed.bitmap.as_ref().unwrap().header().clone();
+            change(number, &mut header);
+            MemberBitmap { name: format!("sd{number}"), superblock, header: Ok(header), logical_block: 512 }
+        };
+        let bitmaps: Vec<_> = placed.superblocks.iter().enumerate().map(of_member).collect();
+        check_bitmaps(&placed.superblocks[0].array, &bitmaps).err()
+    }
+
+    #[test]
+    fn bitmaps_that_agree_and_fit_are_used() {
+        assert_eq!(check(&placed(24576, 65536), |_, _| {}), None);
+    }
+
+    #[test]
+    fn the_bitmap_of_another_array_or_of_another_size_is_foreign() {
+        let placed = placed(24576, 65536);
+        let foreign = |number: usize| Some((format!("sd{number}"), BitmapProblem::Foreign));
+        let of_another = check(&placed, |number, header| header.set_uuid.0[3] ^= u8::from(number == 2));
+        assert_eq!(of_another, foreign(2));
+        let longer = check(&placed, |number, header| header.sync_size.0 += 32 * u64::from(number == 1));
+        assert_eq!(longer, foreign(1));
+        // Less than a chunk of the array isn't used anyway.
+        assert_eq!(check(&placed, |_, header| header.sync_size.0 += 31), None);
+    }
+
+    #[test]
+    fn a_bitmap_that_would_run_into_what_lies_behind_it_is_told_of() {
+        let placed = placed(1 << 22, 65536);
+        let problem = check(&placed, |number, header| {
+            if number == 1 {
+                header.chunk_bytes = 512;
+            }
+        });
+        assert!(matches!(problem, Some((name, BitmapProblem::Length { .. })) if name == "sd1"));
+    }
+
+    #[test]
+    fn a_bitmap_that_is_too_large_to_be_kept_is_told_of_although_it_has_room() {
+        let mut placed = placed(1 << 32, 64 << 20);
+        let behind = (placed.superblocks[0].member.device_sectors - (1 << 31)) / 32 * 32;
+        for superblock in &mut placed.superblocks {
+            superblock.member.data_offset = Sector(behind);
+            superblock.member.data_size = SectorCount(1 << 31);
+            superblock.member.bad_block_log = None;
+        }
+        let problem = check(&placed, |_, header| header.chunk_bytes = 512);
+        assert!(
+            matches!(&problem, Some((_, BitmapProblem::Unreadable(BitmapError::TooLarge(_))))),
+            "{problem:?}"
+        );
+    }
+
+    #[test]
+    fn of_bitmaps_that_differ_the_one_that_fewer_agree_with_is_named() {
+        let placed = placed(24576, 65536);
+        let problem = check(&placed, |number, header| {
+            if number == 1 {
+                header.chunk_bytes = 32768;
+            }
+        });
+        let Some((name, BitmapProblem::Differs { bytes, other_bytes, .. })) = problem else {
+            panic!("{problem:?}");
+        };
+        assert_eq!((&*name, bytes, other_bytes), ("sd1", 32768, 65536));
+    }
+}
