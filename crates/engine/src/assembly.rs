@@ -33,6 +33,7 @@ use crate::{
     mutants::{Mutant, active},
     offload::fence,
     options::ArrayOptions,
+    replay::members::Refused,
     supervision::bounded::Bounded,
     units::to_usize,
 };
@@ -89,6 +90,8 @@ pub(crate) struct Assembled {
     pub(crate) log: Log,
     /// What came of the one that was there.
     pub(crate) old_log: OldLog,
+    /// What members have refused of it. To be listed before anything is read.
+    pub(crate) refused: Vec<Refused>,
     /// Under which the members' servers are attached; 0 if none is.
     pub(crate) epoch: u64,
     /// All devices with attached servers. A start that fails gives them up, at whatever step ([`give_up`]).

@@ -77,6 +77,7 @@ impl Array {
         // doesn't know.
         let refreshes = assembled.old_log == OldLog::Replayed || assembled.journal_left_out;
         let journal = assembled.journal.take();
+        let refused = std::mem::take(&mut assembled.refused);
         let sweep_ns = options.sweep_ns.unwrap_or_else(|| {
             let merged = assembled.bitmap.as_ref();
             let seconds = merged.map_or(5, |merged| merged.image.header().daemon_sleep_seconds);
@@ -84,9 +85,11 @@ impl Array {
         });
         let controller = ArrayController::start(assembled, options, shards);
         let array = Self { maintenance: Maintenance::new(Rc::clone(&controller)), controller };
-        if let Some(journal) = journal
-            && let Err(error) = array.controller.begin_journal(journal).await
-        {
+        let begun = match journal {
+            Some(journal) => array.controller.begin_journal(journal).await,
+            None => array.controller.list_refused(refused).await,
+        };
+        if let Err(error) = begun {
             attached.retain(|device| !array.controller.is_late(&device.info().name));
             give_up(&attached).await;
             return Err(error);

@@ -65,6 +65,7 @@ pub(crate) fn decide(mut found: Vec<Found>, options: &ArrayOptions) -> Result<As
         forced,
         log: Log::None,
         old_log: OldLog::Silent,
+        refused: Vec::new(),
         epoch: 0,
         attached: Vec::new(),
     })

@@ -1,15 +1,17 @@
 //! The controller's part in the bad-block logs; see [`io::bad_blocks`](crate::io::bad_blocks).
 
 use crate::{
+    assembly::AssembleError,
     controller::{ArrayController, superblocks::DeviceHandle},
     error::{MemberError, Operation},
     members::{Member, bad_blocks::Report},
     membership::{model::MemberState, snapshot::Change},
     mutants::{Mutant, active},
+    replay::members::Refused,
     shared::Failure,
 };
 use pinstripe_md::bad_block_table::BadBlockChange;
-use pinstripe_runtime::shard;
+use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
 use std::sync::Arc;
 
 impl ArrayController {
@@ -28,6 +30,18 @@ impl ArrayController {
             shard::interruption().await;
             self.shared().settle_bad(ticket);
         }
+    }
+
+    /// Has members list what they refused as their logs were replayed, durably, before anything is read.
+    pub(crate) async fn list_refused(&self, refused: Vec<Refused>) -> Result<(), AssembleError> {
+        let Some(volume) = self.volume.parity().filter(|_| !refused.is_empty()) else { return Ok(()) };
+        let view = volume.members.view();
+        for Refused { slot, offset, length } in refused {
+            let Some((member, _)) = view.member(slot) else { continue };
+            volume.list_bad(member, slot, (offset, length), DeviceError::of(DeviceErrorKind::Media));
+        }
+        self.keep_bad_blocks().await;
+        self.shared().check().map_err(|_| AssembleError::NoRecord)
     }
 
     /// Changes a member's log, on the member and for all shards. The error is what the member is to be

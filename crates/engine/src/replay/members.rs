@@ -1,6 +1,6 @@
 //! The members as a replay sees them: devices that nothing else uses yet.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
 use pinstripe_md::bad_block_table::BadBlockTable;
 use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, Slice, shard};
@@ -16,15 +16,25 @@ use pinstripe_md::units::SECTOR_BYTES;
 pub(super) struct Members<'a> {
     pub(super) geometry: &'a ParityGeometry,
     seats: &'a [Option<Found>],
-    /// Some block that isn't listed was refused.
-    refused: Cell<bool>,
+    /// Blocks that were refused, and are to be listed.
+    refused: RefCell<Vec<Refused>>,
+    /// A block was refused that can't be listed.
+    left: Cell<bool>,
+}
+
+/// A block that a member has refused, in bytes of its data.
+pub(crate) struct Refused {
+    pub(crate) slot: usize,
+    pub(crate) offset: u64,
+    pub(crate) length: u64,
 }
 
 impl<'a> Members<'a> {
     /// `None` for an array without parity.
     pub(super) fn of(assembled: &'a Assembled) -> Option<Self> {
         let geometry = assembled.geometry.parity()?;
-        Some(Self { geometry, seats: &assembled.seated.seats, refused: Cell::new(false) })
+        let seats = &assembled.seated.seats;
+        Some(Self { geometry, seats, refused: RefCell::default(), left: Cell::new(false) })
     }
 
     /// The members that are there, those that are being rebuilt included, with their slots.
@@ -78,13 +88,13 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// Whether a member has refused a block that it doesn't list: what is there isn't what was replayed.
-    pub(super) fn have_refused(&self) -> bool {
-        self.refused.get()
+    /// What members have refused of what they should hold, and whether all of that can be listed.
+    pub(super) fn refused(self) -> (Vec<Refused>, bool) {
+        (self.refused.into_inner(), !self.left.get())
     }
 
     /// Writes a member's bytes, but for blocks that it refuses. If they were an error of the replay, the array
-    /// could never be started. No read uses those that are listed as bad.
+    /// could never be started.
     pub(super) async fn write(
         &self,
         slot: MemberSlot,
@@ -94,10 +104,16 @@ impl<'a> Members<'a> {
         let Some(found) = &self.seats[slot.index()] else { return Ok(()) };
         let mut buffer = shard::buffer(bytes.len());
         buffer.copy_from_slice(bytes);
-        let at = found.superblock.member.data_offset.0 * SECTOR_BYTES + offset;
-        let is_spared = |at, length| {
-            if !is_listed(&found.bad_blocks, at, length) {
-                self.refused.set(true);
+        let data = found.superblock.member.data_offset.0 * SECTOR_BYTES;
+        let at = data + offset;
+        let is_spared = |at: u64, length: usize| {
+            let (offset, length) = (at - data, length as u64);
+            if !self.holds(slot, offset, length) {
+                // It is listed already, or will be rebuilt: no read uses it.
+            } else if found.superblock.bad_block_log_sector().is_some() {
+                self.refused.borrow_mut().push(Refused { slot: slot.index(), offset, length });
+            } else {
+                self.left.set(true);
             }
             true
         };

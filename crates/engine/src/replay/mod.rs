@@ -7,7 +7,7 @@
 mod area;
 mod double_parity;
 pub(crate) mod journal;
-mod members;
+pub(crate) mod members;
 mod ppl;
 
 use std::sync::Arc;
@@ -65,8 +65,6 @@ pub(crate) async fn replay(assembled: &mut Assembled, options: &ArrayOptions) ->
             unreadable = double_parity::replay(&members).await?;
             covers = unreadable.is_none();
         }
-        // A resync makes the rows right, and has the members list what they refuse.
-        covers &= !members.have_refused();
         members.flush().await?;
     }
     let log = if freshest.member.ppl.is_some() {
@@ -78,6 +76,9 @@ pub(crate) async fn replay(assembled: &mut Assembled, options: &ArrayOptions) ->
     } else {
         Log::None
     };
+    let (refused, all_listed) = members.refused();
+    // A resync makes the rows right of what can't be listed.
+    covers &= all_listed;
     if covers {
         (assembled.dirty_from, assembled.forced) = (None, false);
     } else if was_logged && dirty && missing > 0 && !options.force {
@@ -96,6 +97,7 @@ pub(crate) async fn replay(assembled: &mut Assembled, options: &ArrayOptions) ->
         }
     }
     assembled.log = log;
+    assembled.refused = refused;
     assembled.old_log = match (covers, is_in_use) {
         (true, _) => OldLog::Replayed,
         (false, true) => OldLog::InUse,

@@ -631,6 +631,44 @@ fn logged_scene(seed: u64, level: Level, members: u8, log: NewLog) -> Scene {
     Scene::with_log(world, &wish, log, ArrayOptions { gather_ns: 0, ..options() })
 }
 
+/// A log that is replayed without a member, where parity's member refuses a sector: what the lost member had of
+/// that row is lost, and no other bytes are made of it.
+#[test]
+fn parity_that_is_refused_in_a_replay_is_listed_before_anything_is_made_of_it() {
+    let mut listed = 0;
+    for seed in 0..60 {
+        let mut scene = logged_scene(seed, Level::Raid5, 4, NewLog::Ppl);
+        (0..3).for_each(|column| scene.write(column * CHUNK / 512, 8, false).unwrap());
+        scene.stop();
+        scene.reassemble();
+        spawn(&mut scene, 1, |_, volume, ledger, _| async move {
+            while write(&volume, &ledger, 0, 8, false).await.is_ok() {}
+        });
+        let _ = scene.world.run_until(60 + 3 * seed, |_| false);
+        power_loss(&mut scene);
+        let map = scene.geometry().slots(StripeId(0));
+        let refused = page(&scene, map.p_slot(), 0).start + 512;
+        scene.disks[map.p_slot().index()].fault(&Fault::UnwritableRange(refused..refused + 512));
+        let lost = map.data_slot(2).index();
+        crash(&mut scene, &(0..4).filter(|disk| *disk != lost).collect::<Vec<_>>()).unwrap();
+        listed += u64::from(bad_sectors(&scene) > 0);
+        let (volume, ledger) = (scene.volume(), Rc::clone(&scene.ledger));
+        scene.run(async move {
+            for sector in 2 * CHUNK / 512..2 * CHUNK / 512 + 8 {
+                let id = ledger.borrow_mut().begin_read(sector..sector + 1);
+                match volume.read(sector * 512, shard::buffer(512)).await {
+                    (Ok(_), buffer) => ledger.borrow_mut().check_read(id, &buffer).unwrap(),
+                    (Err(error), _) => {
+                        assert!(matches!(error, IoError::Unreadable { .. }) && sector % 8 == 1, "{error}");
+                        ledger.borrow_mut().abandon_read(id);
+                    }
+                }
+            }
+        });
+    }
+    assert!(listed > 10, "{listed}");
+}
+
 /// Before anything is done without it: what that is, the journal doesn't know.
 #[test]
 fn a_start_without_the_journal_says_so_before_it_is_over() {

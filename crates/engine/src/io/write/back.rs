@@ -87,7 +87,13 @@ impl ParityVolume {
             }
         }
         let left = active(Mutant::CachedLeftBehind);
-        let written = if left { Ok(()) } else { self.write_out_claimed(stripe).await };
+        let written = loop {
+            match if left { Ok(()) } else { self.write_out_claimed(stripe).await } {
+                // What is to be written without parity met another membership.
+                Err(IoError::MembershipChanged) => {}
+                written => break written,
+            }
+        };
         match written {
             Ok(()) => Back::Through { is_alone: false },
             Err(IoError::Unreadable { .. }) => {
@@ -310,10 +316,12 @@ impl ParityVolume {
             let marked = inside.mark(stripe, (offset, PAGE_BYTES.into()));
             let intended = marked.durable(Mutant::DataBeforeIntent).await;
             // The next round sees what the membership is then.
-            let Ok(writing) = inside.begin(intended, None).await else { return Err(IoError::Stopping) };
+            let Ok(writing) = inside.begin(intended, None).await else {
+                return Err(IoError::MembershipChanged);
+            };
             let view = writing.view();
             if !view.snapshot.is_bare(map, offset, PAGE_BYTES.into()) {
-                return Err(IoError::Stopping);
+                return Err(IoError::MembershipChanged);
             }
             for (start, bytes) in &pages {
                 let slot = map.data_slot(geometry.column_of(*start).0);
@@ -326,7 +334,7 @@ impl ParityVolume {
         // Outside of the membership, which what is waited for may change.
         let drops = missed.drops();
         if !self.settle_missed(stripe, &mut missed).await? || drops {
-            return Err(IoError::Stopping);
+            return Err(IoError::MembershipChanged);
         }
         let parts = pages.iter().map(|(start, _)| (geometry.column_of(*start).0, row, row + PAGE_BYTES));
         self.taken_off_lists(stripe, parts).await?;
