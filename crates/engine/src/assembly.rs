@@ -33,7 +33,6 @@ use crate::{
     mutants::{Mutant, active},
     offload::fence,
     options::ArrayOptions,
-    replay::members::Refused,
     supervision::bounded::Bounded,
     units::to_usize,
 };
@@ -68,6 +67,13 @@ pub(crate) enum OldLog {
     Replayed,
     /// It says something, and that doesn't make the array good.
     InUse,
+}
+
+/// A block that a member has refused in a replay, in bytes of its data.
+pub(crate) struct Refused {
+    pub(crate) slot: usize,
+    pub(crate) offset: u64,
+    pub(crate) length: u64,
 }
 
 /// What assembly decided, before anything is written.

@@ -48,7 +48,7 @@ use self::{
     cache::{Cache, Key, Shape},
     ring::{Page, PageAddress, Ring, blocks_max},
 };
-use crate::consistency::view::{Batch, LogError};
+use crate::consistency::view::{Batch, LogError, Precedence};
 use crate::{
     consistency::view::LogView,
     error::IoError,
@@ -183,13 +183,10 @@ struct JournalState {
 /// What is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// A batch on its way to the members, which waits for room. One that has waited before goes first: else
-    /// others could take the room for ever that its stripe makes.
-    Through { waited: bool },
+    /// A batch on its way to the members.
+    Batch(Precedence),
     /// Data to be cached. Room is set aside for it.
     Data,
-    /// A batch that was cached, on its way to the members. Room is set aside for it.
-    Out,
 }
 
 /// A batch that waits to be logged.
@@ -438,8 +435,7 @@ impl Journal {
     pub(crate) async fn write_ahead(self: &Arc<Self>, batch: &Batch<'_>) -> Result<LogGuard, LogError> {
         let mut pages = self.state().spare.pop().unwrap_or_default();
         cut(batch, &mut pages);
-        let kind = if batch.written_out { Kind::Out } else { Kind::Through { waited: batch.waited } };
-        self.append(pages, kind, Some(batch.slot), batch.view).await
+        self.append(pages, Kind::Batch(batch.precedence), Some(batch.slot), batch.view).await
     }
 
     /// Logs pages; they are durable when this returns. `slot`: that of the claim under which it waits. What
@@ -458,9 +454,10 @@ impl Journal {
             let ticket = state.tickets;
             let request = Request { ticket, pages };
             match kind {
-                Kind::Through { waited: true } => state.queue.push_front(request),
-                Kind::Through { waited: false } => state.queue.push_back(request),
-                Kind::Data | Kind::Out => state.urgent.push_back(request),
+                Kind::Batch(Precedence::None) => state.queue.push_back(request),
+                // Else others could take the room for ever that its stripe makes.
+                Kind::Batch(Precedence::Waited) => state.queue.push_front(request),
+                Kind::Batch(Precedence::WrittenOut) | Kind::Data => state.urgent.push_back(request),
             }
             ticket
         };
@@ -470,7 +467,8 @@ impl Journal {
             let moved = view.has_moved();
             if state.failed.is_some() {
                 state.withdraw(ticket);
-                let passes = kind == Kind::Out || active(Mutant::JournalLossIgnored);
+                let passes =
+                    kind == Kind::Batch(Precedence::WrittenOut) || active(Mutant::JournalLossIgnored);
                 return match (passes, view.failure()) {
                     (false, _) => Some(Err(LogError::Fatal(IoError::JournalLost))),
                     (true, Some(failure)) => Some(Err(LogError::Fatal(failure))),
@@ -488,7 +486,7 @@ impl Journal {
                 return state.withdraw(ticket).then_some(Err(LogError::Fatal(failure)));
             }
             // What holds the log's beginning has the claim of this batch, and can't be logged anew without.
-            let is_in_its_own_way = matches!(kind, Kind::Through { .. })
+            let is_in_its_own_way = matches!(kind, Kind::Batch(Precedence::None | Precedence::Waited))
                 && state.starved
                 && state
                     .pinned_at(self.ring.blocks())

@@ -53,7 +53,7 @@ use crate::{
 pub use double_parity_log::DoubleParityLog;
 pub use ppl::Ppl;
 pub(crate) use traits::{Batches, Traits};
-pub(crate) use view::{Batch, LogDevice, LogError, LogView};
+pub(crate) use view::{Batch, LogDevice, LogError, LogView, Precedence};
 
 /// The log of an array, if it has one. Cheap to clone; lives in the membership snapshot.
 #[derive(Clone, Default)]

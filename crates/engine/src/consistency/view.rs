@@ -58,10 +58,19 @@ pub(crate) struct Batch<'a> {
     pub(crate) plan: &'a Plan,
     /// New P and Q by run of the plan, as far as they will be written.
     pub(crate) parity: &'a [[Option<Slice>; 2]],
-    /// It has been acknowledged from a journal, and is written out now.
-    pub(crate) written_out: bool,
-    /// It has waited for room before, in vain.
-    pub(crate) waited: bool,
+    pub(crate) precedence: Precedence,
+}
+
+/// What a batch goes before where room in a journal is short.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Precedence {
+    /// Nothing.
+    #[default]
+    None,
+    /// It has waited for room before, in vain. It goes before others that wait.
+    Waited,
+    /// It has been acknowledged from the journal, and is written out now. Room for it is set aside.
+    WrittenOut,
 }
 
 /// Why a batch could not be logged. No member has changed.

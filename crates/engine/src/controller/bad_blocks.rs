@@ -1,13 +1,12 @@
 //! The controller's part in the bad-block logs; see [`io::bad_blocks`](crate::io::bad_blocks).
 
 use crate::{
-    assembly::AssembleError,
+    assembly::{AssembleError, Refused},
     controller::{ArrayController, superblocks::DeviceHandle},
     error::{MemberError, Operation},
     members::{Member, bad_blocks::Report},
     membership::{model::MemberState, snapshot::Change},
     mutants::{Mutant, active},
-    replay::members::Refused,
     shared::Failure,
 };
 use pinstripe_md::bad_block_table::BadBlockChange;

@@ -34,7 +34,7 @@ use pinstripe_runtime::{DeviceError, DeviceErrorKind, Slice, SubmissionSet, shar
 use self::{plan_facts::PlanFacts, pre_read::PreRead};
 
 use crate::{
-    consistency::{self, Batch, Batches, LogError, Logged},
+    consistency::{self, Batch, Batches, LogError, Logged, Precedence},
     error::{IoError, Operation},
     geometry::{MemberSlot, Set64, StripeId, StripeMap},
     io::{
@@ -214,7 +214,9 @@ impl ParityVolume {
                     self.counters().replans.add(1);
                     if let Some(journal) = self.caching_journal() {
                         Box::pin(self.log_stuck_again(&journal, stripe)).await;
-                        context.waited = true;
+                        if context.precedence == Precedence::None {
+                            context.precedence = Precedence::Waited;
+                        }
                     }
                 }
                 Err(Aborted::Without(member)) => {
@@ -295,8 +297,8 @@ impl ParityVolume {
         log_view.recorded().await?;
         let WriteContext { image, plan, parity, .. } = context;
         let slot = self.shared.stripes.bucket_number(stripe.0);
-        let (written_out, waited) = (context.is_written_out, context.waited);
-        let batch = Batch { view: &log_view, stripe, slot, image, plan, parity, written_out, waited };
+        let precedence = context.precedence;
+        let batch = Batch { view: &log_view, stripe, slot, image, plan, parity, precedence };
         Ok(writing.view().snapshot.log.write_ahead(&batch).await?)
     }
 

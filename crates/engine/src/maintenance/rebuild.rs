@@ -40,13 +40,13 @@ impl Maintenance {
         if !active(Mutant::BitsReadUndrained) && !active(Mutant::EarlierMembershipTrusted) {
             self.controller.shared().admission.drained().await;
         }
-        // A walk begins with the membership of that moment. Without its target it would make the chunks of the
-        // slot's own member anew.
+        // A walk begins with the membership of that moment. Without its target it would make the chunks of
+        // the slot's own member anew.
         let holds_place = || self.controller.shared().snapshot().slot_of(member) == Some(slot);
         if let Some(journal) = self.controller.journal() {
-            // While the only parity's member was out, rows were logged and written without parity. The log may
-            // still have older parity of them: put back over what is rebuilt, it would make other bytes of a
-            // member that is lost then.
+            // While the only parity's member was out, rows were logged and written without parity. The log
+            // may still have older parity of them: put back over what is rebuilt, it would make other bytes
+            // of a member that is lost then.
             let shared = self.controller.shared();
             let over = || self.controller.stopped.get() || shared.has_failed() || !holds_place();
             journal.give_up(over).await;

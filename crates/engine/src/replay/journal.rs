@@ -23,8 +23,8 @@
 //! Where members have listed blocks as bad, or have taken such blocks again, their lists say so before the
 //! tail moves: until then only the log has what is in them.
 //!
-//! Loose data that is on the members already would be harmful where older parity of its row stands before it: a
-//! rebuild of a parity member begins when the log is given up up to there (`Journal::give_up`).
+//! Loose data that is on the members already would be harmful where older parity of its row stands before it.
+//! So a rebuild begins when the log is given up that is there by then (`Journal::give_up`).
 //!
 //! A crash at any point is harmless: until the tail moves, the log is as it was, and all of this only writes
 //! what the log says, so it can be done again. The jump in the sequence makes sure that blocks of earlier

@@ -6,7 +6,7 @@ use pinstripe_md::bad_block_table::BadBlockTable;
 use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, Slice, shard};
 
 use crate::{
-    assembly::{AssembleError, Assembled, Found, read_bytes},
+    assembly::{AssembleError, Assembled, Found, Refused, read_bytes},
     geometry::{MemberSlot, ParityGeometry},
     mutants::{Mutant, active},
 };
@@ -20,13 +20,6 @@ pub(super) struct Members<'a> {
     refused: RefCell<Vec<Refused>>,
     /// A block was refused that can't be listed.
     left: Cell<bool>,
-}
-
-/// A block that a member has refused, in bytes of its data.
-pub(crate) struct Refused {
-    pub(crate) slot: usize,
-    pub(crate) offset: u64,
-    pub(crate) length: u64,
 }
 
 impl<'a> Members<'a> {
@@ -93,8 +86,8 @@ impl<'a> Members<'a> {
         (self.refused.into_inner(), !self.left.get())
     }
 
-    /// Writes a member's bytes, but for blocks that it refuses. If they were an error of the replay, the array
-    /// could never be started.
+    /// Writes a member's bytes, but for blocks that it refuses. If they were an error of the replay, the
+    /// array could never be started.
     pub(super) async fn write(
         &self,
         slot: MemberSlot,

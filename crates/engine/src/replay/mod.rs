@@ -7,7 +7,7 @@
 mod area;
 mod double_parity;
 pub(crate) mod journal;
-pub(crate) mod members;
+mod members;
 mod ppl;
 
 use std::sync::Arc;

@@ -631,8 +631,8 @@ fn logged_scene(seed: u64, level: Level, members: u8, log: NewLog) -> Scene {
     Scene::with_log(world, &wish, log, ArrayOptions { gather_ns: 0, ..options() })
 }
 
-/// A log that is replayed without a member, where parity's member refuses a sector: what the lost member had of
-/// that row is lost, and no other bytes are made of it.
+/// A log that is replayed without a member, where parity's member refuses a sector: what the lost member had
+/// of that row is lost, and no other bytes are made of it.
 #[test]
 fn parity_that_is_refused_in_a_replay_is_listed_before_anything_is_made_of_it() {
     let mut listed = 0;
@@ -657,7 +657,7 @@ fn parity_that_is_refused_in_a_replay_is_listed_before_anything_is_made_of_it() 
             for sector in 2 * CHUNK / 512..2 * CHUNK / 512 + 8 {
                 let id = ledger.borrow_mut().begin_read(sector..sector + 1);
                 match volume.read(sector * 512, shard::buffer(512)).await {
-                    (Ok(_), buffer) => ledger.borrow_mut().check_read(id, &buffer).unwrap(),
+                    (Ok(()), buffer) => ledger.borrow_mut().check_read(id, &buffer).unwrap(),
                     (Err(error), _) => {
                         assert!(matches!(error, IoError::Unreadable { .. }) && sector % 8 == 1, "{error}");
                         ledger.borrow_mut().abandon_read(id);
@@ -1307,8 +1307,8 @@ fn a_rebuild_leaves_no_older_parity_in_the_log() {
     }
 }
 
-/// A device that is to replace a member fails while the log is given up for it: the member is not taken for the
-/// one that is to be made.
+/// A device that is to replace a member fails while the log is given up for it: the member is not taken for
+/// the one that is to be made.
 #[test]
 fn a_rebuild_whose_target_has_failed_before_it_begins_makes_nothing() {
     let mut failed = 0;
@@ -1400,8 +1400,8 @@ fn a_row_that_is_whole_in_the_log_needs_no_member_that_is_lost() {
     }
 }
 
-/// A row without a place can be made when all of it that can't be read is in the log. Two such rows don't take
-/// turns for ever.
+/// A row without a place can be made when all of it that can't be read is in the log. Two such rows don't
+/// take turns for ever.
 #[test]
 fn a_replay_of_two_rows_without_a_place_ends() {
     for seed in 0..8 {

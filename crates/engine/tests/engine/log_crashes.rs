@@ -318,7 +318,7 @@ fn sectors_not_replayed(seed: u64, level: Level, log: NewLog, what: Sectors) -> 
             Sectors::Unreadable => story.disks[victim].fault(&Fault::UnreadableRange(range)),
             Sectors::Listed => {}
             Sectors::ListedAndRefused | Sectors::Refused => {
-                story.disks[victim].fault(&Fault::UnwritableRange(range))
+                story.disks[victim].fault(&Fault::UnwritableRange(range));
             }
         }
     }

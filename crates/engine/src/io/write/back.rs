@@ -9,7 +9,7 @@ use pinstripe_runtime::{Slice, shard};
 use super::Aborted;
 use crate::{
     consistency::{
-        Log,
+        Log, Precedence,
         journal::{
             Journal,
             cache::Key,
@@ -350,7 +350,9 @@ impl ParityVolume {
         written_out: bool,
     ) -> Answer {
         let mut context = self.write_contexts.take();
-        context.is_written_out = written_out;
+        if written_out {
+            context.precedence = Precedence::WrittenOut;
+        }
         for (start, data) in data {
             context.image.add(Piece { start, data, fua: false });
         }

@@ -4,7 +4,7 @@ use pinstripe_runtime::{Slice, SubmissionSet};
 
 use super::pre_read::PreRead;
 use crate::{
-    consistency::Logged,
+    consistency::{Logged, Precedence},
     geometry::{MEMBERS_MAX, Set64},
     members::missed::Missed,
     offload::assign::Assignment,
@@ -37,10 +37,7 @@ pub(crate) struct WriteContext {
     pub(super) is_split: bool,
     /// Cached pages that go with it, by where they begin in the stripe.
     pub(super) carried: Vec<u32>,
-    /// It was to be logged before, and had to be planned anew.
-    pub(super) waited: bool,
-    /// It has been acknowledged from a journal, and is written out now.
-    pub(super) is_written_out: bool,
+    pub(super) precedence: Precedence,
     /// Whether the members' requests are timed, request by request: a slow member must not make the others
     /// look slow.
     pub(super) timed: bool,
@@ -90,8 +87,7 @@ impl Default for WriteContext {
             rest: Vec::new(),
             is_split: false,
             carried: Vec::new(),
-            waited: false,
-            is_written_out: false,
+            precedence: Precedence::None,
             timed: false,
             logged: Logged::Nothing,
             remote: Remote::default(),
@@ -127,8 +123,7 @@ impl WriteContext {
         self.remote.clear();
         self.is_split = false;
         self.carried.clear();
-        self.waited = false;
-        self.is_written_out = false;
+        self.precedence = Precedence::None;
     }
 }
 
