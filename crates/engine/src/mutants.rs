@@ -68,6 +68,8 @@ pinstripe_runtime::mutants! {
     ReleaseForgetsArrivals,
     /// Arrivals are served in the order of the stack, the latest first (C11).
     ArrivalsNotTurned,
+    /// A claim that waits for a node doesn't see that its slot is free, and later ones take that (C11).
+    LinePassed,
     /// A new membership doesn't wait for writers under the old one (C1).
     NotDrained,
     /// Writers are let in before the superblocks say dirty.

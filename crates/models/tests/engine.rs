@@ -200,6 +200,39 @@ fn a_waiter_without_a_node_gets_one_when_it_is_returned() {
     });
 }
 
+/// With one node, which a claim of another bucket has for all the time.
+#[test]
+fn a_waiter_without_a_node_gets_its_bucket_when_that_is_free() {
+    check(|| {
+        let stripes = Arc::new(Stripes {
+            table: StripeTable::new(2, 1, 1),
+            ..Arc::into_inner(Stripes::new()).unwrap()
+        });
+        let held = stripes.table.try_claim(1).unwrap();
+        let placed = {
+            let stripes = Arc::clone(&stripes);
+            let mut claim = Box::pin(async move { drop(stripes.table.claim(0, 1, None).await) });
+            assert!(claim.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            claim
+        };
+        let threads = (0..3).map(|_| {
+            let stripes = Arc::clone(&stripes);
+            thread::spawn(move || {
+                let entered = future::block_on(stripes.table.claim(0, 0, None));
+                let Entered::Owner(claim, None) = entered else { panic!("an exclusive claim joined") };
+                stripes.enter();
+                thread::yield_now();
+                stripes.leave();
+                drop(claim);
+            })
+        });
+        join_all(threads.collect());
+        drop(held);
+        drop(placed);
+        assert!(stripes.table.is_idle());
+    });
+}
+
 /// Intent with its one bit "on disk". Only the holder of the lock changes the bit, as with the pages of the
 /// bitmap.
 struct Intent {

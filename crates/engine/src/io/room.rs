@@ -130,7 +130,8 @@ struct Stock {
     line: RefCell<VecDeque<Rc<Place>>>,
 }
 
-/// A place in the line.
+/// A place in the line. What asked leaves it when it goes on, not when it is served: of two writes of a
+/// stripe the earlier is to be the first to come for the claim (C11).
 struct Place {
     amount: usize,
     is_served: Cell<bool>,
@@ -152,7 +153,7 @@ impl Stock {
         fits
     }
 
-    /// Whether it is there and nothing has asked before.
+    /// Whether it is there and nothing that asked before is still in line.
     #[inline]
     fn take_now(&self, amount: usize) -> bool {
         self.line.borrow().is_empty() && self.take(amount)
@@ -168,16 +169,17 @@ impl Stock {
 
     /// Gives what is there to those that have waited longest.
     fn serve(&self) {
-        let mut line = self.line.borrow_mut();
-        while let Some(first) = line.front()
-            && self.take(first.amount)
-        {
-            first.is_served.set(true);
-            if let Some(waker) = first.waker.take() {
-                waker.wake();
+        for place in self.line.borrow().iter().skip_while(|place| place.is_served.get()) {
+            if !self.take(place.amount) {
+                break;
             }
-            line.pop_front();
+            place.is_served.set(true);
+            place.wake();
         }
+    }
+
+    fn is_first(&self, place: &Rc<Place>) -> bool {
+        self.line.borrow().front().is_some_and(|first| Rc::ptr_eq(first, place))
     }
 
     async fn wait(&self, amount: usize) {
@@ -185,7 +187,7 @@ impl Stock {
         self.line.borrow_mut().push_back(Rc::clone(&place));
         let waiting = Waiting { stock: self, place };
         poll_fn(|cx| {
-            if waiting.place.is_served.get() {
+            if waiting.place.is_served.get() && self.is_first(&waiting.place) {
                 return Poll::Ready(());
             }
             waiting.place.waker.set(Some(cx.waker().clone()));
@@ -197,6 +199,14 @@ impl Stock {
     }
 }
 
+impl Place {
+    fn wake(&self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
 /// What has asked, until it has been served: it may be given up before.
 struct Waiting<'s> {
     stock: &'s Stock,
@@ -205,11 +215,20 @@ struct Waiting<'s> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        if self.place.is_served.get() {
-            return self.stock.give_back(self.place.amount);
+        let Self { stock, place } = self;
+        if stock.is_first(place) {
+            stock.line.borrow_mut().pop_front();
+        } else {
+            stock.line.borrow_mut().retain(|other| !Rc::ptr_eq(other, place));
         }
-        self.stock.line.borrow_mut().retain(|other| !Rc::ptr_eq(other, &self.place));
-        self.stock.serve();
+        if place.is_served.get() {
+            stock.held.set(stock.held.get() - place.amount);
+        }
+        stock.serve();
+        // It may have been served before what is in front of it had gone.
+        if let Some(first) = stock.line.borrow().front().filter(|first| first.is_served.get()) {
+            first.wake();
+        }
     }
 }
 
@@ -265,6 +284,29 @@ mod tests {
         // It has been served, and goes without having seen that.
         drop(waits);
         assert_eq!(room.bytes.held.get(), 0);
+    }
+
+    #[test]
+    fn what_is_served_goes_before_what_asks_later_whichever_looks_first() {
+        let room = Room::new(WorkMemory { writes: 4, bytes: 600 }, 2);
+        let mut cx = Context::from_waker(Waker::noop());
+        let (first, second) = (room.context_now().unwrap(), room.context_now().unwrap());
+        let mut third = Box::pin(room.context());
+        assert!(!is_ready(third.as_mut()));
+        drop((first, second));
+        assert!(room.context_now().is_none(), "it passes what has been served");
+        let mut fourth = Box::pin(room.context());
+        assert!(!is_ready(fourth.as_mut()), "it passes what has been served");
+        let Poll::Ready(third) = third.as_mut().poll(&mut cx) else { panic!("it was served") };
+        let Poll::Ready(fourth) = fourth.as_mut().poll(&mut cx) else { panic!("there is another") };
+
+        let (mut fifth, mut sixth) = (Box::pin(room.context()), Box::pin(room.context()));
+        assert!(!is_ready(fifth.as_mut()) && !is_ready(sixth.as_mut()));
+        drop((third, fourth));
+        assert!(!is_ready(sixth.as_mut()), "it passes what was served before");
+        assert!(is_ready(fifth.as_mut()) && is_ready(sixth.as_mut()));
+        drop((fifth, sixth));
+        assert_eq!((room.contexts.held.get(), room.contexts.line.borrow().len()), (0, 0));
     }
 
     #[test]

@@ -3,5 +3,6 @@
 
 pub mod decode;
 pub mod image;
+mod line;
 pub mod parity_cache;
 pub mod table;

@@ -23,16 +23,15 @@
 //! can't do harm.
 //!
 //! Nodes live in an arena of fixed size, a share per shard. The payload moves to the owner with the join and
-//! the answer comes back through the node.
+//! the answer comes back through the node. Where a shard has no node left, claims wait in line, until there
+//! is one or their bucket is free.
 
 use std::{future::Future, pin::Pin, task::Context, task::Poll, task::Waker};
 
+use super::line::{FreeNodes, Ticket, Turn};
 use crate::mutants::{Mutant, active};
 
-use pinstripe_runtime::{
-    Signal,
-    atomics::{AtomicU32, AtomicU64, Mutex, Ordering},
-};
+use pinstripe_runtime::atomics::{AtomicU32, AtomicU64, Mutex, Ordering};
 
 const FREE: u64 = 0;
 const HELD: u64 = 1 << 63;
@@ -72,13 +71,10 @@ struct List {
 pub struct StripeTable<P, R> {
     buckets: Box<[AtomicU64]>,
     nodes: Box<[Node<P, R>]>,
+    /// By shard.
     free: Box<[FreeNodes]>,
-}
-
-/// The free nodes of one shard.
-struct FreeNodes {
-    indices: Mutex<Vec<u32>>,
-    returned: Signal,
+    /// How many wait for a node, in all lines.
+    in_line: AtomicU32,
 }
 
 /// What [`StripeTable::claim`] came to.
@@ -111,9 +107,8 @@ impl<P: 'static, R: Clone + 'static> StripeTable<P, R> {
         Self {
             buckets: (0..buckets.next_power_of_two()).map(|_| AtomicU64::new(FREE)).collect(),
             nodes: (0..shards * nodes_per_shard).map(node).collect(),
-            free: (0..shards)
-                .map(|s| FreeNodes { indices: Mutex::new(indices(s)), returned: Signal::default() })
-                .collect(),
+            free: (0..shards).map(|shard| FreeNodes::new(indices(shard))).collect(),
+            in_line: AtomicU32::new(0),
         }
     }
 
@@ -143,10 +138,18 @@ impl<P: 'static, R: Clone + 'static> StripeTable<P, R> {
     /// Claims `stripe`, or joins its owner's write with `payload` (an exclusive claim has none and never
     /// joins). `shard` is the caller's index. The caller must hold no other claim (C12).
     pub async fn claim(&self, shard: usize, stripe: u64, payload: Option<P>) -> Entered<'_, P, R> {
-        if let Some(claim) = self.try_claim(stripe) {
+        if !self.is_passing(shard, stripe)
+            && let Some(claim) = self.try_claim(stripe)
+        {
             return Entered::Owner(claim, payload);
         }
-        let number = self.take_node(shard).await;
+        let number = match self.free[shard].take() {
+            Some(number) => number,
+            None => match self.stand_in_line(shard, stripe).await {
+                Ok(claim) => return Entered::Owner(claim, payload),
+                Err(number) => number,
+            },
+        };
         match self.push(number, stripe, payload) {
             Pushed::Free(claim, payload) => {
                 self.return_node(number);
@@ -182,23 +185,47 @@ impl<P: 'static, R: Clone + 'static> StripeTable<P, R> {
         }
     }
 
-    async fn take_node(&self, shard: usize) -> u32 {
-        let free = &self.free[shard];
-        if let Some(number) = locked(&free.indices).pop() {
-            return number;
+    /// Whether something on this shard came for the bucket before, and waits for a node.
+    #[inline]
+    fn is_passing(&self, shard: usize, stripe: u64) -> bool {
+        // What this shard has in line, it has counted itself.
+        self.in_line.load(Ordering::Relaxed) > 0
+            && self.free[shard].is_awaited(self.bucket_of(stripe))
+            && !active(Mutant::LinePassed)
+    }
+
+    /// Waits for the bucket to be free, or for a node. What has a node must be pushed at once: others are in
+    /// line behind it.
+    #[cold]
+    fn stand_in_line(&self, shard: usize, stripe: u64) -> InLine<'_, P, R> {
+        let ticket = self.free[shard].join(self.bucket_of(stripe));
+        self.in_line.fetch_add(1, Ordering::Relaxed);
+        InLine { table: self, shard, stripe, ticket: Some(ticket) }
+    }
+
+    /// The same as [`Self::try_claim`], for what is in line: either it finds the bucket free, or what frees
+    /// the bucket finds something in line.
+    fn try_claim_in_line(&self, stripe: u64) -> Option<Claim<'_, P, R>> {
+        // Of two changes of one word the later sees what was before the earlier one.
+        let word = self.buckets[self.bucket_of(stripe)].fetch_or(0, Ordering::AcqRel);
+        if word == FREE { self.try_claim(stripe) } else { None }
+    }
+
+    #[inline]
+    fn bucket_freed(&self, bucket: usize) {
+        if self.in_line.load(Ordering::Relaxed) > 0 {
+            self.free.iter().for_each(|free| free.bucket_freed(bucket));
         }
-        free.returned.wait_for(|| locked(&free.indices).pop()).await
     }
 
     fn return_node(&self, number: u32) {
         let shard = (number as usize - 1) / (self.nodes.len() / self.free.len());
-        locked(&self.free[shard].indices).push(number);
-        self.free[shard].returned.notify();
+        self.free[shard].give_back(number);
     }
 
     /// Whether no bucket is held and every node is free: nothing leaked.
     pub fn is_idle(&self) -> bool {
-        let free: usize = self.free.iter().map(|f| locked(&f.indices).len()).sum();
+        let free: usize = self.free.iter().map(FreeNodes::count).sum();
         free == self.nodes.len() && self.buckets.iter().all(|s| s.load(Ordering::Acquire) == FREE)
     }
 }
@@ -206,6 +233,42 @@ impl<P: 'static, R: Clone + 'static> StripeTable<P, R> {
 enum Pushed<'t, P: 'static, R: Clone + 'static> {
     Waiting,
     Free(Claim<'t, P, R>, Option<P>),
+}
+
+/// A place in a shard's line, until there is a node or the bucket is free.
+struct InLine<'t, P: 'static, R: Clone + 'static> {
+    table: &'t StripeTable<P, R>,
+    shard: usize,
+    stripe: u64,
+    /// `None` once its turn has been.
+    ticket: Option<Ticket>,
+}
+
+impl<'t, P: 'static, R: Clone + 'static> Future for InLine<'t, P, R> {
+    type Output = Result<Claim<'t, P, R>, u32>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(ticket) = self.ticket else { unreachable!("its turn has been") };
+        let (table, stripe) = (self.table, self.stripe);
+        let claim = || if active(Mutant::LinePassed) { None } else { table.try_claim_in_line(stripe) };
+        let turn = match table.free[self.shard].poll(ticket, cx.waker(), claim) {
+            Turn::Bucket(claim) => Ok(claim),
+            Turn::Node(number) => Err(number),
+            Turn::Waiting => return Poll::Pending,
+        };
+        self.ticket = None;
+        table.in_line.fetch_sub(1, Ordering::Relaxed);
+        Poll::Ready(turn)
+    }
+}
+
+impl<P: 'static, R: Clone + 'static> Drop for InLine<'_, P, R> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket {
+            self.table.free[self.shard].leave(ticket);
+            self.table.in_line.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 /// A node in some list, until its owner grants the bucket or answers.
@@ -411,10 +474,10 @@ impl<P: 'static, R: Clone + 'static> Claim<'_, P, R> {
                     return;
                 }
                 self.queue = queue;
-            } else if word.compare_exchange(HELD, FREE, Ordering::Release, Ordering::Relaxed).is_ok()
-                || active(Mutant::ReleaseForgetsArrivals) && word.swap(FREE, Ordering::Release) != FREE
+            } else if word.compare_exchange(HELD, FREE, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+                || active(Mutant::ReleaseForgetsArrivals) && word.swap(FREE, Ordering::AcqRel) != FREE
             {
-                return;
+                return self.table.bucket_freed(self.bucket);
             } else {
                 self.take_arrivals();
             }

@@ -932,3 +932,75 @@ fn what_a_member_missed_while_the_controller_waited_is_made_good() {
         }
     }
 }
+
+/// One claim may wait in the table, and waits there. A write of another stripe that comes then waits for that
+/// place, and is answered before a later one of the same sectors has its stripe.
+fn a_write_waits_for_a_place_and_another_comes_later(seed: u64) {
+    let options = ArrayOptions { waiters_per_shard: 1, gather_ns: 0, ..options() };
+    let mut world = World::new(WorldConfig::new(seed, 1));
+    let disks = (0..4).map(|disk| SimDiskConfig {
+        latency_ns_max: 10_001,
+        latency_tail: 0,
+        ..SimDiskConfig::new(&format!("disk{disk}"), 2048 * 512)
+    });
+    let disks: Vec<SimDisk> = disks.map(|disk| world.add_disk(disk)).collect();
+    lay_out(&mut world, shape(Level::Raid5, 4).place_with(NewLog::None).unwrap(), &disks).unwrap();
+    let mut scene = Scene::over(world, disks, 4, options);
+    scene.write(0, 960, false).unwrap();
+    let ended = Rc::new(Cell::new(0));
+    let slow_by = |scene: &Scene, factor| scene.disks.iter().for_each(|d| d.fault(&Fault::SlowBy(factor)));
+    let begin = |scene: &mut Scene, sector: u64, sectors: u64| {
+        let (volume, ledger, ended) = (scene.volume(), Rc::clone(&scene.ledger), Rc::clone(&ended));
+        scene.world.spawn(0, "write", async move {
+            write(&volume, &ledger, sector, sectors, false).await.unwrap();
+            ended.set(ended.get() + 1);
+        });
+        scene.run(async { shard::sleep(MILLISECOND / 100).await });
+    };
+    // A millisecond for the first stripe, and more than ten for the second, for which one waits in the table.
+    slow_by(&scene, 100);
+    begin(&mut scene, 0, 96);
+    slow_by(&scene, 1000);
+    for sector in [100, 101] {
+        begin(&mut scene, sector, 1);
+    }
+    slow_by(&scene, 10);
+
+    let earlier = Rc::new(Cell::new(None));
+    for after in [0, 1] {
+        let (volume, ledger) = (scene.volume(), Rc::clone(&scene.ledger));
+        let (earlier, ended) = (Rc::clone(&earlier), Rc::clone(&ended));
+        scene.world.spawn(0, "write of a pair", async move {
+            // The earlier one finds the stripe claimed, the later one doesn't any more.
+            while ended.get() < after {
+                shard::sleep(MILLISECOND / 100).await;
+            }
+            let mut data = shard::buffer(512);
+            let id = ledger.borrow_mut().begin_write(5, &mut data, false);
+            if let Some(earlier) = earlier.replace(Some(id)) {
+                ledger.borrow_mut().order(earlier, id);
+            }
+            volume.write(5 * 512, data.freeze(), false).await.unwrap();
+            ledger.borrow_mut().complete_write(id, true);
+            ended.set(ended.get() + 1);
+        });
+    }
+    scene.run(async { shard::sleep(MILLISECOND / 10).await });
+    assert_eq!(ended.get(), 0, "a write is answered already");
+    scene.world.run_until(STEPS, |_| ended.get() == 3).unwrap();
+    scene.world.run_until(STEPS, |_| ended.get() == 5).unwrap();
+    scene.is_right_and_stays_so();
+}
+
+#[test]
+fn a_write_that_waits_for_a_place_goes_before_later_ones_of_its_stripe() {
+    (0..4).for_each(a_write_waits_for_a_place_and_another_comes_later);
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn a_write_that_is_passed_where_it_waits_for_a_place_is_found() {
+    use pinstripe_engine::mutants::Mutant;
+    let scene = a_write_waits_for_a_place_and_another_comes_later;
+    assert!(arrays::defects::find(Mutant::LinePassed, 4, scene).is_some());
+}

@@ -29,6 +29,7 @@ pub const KILLERS: &[(Mutant, u64)] = &[
     (Mutant::JoinsOtherStripe, 1),
     (Mutant::ReleaseForgetsArrivals, 0),
     (Mutant::ArrivalsNotTurned, 0),
+    (Mutant::LinePassed, 768),
     (Mutant::IntentSwapForgetsMarks, 51),
     (Mutant::LateJoinerNotPlanned, 0),
     (Mutant::DegradedParityNotWritten, 4),
