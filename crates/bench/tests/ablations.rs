@@ -171,3 +171,17 @@ fn what_contradicts_itself_is_refused() {
         assert!(matches!(run(&wrong), Err(BenchError::Arguments(_))), "{wrong:?}");
     }
 }
+
+/// By Little's law the mean time of requests by their rate is how many are under way. Over memory requests
+/// end at once and clients wait for their turns, or for a worker: both are part of that time.
+#[test]
+fn as_many_requests_are_under_way_as_there_are_clients() {
+    for arms in ["pinstripe", "straid", "orig-raid"] {
+        for (shards, reads) in [(1, 0), (2, 0), (2, 100)] {
+            let (report, _) =
+                measured(&BenchArgs { shards, reads, depth: 64, seconds: 0.3, ..arguments(arms) });
+            let under_way = report.latency_ns.mean / 1e9 * report.iops;
+            assert!((48.0..80.0).contains(&under_way), "{arms}, {shards} shards: {under_way}: {report}");
+        }
+    }
+}
