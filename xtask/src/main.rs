@@ -11,6 +11,7 @@ mod axis;
 mod bars;
 mod bench;
 mod cargo;
+mod commits;
 mod cost;
 mod deb;
 mod defects;

@@ -92,8 +92,7 @@ const CLIPPY: &str = "cargo clippy --workspace --all-targets --features pinstrip
 const UNIT: &str = "cargo test --workspace --no-fail-fast";
 // With the planned defects, all of which are off but in the tests that look for them: so all is built once.
 // `--quick` builds it as users get it, as do soak and vm. Many tests wait for processes.
-const UNIT_DEFECTS: &str =
-    "RUST_TEST_THREADS=4 cargo test --workspace --no-fail-fast --features pinstripe-sim/mutants";
+const UNIT_DEFECTS: &str = "RUST_TEST_THREADS=4 cargo test --workspace --no-fail-fast --features pinstripe-sim/mutants,pinstripe-bench/mutants";
 const SHUTTLE: &str = "cargo test -p pinstripe-models --features shuttle";
 
 // Its tests with a database need Debian's RocksDB; those without are its library's.

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{defects, diagram, documents, imports};
+use crate::{commits, defects, diagram, documents, imports};
 
 /// Lines of a file, its tests not counted.
 const FILE_LINES_MAX: usize = 800;
@@ -79,6 +79,7 @@ pub fn run(root: &Path) -> Result<()> {
     findings.extend(defects::check(&sources)?);
     findings.extend(documents::check(root, &documents, &files)?);
     findings.extend(diagram::check(root)?);
+    findings.extend(commits::check(root, &list_files(root, &["*.md", "*.json"])?)?);
     let count = files.len() + documents.len();
     for finding in &findings {
         println!("{finding}");

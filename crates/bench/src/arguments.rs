@@ -59,6 +59,10 @@ pub struct BenchArgs {
     )]
     pub devices: Vec<DeviceSpec>,
 
+    /// Models of flash begin as if they had been written for long, so that their spare area is used up
+    #[arg(long)]
+    pub used_up: bool,
+
     /// Poll reads and writes of NVMe devices that have poll queues: kernel option nvme.poll_queues=N
     #[arg(long)]
     pub poll: bool,
@@ -229,6 +233,9 @@ pub struct BenchArgs {
     pub json: bool,
 }
 
+/// What takes time where members are models of drives.
+pub(crate) const VIRTUAL: &str = "virtual device";
+
 /// Members in memory, unless the user says how many.
 const MEMBERS: usize = 6;
 
@@ -253,6 +260,16 @@ impl BenchArgs {
         self.devices.iter().any(|device| matches!(device, DeviceSpec::Model { .. }))
     }
 
+    /// Whether members are models, or are paced by models.
+    pub(crate) fn has_models(&self) -> bool {
+        self.is_virtual() || self.devices.iter().any(|device| matches!(device, DeviceSpec::Paced { .. }))
+    }
+
+    /// What takes time, as reports call it.
+    pub(crate) fn series(&self) -> &'static str {
+        if self.is_virtual() { VIRTUAL } else { "real CPU" }
+    }
+
     /// Whether there is more than a load on a whole array.
     pub(crate) fn is_staged(&self) -> bool {
         self.fill || self.rate.is_some() || !self.lost.is_empty() || self.rebuild.is_some() || self.attended
@@ -266,6 +283,7 @@ impl BenchArgs {
             chunk: 64 << 10,
             layout: None,
             devices: vec![DeviceSpec::Memory(1 << 30)],
+            used_up: false,
             poll: false,
             shards: 1,
             pattern: Pattern::Random,

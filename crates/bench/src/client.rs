@@ -19,6 +19,7 @@ use crate::{
 
 /// How long clients work, and what came of it.
 pub(crate) struct Slice {
+    began: u64,
     deadline: u64,
     over: Cell<bool>,
     operations: Cell<u64>,
@@ -26,8 +27,16 @@ pub(crate) struct Slice {
 }
 
 impl Slice {
-    pub(crate) fn until(deadline: u64) -> Self {
-        Self { deadline, over: Cell::new(false), operations: Cell::new(0), error: RefCell::default() }
+    /// From now on, for so long.
+    pub(crate) fn of(nanoseconds: u64) -> Self {
+        let began = shard::now();
+        Self {
+            began,
+            deadline: began + nanoseconds,
+            over: Cell::new(false),
+            operations: Cell::new(0),
+            error: RefCell::default(),
+        }
     }
 
     pub(crate) fn result(&self) -> Result<(), RequestError> {
@@ -66,13 +75,18 @@ impl Client {
     }
 
     /// Works until the slice is over, and comes back.
+    ///
+    /// Where requests end at once a client waits for its turn. Then the time of its next request has begun:
+    /// so many requests are under way as there are clients, as where members take time.
     pub(crate) async fn work(mut self, worker: Rc<Worker>, slice: Rc<Slice>) -> Self {
         let before = self.operations;
+        let mut free_since = slice.began;
         self.due = nanoseconds(shard::now());
         while !slice.over.get() {
-            let timed = self.operations & worker.clock_mask == 0;
+            let timed = self.is_timed(&worker);
             let started = match worker.interval_ns {
                 Some(interval) => self.until_due(interval, slice.deadline).await,
+                None if timed && worker.inline => free_since,
                 None if timed => shard::now(),
                 None => 0,
             };
@@ -91,11 +105,20 @@ impl Client {
                 worker.latency.borrow_mut().saturating_record(shard::now() - started);
             }
             if worker.inline {
+                if self.is_timed(&worker) {
+                    free_since = shard::now();
+                }
                 shard::yield_now().await;
             }
         }
         slice.operations.set(slice.operations.get() + self.operations - before);
         self
+    }
+
+    /// Whether the next request is timed. Clients take turns: some of each round are, so that a moment in
+    /// which the thread was taken off its CPU counts for as much as it took.
+    fn is_timed(&self, worker: &Worker) -> bool {
+        (self.operations + u64::from(self.number)) & worker.clock_mask == 0
     }
 
     /// Waits until the next request is due; that is when its time begins, even if the last one took longer.

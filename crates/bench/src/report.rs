@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::{
     ablate::{AblationReport, Span},
-    arguments::{BenchArgs, BitmapChoice, Pattern, PolicyChoice},
+    arguments::{BenchArgs, BitmapChoice, Pattern, PolicyChoice, VIRTUAL},
     run::Measured,
 };
 
@@ -248,7 +248,7 @@ impl Report {
         let arms = arguments.ablate.as_ref().zip(measured.metered);
         Self {
             settings: Settings {
-                series: if arguments.is_virtual() { "virtual device" } else { "real CPU" },
+                series: arguments.series(),
                 seed: arguments.seed,
                 level: arguments.level.number(),
                 members,
@@ -319,13 +319,24 @@ pub(crate) fn row(f: &mut fmt::Formatter<'_>, name: &str, value: fmt::Arguments<
     writeln!(f, "{name:<24}{value}")
 }
 
+/// That time is virtual, if it is.
+pub(crate) fn fmt_series(f: &mut fmt::Formatter<'_>, series: &str) -> fmt::Result {
+    if series != VIRTUAL {
+        return Ok(());
+    }
+    row(f, "time", format_args!("{series}: nothing but the drives takes any"))
+}
+
+/// What an operation takes of the CPU, if time isn't virtual.
+pub(crate) fn fmt_cpu(f: &mut fmt::Formatter<'_>, name: &str, cpu_ns: Option<f64>) -> fmt::Result {
+    cpu_ns.map_or(Ok(()), |cpu_ns| row(f, name, format_args!("{:.2} us", cpu_ns / 1e3)))
+}
+
 impl Report {
     /// What was run, and how fast it was.
     fn fmt_load(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let s = &self.settings;
-        if self.cpu_ns_per_operation.is_none() {
-            row(f, "time", format_args!("{}: nothing but the drives takes any", s.series))?;
-        }
+        fmt_series(f, s.series)?;
         row(
             f,
             "array",
@@ -361,10 +372,7 @@ impl Report {
             format_args!("{pattern}, {size} bytes, {}% reads, depth {}", s.reads_percent, s.depth),
         )?;
         self.latency_ns.fmt_load(f, self.iops, self.bytes_per_second)?;
-        match self.cpu_ns_per_operation {
-            Some(cpu_ns) => row(f, "CPU per request", format_args!("{:.2} us", cpu_ns / 1e3)),
-            None => Ok(()),
-        }
+        fmt_cpu(f, "CPU per request", self.cpu_ns_per_operation)
     }
 
     /// What the members had to do for it, and whether it was right.

@@ -252,6 +252,9 @@ pub(crate) fn check_numbers(arguments: &BenchArgs) -> Result<(), BenchError> {
     {
         return wrong("--pattern lost needs --lost, --reads 100, and a size that divides the chunk");
     }
+    if arguments.used_up && !arguments.has_models() {
+        return wrong("--used-up is about models of drives: no member is one");
+    }
     if arguments.limit && arguments.is_staged() {
         return Err(BenchError::LimitStaged);
     }

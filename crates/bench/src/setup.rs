@@ -88,7 +88,8 @@ pub(crate) async fn set_up(arguments: &BenchArgs, context: &Context) -> Result<S
     let mut rng = Rng::new(arguments.seed);
     for (source, device) in sources.iter_mut().zip(&arguments.devices) {
         if let DeviceSpec::Paced { model, .. } = device {
-            let drive = Drive::new(*model, rng.below(PHASE_NS_MAX));
+            let fresh = Drive::new(*model, rng.below(PHASE_NS_MAX));
+            let drive = if arguments.used_up { fresh.used_up() } else { fresh };
             *source = Arc::new(PacedSource::new(Arc::clone(source), drive));
         }
     }

@@ -27,18 +27,17 @@ pub(crate) const PHASE_NS_MAX: u64 = 1_000_000_000;
 pub(crate) fn run(arguments: &BenchArgs, tell: &Tell) -> Result<Report, BenchError> {
     let tell = Arc::clone(tell);
     tell(Phase::Preparing);
-    on_array(arguments, false, move |arguments, context, setup| async move {
+    on_array(arguments, move |arguments, context, setup| async move {
         measure(&arguments, &context, &setup, &tell).await
     })
 }
 
-/// Makes the array, of drives whose spare area is used up if that is wanted, and does `work` on it.
+/// Makes the array, and does `work` on it.
 pub(crate) fn on_array<T: 'static, F: Future<Output = Result<T, BenchError>> + 'static>(
     arguments: &BenchArgs,
-    used_up: bool,
     work: impl FnOnce(BenchArgs, Context, Setup) -> F + 'static,
 ) -> Result<T, BenchError> {
-    let members = members(arguments, used_up)?;
+    let members = members(arguments)?;
     let mut world = World::new(WorldConfig {
         arena_bytes: ARENA_BYTES,
         schedule: Some(Schedule::orderly()),
@@ -56,7 +55,7 @@ pub(crate) fn on_array<T: 'static, F: Future<Output = Result<T, BenchError>> + '
 }
 
 /// The members, which hold nothing but zeroes.
-fn members(arguments: &BenchArgs, used_up: bool) -> Result<Vec<SimDiskConfig>, BenchError> {
+fn members(arguments: &BenchArgs) -> Result<Vec<SimDiskConfig>, BenchError> {
     if arguments.attended {
         return Err(BenchError::NotVirtual("--attended"));
     }
@@ -76,7 +75,7 @@ fn members(arguments: &BenchArgs, used_up: bool) -> Result<Vec<SimDiskConfig>, B
     let mut rng = Rng::new(arguments.seed);
     let member = |(slot, (model, bytes)): (usize, (pinstripe_sim::Model, u64))| {
         let fresh = Drive::new(model, rng.below(PHASE_NS_MAX));
-        let drive = if used_up { fresh.used_up() } else { fresh };
+        let drive = if arguments.used_up { fresh.used_up() } else { fresh };
         SimDiskConfig::modelled(&format!("{}/{slot}", model.name), bytes, drive)
     };
     Ok(models.into_iter().enumerate().map(member).collect())

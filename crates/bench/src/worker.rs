@@ -106,7 +106,7 @@ pub(crate) struct Worker {
     pub(crate) destination: Destination,
     pub(crate) region: Arc<Region>,
     pub(crate) reads: u64,
-    /// A request is timed when its number has none of these bits.
+    /// A request is timed when its number, counted from its client's, has none of these bits.
     pub(crate) clock_mask: u64,
     pub(crate) inline: bool,
     /// See [`WorkerConfig::interval_ns`].
@@ -164,7 +164,7 @@ impl Worker {
     /// Has every client work through the engine for `nanoseconds`.
     pub(crate) async fn engine_slice(self: Rc<Self>, nanoseconds: u64) -> Result<SliceOutcome, RequestError> {
         let watch = Stopwatch::start();
-        let slice = Rc::new(Slice::until(shard::now() + nanoseconds));
+        let slice = Rc::new(Slice::of(nanoseconds));
         let clients = self.clients.take();
         let tasks: Vec<_> = clients
             .into_iter()

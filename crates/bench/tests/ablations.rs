@@ -171,3 +171,21 @@ fn what_contradicts_itself_is_refused() {
         assert!(matches!(run(&wrong), Err(BenchError::Arguments(_))), "{wrong:?}");
     }
 }
+
+/// By Little's law the mean time of requests by their rate is how many are under way. Over memory requests
+/// end at once and clients wait for their turns, or for a worker: both are part of that time.
+#[test]
+fn as_many_requests_are_under_way_as_there_are_clients() {
+    for arms in ["pinstripe", "straid", "orig-raid"] {
+        for (shards, reads) in [(1, 0), (2, 0), (2, 100)] {
+            let arguments = BenchArgs { shards, reads, depth: 64, seconds: 0.0, ..arguments(arms) };
+            // A thread that is taken off its CPU counts for much in a short run.
+            let under_way = |seconds| {
+                let (report, _) = measured(&BenchArgs { seconds, ..arguments.clone() });
+                report.latency_ns.mean / 1e9 * report.iops
+            };
+            let is_all = |seconds| (48.0..80.0).contains(&under_way(seconds));
+            assert!([0.3, 1.0, 3.0, 9.0].into_iter().any(is_all), "{arms}, {shards} shards, {reads} % reads");
+        }
+    }
+}

@@ -3,7 +3,8 @@
 use std::{fs::File, sync::Arc};
 
 use pinstripe_bench::{
-    BenchArgs, BenchError, DeviceSpec, Export, Mix, ObjectsReport, Pattern, run_objects, run_objects_through,
+    BenchArgs, BenchError, DeviceSpec, Export, Latency, Mix, ObjectsReport, Pattern, run_objects,
+    run_objects_through,
 };
 use pinstripe_md::level::Level;
 
@@ -108,4 +109,36 @@ fn what_the_store_has_no_room_for_is_told() {
     let full =
         BenchArgs { mix: Mix::D, seconds: 60.0, devices: vec![DeviceSpec::Memory(2 << 20)], ..arguments(10) };
     assert!(refused(full).contains("inserts have filled the "));
+}
+
+/// See the same test of patterns.
+#[test]
+fn as_many_operations_are_under_way_as_there_are_clients() {
+    for (mix, shards) in [(Mix::A, 1), (Mix::A, 2), (Mix::C, 1)] {
+        let report = measure(&BenchArgs { mix, shards, ..arguments(100) }).unwrap();
+        let of = |latency: Latency| latency.mean * f64::from(u32::try_from(latency.samples).unwrap());
+        let under_way = (of(report.read_latency_ns) + of(report.write_latency_ns)) / 1e9 / report.seconds;
+        assert!((12.0..20.0).contains(&under_way), "{mix:?}, {shards} shards: {under_way}: {report}");
+    }
+}
+
+#[test]
+fn a_store_over_models_takes_their_time_and_is_the_same_again() {
+    let of = |model: &str, seed| {
+        let devices = vec![format!("model:{model}:16M").parse().unwrap()];
+        let (seconds, warm_up) = (0.02, 0.0);
+        let store =
+            BenchArgs { devices, members: Some(4), seed, shards: 2, seconds, warm_up, ..arguments(100) };
+        let report = measure(&store).unwrap();
+        assert!(report.checked.objects == 100 && report.checked.stripes > 0, "{report}");
+        assert_eq!(report.cpu_ns_per_operation, None);
+        assert!(report.to_string().contains("nothing but the drives"), "{report}");
+        (report.to_json(), report.operations_per_second)
+    };
+    assert_eq!(of("980-pro", 1), of("980-pro", 1));
+    assert_ne!(of("980-pro", 1), of("980-pro", 2));
+    assert!(of("980-pro", 1).1 > 3.0 * of("860-pro", 1).1);
+    let wish = BenchArgs { devices: vec!["model:980-pro:16M".parse().unwrap()], ..arguments(100) };
+    let through = run_objects_through(&wish, &Export::Path("export".into()), true, &(Arc::new(|_| {}) as _));
+    assert!(matches!(through, Err(BenchError::NotVirtual(_))));
 }

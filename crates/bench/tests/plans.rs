@@ -204,3 +204,31 @@ fn words_name_every_assumption() {
     assert!(striped.rebuild.is_none() && striped.load.write_amplification.is_none());
     assert!(striped.durability.loss_per_year_with_scrubs > 0.05);
 }
+
+#[test]
+fn requests_at_a_rate_come_at_it_and_wait_from_when_they_are_due() {
+    let line = "--device model:7200rpm:64M --members 4 --reads 100 --requests 2000 --seeds 1 --depth 64";
+    let of = |rate: &str| plan(&format!("{line} --rate {rate}")).load;
+    let few = of("200K");
+    assert_near(few.iops.mean, 50.0);
+    assert!(few.latency_ns_mean.mean < 20e6, "{few:?}");
+    // More than the disks can: all clients are busy when a request is due.
+    let many = of("40M");
+    assert!(many.latency_ns_mean.mean > 20.0 * few.latency_ns_mean.mean, "{many:?}");
+    assert!(parse(&format!("{line} --rate 1M --synthetic prxy_0")).is_err());
+}
+
+/// A bit stands for 64 MiB: on a large drive nearly every write of a slow load is the first of its region.
+#[test]
+fn a_bitmap_costs_a_write_where_regions_become_idle() {
+    let of = |size: &str, bitmap: &str| {
+        let line = "--members 3 --depth 1 --requests 400 --seeds 1";
+        plan(&format!("--device model:7200rpm:{size} --bitmap {bitmap} {line}")).load
+    };
+    let (with, without) = (of("500G", "internal"), of("500G", "none"));
+    let pages = |load: &pinstripe_bench::LoadForecast| load.bitmap_writes_per_write.unwrap().mean;
+    // A page on each member.
+    assert!((2.5..3.5).contains(&pages(&with)) && pages(&without) == 0.0, "{with:?}");
+    assert!(with.latency_ns_mean.mean > 1.1 * without.latency_ns_mean.mean, "{with:?} and {without:?}");
+    assert!(pages(&of("64M", "internal")) < 0.05, "a small one has one region, of which the bit stays");
+}

@@ -5,8 +5,8 @@ use std::{fmt::Write as _, fs, path::Path, sync::Arc};
 
 use clap::ValueEnum;
 use pinstripe_bench::{
-    BenchArgs, BenchError, DeviceSpec, Export, Format, TraceError, TraceReport, Workload, run_trace,
-    run_trace_through,
+    BenchArgs, BenchError, BitmapChoice, DeviceSpec, Export, Format, Latency, PolicyChoice, TraceError,
+    TraceReport, Workload, run_trace, run_trace_through,
 };
 use pinstripe_md::level::Level;
 
@@ -177,4 +177,93 @@ fn a_synthetic_workload_goes_through_an_export_by_force() {
     assert!(matches!(run(false), Err(BenchError::ForceExport)));
     let report = run(true).unwrap();
     assert!(report.reads + report.writes == 500 && report.checked.sectors > 1000, "{report}");
+}
+
+/// See the same test of patterns.
+#[test]
+fn as_many_requests_of_a_trace_are_under_way_as_there_are_clients() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace");
+    fs::write(&trace, crowded(20_000)).unwrap();
+    for shards in [1, 2] {
+        let report = replay(&BenchArgs { shards, depth: 24, ..arguments(&trace) }).unwrap();
+        let of = |latency: Latency| latency.mean * f64::from(u32::try_from(latency.samples).unwrap());
+        let under_way = (of(report.read_latency_ns) + of(report.write_latency_ns)) / 1e9 / report.seconds;
+        assert!((18.0..30.0).contains(&under_way), "{shards} shards: {under_way}: {report}");
+    }
+}
+
+fn models(trace: &Path) -> BenchArgs {
+    BenchArgs {
+        devices: vec!["model:980-pro:16M".parse().unwrap()],
+        members: Some(4),
+        cache: 0,
+        bitmap: BitmapChoice::None,
+        ..arguments(trace)
+    }
+}
+
+#[test]
+fn a_trace_over_models_takes_their_time_and_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace");
+    let text: String = (0..2000).fold(String::new(), |mut text, number: u64| {
+        let _ = writeln!(text, "W\t{}\t4096", number * 7919 % 8000 * 4096);
+        text
+    });
+    fs::write(&trace, text).unwrap();
+    let report = replay(&BenchArgs { depth: 1, policy: PolicyChoice::AlwaysRmw, ..models(&trace) }).unwrap();
+    // Old data and old parity at once, then the new ones at once: 22,000 reads and 60,000 writes a second.
+    let microseconds = 1e6 / 22_000.0 + 1e6 / 60_000.0;
+    let found = report.write_latency_ns.mean / 1e3;
+    assert!((found / microseconds - 1.0).abs() < 0.05, "{found} and not {microseconds}");
+    assert!(report.checked.sectors == 2000 * 8 && report.checked.stripes > 0, "{report}");
+    assert_eq!(
+        (report.cpu_ns_per_operation, report.array.as_ref().unwrap().series),
+        (None, "virtual device")
+    );
+    assert!(report.to_string().contains("nothing but the drives"), "{report}");
+
+    let timed = folder.path().join("timed");
+    fs::write(&timed, "fio version 3 iolog\n0 f write 0 4096\n3600000000 f write 4096 4096\n").unwrap();
+    let report = replay(&BenchArgs { trace_time: true, lost: vec![2], ..models(&timed) }).unwrap();
+    assert!((3600.0..3601.0).contains(&report.seconds), "an hour of it: {report}");
+    let through =
+        run_trace_through(&models(&trace), &Export::Path("export".into()), true, &(Arc::new(|_| {}) as _));
+    assert!(matches!(through, Err(BenchError::NotVirtual(_))), "{through:?}");
+}
+
+#[test]
+fn a_synthetic_trace_over_models_is_the_same_again_by_the_same_seed() {
+    let of = |seed| {
+        let wish = BenchArgs {
+            trace: None,
+            synthetic: Some(Workload::Prxy0),
+            requests: 1000,
+            seed,
+            shards: 2,
+            ablate: Some("straid".parse().unwrap()),
+            cache: BenchArgs::defaults().cache,
+            ..models(Path::new(""))
+        };
+        let report = replay(&wish).unwrap();
+        assert!(report.checked.sectors > 1000 && report.ablation.is_none(), "{report}");
+        report.to_json()
+    };
+    assert_eq!(of(1), of(1));
+    assert_ne!(of(1), of(2));
+}
+
+#[test]
+fn flash_that_is_used_up_replays_slower() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace");
+    fs::write(&trace, crowded(2000)).unwrap();
+    let seconds = |used_up| {
+        let devices = vec!["model:x25-e:16M".parse().unwrap()];
+        replay(&BenchArgs { devices, used_up, ..models(&trace) }).unwrap().seconds
+    };
+    assert!(seconds(true) > 1.5 * seconds(false), "{} and {}", seconds(true), seconds(false));
+    let memory = replay(&BenchArgs { used_up: true, ..arguments(&trace) });
+    assert!(matches!(memory, Err(BenchError::Arguments(_))), "{memory:?}");
 }

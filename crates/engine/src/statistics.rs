@@ -66,6 +66,8 @@ counters! {
     log_writes,
     /// Bytes of those.
     log_write_bytes,
+    /// Pages of 4 KiB of the bitmap written to members; they don't count as writes to members.
+    bitmap_writes,
     /// Stripe writes: batches.
     batches,
     /// Writes that joined another's batch.

@@ -98,8 +98,9 @@ by ISA-L. Ours are memory on the kernel's transparent huge pages, written with n
 other. Ours takes writes of any size, and is measured without a bitmap, which is alike, and with one. Partial writes can't be compared, and reads aren't: \
 a healthy array's read needs no parity.
 - `pinstripe bench` writes a mark of 16 bytes into each sector of every request, by which the data is checked; `bdevperf` writes the same bytes again and again.
-- The p99 at a depth above 1 can't be compared. Members in memory complete inline, so the clients of `pinstripe bench` take turns, and a request's time is that \
-of its own work; `bdevperf`'s is measured from a submission that waits for those before.
+- The p99 at a depth above 1 can't be compared. Members in memory complete inline, so the clients of `pinstripe bench` take turns. When this was \
+measured, a request's time was that of its own work; it is that of its wait for a turn, too, since. `bdevperf`'s is measured from a submission that \
+waits for those before.
 
 SPDK isn't built by this repository. The build that was measured: SPDK v26.05 with its submodule isa-l (c196241) and with DPDK v25.11 (the submodule is that version with SPDK's \
 patches), on Debian 12 with gcc 12.2:

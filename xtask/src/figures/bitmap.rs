@@ -23,15 +23,14 @@ const WITHOUT: &str = "-no-bitmap";
 /// More than so much is too much.
 const PERCENT_MAX: u64 = 2;
 
-/// Counts, keeps it below `folder`, and says it. A short run counts the first case alone.
-pub fn measure(root: &Path, folder: &Path, is_short: bool) -> Result<String> {
+/// Counts, and keeps it below `folder`. A short run counts the first case alone.
+pub fn measure(root: &Path, folder: &Path, is_short: bool) -> Result<()> {
     let cases = &CASES[..if is_short { 1 } else { CASES.len() }];
     let names = cases.iter().flat_map(|(case, _)| [(*case).to_owned(), format!("{case}{WITHOUT}")]);
     let counts = cost::count(root, &names.collect::<Vec<_>>())?;
     let beside = folder.join("scalaraid");
     std::fs::create_dir_all(&beside).with_context(|| format!("make {}", beside.display()))?;
-    origin::save(&counts, &beside.join("instructions.json"))?;
-    Ok(section(&counts))
+    origin::save(&counts, &beside.join("instructions.json"))
 }
 
 /// What was kept.

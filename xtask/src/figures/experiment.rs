@@ -208,10 +208,14 @@ pub fn run(pinstripe: &Path, tasks: &[Task]) -> Result<Vec<Row>> {
 /// One run. Bench scrubs the array and reads back what it has written, and fails if anything is wrong.
 fn measure(pinstripe: &Path, task: &Task) -> Result<Row> {
     let report = super::report(pinstripe, &task.arguments)?;
-    // A trace's report has no settings; a trace isn't replayed on models.
-    let series = report.pointer("/settings/series").and_then(serde_json::Value::as_str);
+    // A trace's report has no settings.
+    let series = report.pointer("/settings/series").or_else(|| report.pointer("/array/series"));
     let wanted = task.series.name();
-    ensure!(series.unwrap_or(Series::Real.name()) == wanted, "{} isn't of a {wanted}", task.experiment);
+    ensure!(
+        series.and_then(serde_json::Value::as_str) == Some(wanted),
+        "{} isn't of a {wanted}",
+        task.experiment
+    );
     Ok(Row {
         series: wanted.to_owned(),
         experiment: task.experiment.to_owned(),
@@ -244,6 +248,12 @@ impl Rows {
         of.map(|row| row.round).max().unwrap_or(0)
     }
 
+    /// How many there were of one experiment.
+    pub fn rounds_of(&self, experiment: &str) -> u32 {
+        let of = self.0.iter().filter(|row| row.experiment == experiment);
+        of.map(|row| row.round).max().unwrap_or(0)
+    }
+
     fn of(&self, at: At, quantity: Quantity) -> impl Iterator<Item = (u32, f64)> {
         let column = ALL.iter().position(|each| *each == quantity);
         let is_it =
@@ -257,9 +267,21 @@ impl Rows {
         Spread::of_median(self.of(at, quantity).map(|(_, value)| value))
     }
 
+    /// Whether this was measured anywhere.
+    pub fn has(&self, experiment: &str, quantity: Quantity) -> bool {
+        let arms = self.0.iter().filter(|row| row.experiment == experiment);
+        arms.map(|row| At { experiment, place: &row.place, arm: &row.arm })
+            .any(|at| self.of(at, quantity).next().is_some())
+    }
+
     /// By another arm of the same place, round by round.
     pub fn ratio(&self, at: At, base: &str, quantity: Quantity) -> Option<Spread> {
-        let bases: Vec<(u32, f64)> = self.of(At { arm: base, ..at }, quantity).collect();
+        self.ratio_to(at, At { arm: base, ..at }, quantity)
+    }
+
+    /// By another point, round by round.
+    pub fn ratio_to(&self, at: At, base: At, quantity: Quantity) -> Option<Spread> {
+        let bases: Vec<(u32, f64)> = self.of(base, quantity).collect();
         let by = |(round, value): (u32, f64)| {
             let (_, base) = bases.iter().find(|(other, _)| *other == round)?;
             Some(value / base).filter(|ratio| ratio.is_finite())

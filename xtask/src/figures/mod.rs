@@ -12,6 +12,7 @@
 
 mod bitmap;
 mod chart;
+mod drives;
 mod experiment;
 mod paper;
 mod quantity;
@@ -27,6 +28,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
+
+use self::experiment::Rows;
 
 /// Where pages, tables and pictures lie.
 const FOLDER: &str = "docs/results/papers";
@@ -77,28 +80,10 @@ pub fn run(root: &Path, figures: &Figures) -> Result<()> {
     let folder = figures.out.clone().unwrap_or_else(|| root.join(FOLDER));
     let is_wanted = |which| figures.only.is_none_or(|only| only == which);
     if let Some(other) = &figures.beside {
-        for (which, paper) in [(Which::Straid, &straid::PAPER), (Which::Scalaraid, &scalaraid::PAPER)] {
-            if is_wanted(which) {
-                tell(paper.name, twice::compare(&paper.load(&folder)?.rows, &paper.load(other)?.rows));
-            }
-        }
-        if is_wanted(Which::Raid4s) {
-            tell("raid4s", raid4s::compare(&raid4s::load(&folder)?, &raid4s::load(other)?));
-        }
-        return Ok(());
+        return compare(&folder, other, is_wanted);
     }
     if figures.page {
-        if is_wanted(Which::Raid4s) {
-            raid4s::write(&folder, &raid4s::load(&folder)?)?;
-        }
-        if is_wanted(Which::Straid) {
-            straid::PAPER.write(&folder, &straid::PAPER.load(&folder)?, "")?;
-        }
-        if is_wanted(Which::Scalaraid) {
-            let bitmap = bitmap::load(&folder)?;
-            scalaraid::PAPER.write(&folder, &scalaraid::PAPER.load(&folder)?, &bitmap)?;
-        }
-        return Ok(());
+        return write_again(&folder, is_wanted);
     }
     let pinstripe = crate::cargo::build(
         root,
@@ -107,24 +92,69 @@ pub fn run(root: &Path, figures: &Figures) -> Result<()> {
     )?;
     // A short run is told by there being no rounds.
     let rounds = (!figures.short).then(|| figures.rounds.unwrap_or(ROUNDS));
-    let measure = |paper: &paper::Paper| match rounds {
-        Some(rounds) if !figures.experiment.is_empty() => {
-            paper.measure_again(root, &pinstripe, rounds, &figures.experiment, paper.load(&folder)?)
+    let measure = |paper: &paper::Paper, again: &[String]| match rounds {
+        Some(rounds) if !again.is_empty() => {
+            paper.measure_again(root, &pinstripe, rounds, again, paper.load(&folder)?)
         }
-        _ => paper.measure(root, &pinstripe, rounds),
+        _ => {
+            let kept = paper.measure(root, &pinstripe, rounds)?;
+            // What is there is kept beside it.
+            let before = paper.load(&folder).map_or_else(|_| Rows::default(), |old| old.rows);
+            Ok(paper::Kept { before, ..kept })
+        }
     };
     if is_wanted(Which::Straid) {
-        straid::PAPER.write(&folder, &measure(&straid::PAPER)?, "")?;
+        straid::PAPER.write(&folder, &measure(&straid::PAPER, &figures.experiment)?, "")?;
     }
     if is_wanted(Which::Scalaraid) {
-        let kept = measure(&scalaraid::PAPER)?;
+        let is_all = figures.experiment.is_empty();
+        let again: Vec<String> =
+            figures.experiment.iter().filter(|name| *name != drives::NAME).cloned().collect();
+        let kept = if is_all || !again.is_empty() {
+            measure(&scalaraid::PAPER, &again)?
+        } else {
+            scalaraid::PAPER.load(&folder)?
+        };
         // Callgrind may be missing; what was measured is kept all the same.
-        scalaraid::PAPER.write(&folder, &kept, &bitmap::load(&folder)?)?;
-        let bitmap = bitmap::measure(root, &folder, figures.short)?;
-        scalaraid::PAPER.write(&folder, &kept, &bitmap)?;
+        scalaraid::PAPER.write(&folder, &kept, &(bitmap::load(&folder)? + &drives::load(&folder)?))?;
+        if is_all || again.len() < figures.experiment.len() {
+            drives::measure(root, &pinstripe, &folder, figures.short)?;
+        }
+        if is_all {
+            bitmap::measure(root, &folder, figures.short)?;
+        }
+        scalaraid::PAPER.write(&folder, &kept, &(bitmap::load(&folder)? + &drives::load(&folder)?))?;
     }
     if is_wanted(Which::Raid4s) {
         raid4s::write(&folder, &raid4s::measure(root, &pinstripe, figures.short)?)?;
+    }
+    Ok(())
+}
+
+/// Says how far two runs agree.
+fn compare(folder: &Path, other: &Path, is_wanted: impl Fn(Which) -> bool) -> Result<()> {
+    for (which, paper) in [(Which::Straid, &straid::PAPER), (Which::Scalaraid, &scalaraid::PAPER)] {
+        if is_wanted(which) {
+            tell(paper.name, twice::compare(&paper.load(folder)?.rows, &paper.load(other)?.rows));
+        }
+    }
+    if is_wanted(Which::Raid4s) {
+        tell("raid4s", raid4s::compare(&raid4s::load(folder)?, &raid4s::load(other)?));
+    }
+    Ok(())
+}
+
+/// Writes pages and pictures from the tables.
+fn write_again(folder: &Path, is_wanted: impl Fn(Which) -> bool) -> Result<()> {
+    if is_wanted(Which::Raid4s) {
+        raid4s::write(folder, &raid4s::load(folder)?)?;
+    }
+    if is_wanted(Which::Straid) {
+        straid::PAPER.write(folder, &straid::PAPER.load(folder)?, "")?;
+    }
+    if is_wanted(Which::Scalaraid) {
+        let more = bitmap::load(folder)? + &drives::load(folder)?;
+        scalaraid::PAPER.write(folder, &scalaraid::PAPER.load(folder)?, &more)?;
     }
     Ok(())
 }

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use super::chart::{Chart, Series as Line};
 use super::experiment::{self, At, Experiment, Row, Rows, Series};
 use super::quantity::Quantity;
+use super::twice;
 use crate::bars::Bars;
 use crate::bench::Spread;
 use crate::origin::{self, Origin};
@@ -30,7 +31,9 @@ pub struct Paper {
 
 /// Columns of a line of text.
 const COLUMNS: usize = 110;
-/// Of the real CPU, fewer rounds tell nothing.
+/// The table before, beside the one of now.
+const BEFORE: &str = "before.csv";
+/// Fewer rounds tell nothing.
 const ROUNDS_MIN: u32 = 3;
 
 /// Which way a comparison goes.
@@ -40,6 +43,8 @@ pub enum Wanted {
     Less,
     /// As much, to this share.
     Alike(f64),
+    /// From the one to the other.
+    Within(f64, f64),
 }
 
 /// A comparison that was published.
@@ -52,8 +57,12 @@ pub struct Claim {
     pub place: &'static str,
     pub arm: &'static str,
     pub base: &'static str,
+    /// Where the base is taken, if not beside the arm: an experiment, a place, or both.
+    pub base_at: (&'static str, &'static str),
     pub quantity: Quantity,
     pub wanted: Wanted,
+    /// Why it isn't so here, where it isn't: what was measured, or that it is a guess.
+    pub why: &'static str,
 }
 
 /// A figure or table.
@@ -85,13 +94,22 @@ impl Wanted {
     /// Of the ratios of rounds.
     pub fn verdict(self, ratio: Spread) -> Verdict {
         match self {
-            Self::Alike(share) if (ratio.median - 1.0).abs() <= share => Verdict::Kept,
-            Self::Alike(share) if ratio.low <= 1.0 + share && ratio.high >= 1.0 - share => Verdict::NotTold,
+            Self::Alike(share) => Self::Within(1.0 - share, 1.0 + share).verdict(ratio),
+            Self::Within(least, most) if ratio.low >= least && ratio.high <= most => Verdict::Kept,
+            Self::Within(least, most) if ratio.low <= most && ratio.high >= least => Verdict::NotTold,
             Self::More if ratio.low > 1.0 => Verdict::Kept,
             Self::Less if ratio.high < 1.0 => Verdict::Kept,
             Self::More if ratio.high >= 1.0 => Verdict::NotTold,
             Self::Less if ratio.low <= 1.0 => Verdict::NotTold,
-            Self::More | Self::Less | Self::Alike(_) => Verdict::NotKept,
+            Self::More | Self::Less | Self::Within(..) => Verdict::NotKept,
+        }
+    }
+
+    /// Where the base is 0 in every round.
+    fn verdict_beside_nothing(self, value: Spread) -> Verdict {
+        match self {
+            Self::More if value.low > 0.0 => Verdict::Kept,
+            _ => Verdict::NotTold,
         }
     }
 
@@ -100,6 +118,7 @@ impl Wanted {
             Self::More => "> 1".to_owned(),
             Self::Less => "< 1".to_owned(),
             Self::Alike(share) => format!("1 ± {share}"),
+            Self::Within(least, most) => format!("{least} to {most}"),
         }
     }
 }
@@ -120,6 +139,8 @@ pub struct Kept {
     pub origin: Origin,
     /// Of experiments that were measured again, by name.
     pub later: BTreeMap<String, Origin>,
+    /// What was measured of each experiment the time before, if it was.
+    pub before: Rows,
     /// The machine's CPUs.
     pub cpus: usize,
 }
@@ -130,7 +151,13 @@ impl Paper {
         let origin = Origin::now(root)?;
         let chosen = self.experiments.iter().filter(|experiment| experiment.is_short || rounds.is_some());
         let rows = run(pinstripe, &chosen.collect::<Vec<_>>(), rounds)?;
-        Ok(Kept { rows: Rows(rows), origin, later: BTreeMap::new(), cpus: super::cpus() })
+        Ok(Kept {
+            rows: Rows(rows),
+            origin,
+            later: BTreeMap::new(),
+            before: Rows::default(),
+            cpus: super::cpus(),
+        })
     }
 
     /// Measures these again, and takes the others from what is kept.
@@ -150,8 +177,11 @@ impl Paper {
         let chosen: Vec<&Experiment> = names.iter().map(find).collect::<Result<_>>()?;
         let origin = Origin::now(root)?;
         let rows = run(pinstripe, &chosen, Some(rounds))?;
-        kept.rows.0.retain(|row| !names.contains(&row.experiment));
-        kept.rows.0.extend(rows);
+        let (old, others): (Vec<Row>, Vec<Row>) =
+            kept.rows.0.into_iter().partition(|row| names.contains(&row.experiment));
+        kept.rows = Rows(others.into_iter().chain(rows).collect());
+        kept.before.0.retain(|row| !names.contains(&row.experiment));
+        kept.before.0.extend(old);
         kept.later.extend(names.iter().map(|name| (name.clone(), origin.clone())));
         Ok(kept)
     }
@@ -164,7 +194,9 @@ impl Paper {
         let origin = origin::load(&beside.join("origin.json"))?.context("nothing was measured yet")?;
         let cpus = cpus_of(&origin).context("origin.json doesn't say how many CPUs there were")?;
         let later = origin::load(&beside.join("later.json"))?.unwrap_or_default();
-        Ok(Kept { rows: Rows::parse(&text).context(name)?, origin, later, cpus })
+        let before = std::fs::read_to_string(beside.join(BEFORE)).unwrap_or_default();
+        let before = Rows::parse(&before).context(BEFORE)?;
+        Ok(Kept { rows: Rows::parse(&text).context(name)?, origin, later, before, cpus })
     }
 
     /// Writes page, table and pictures below `folder`; `more` comes before what differs.
@@ -177,6 +209,9 @@ impl Paper {
         write(&beside.join(format!("{}.csv", self.name)), &kept.rows.csv())?;
         origin::save(&kept.origin, &beside.join("origin.json"))?;
         origin::save(&kept.later, &beside.join("later.json"))?;
+        if !kept.before.0.is_empty() {
+            write(&beside.join(BEFORE), &kept.before.csv())?;
+        }
         for panel in self.panels(kept) {
             write(&beside.join(panel.file()), &self.picture(panel, kept)?)?;
         }
@@ -186,7 +221,7 @@ impl Paper {
     /// Each picture once, of what was measured.
     fn panels(&self, kept: &Kept) -> Vec<&Panel> {
         let all = self.figures.iter().flat_map(|figure| figure.panels);
-        all.filter(|panel| !kept.rows.places(panel.experiment).is_empty()).collect()
+        all.filter(|panel| kept.rows.has(panel.experiment, panel.quantity)).collect()
     }
 
     fn experiment(&self, name: &str) -> &Experiment {
@@ -242,6 +277,7 @@ impl Paper {
         text.push_str(&self.reached(kept));
         text.push_str(more);
         text.push_str(self.differs);
+        text.push_str(&self.two_runs(kept));
         for figure in self.figures {
             let paper = in_lines(&format!("The paper: {}", figure.paper));
             let _ = writeln!(text, "## {}\n\n{paper}\n", figure.title);
@@ -292,6 +328,12 @@ impl Paper {
                 " `{name}` was measured again: commit {commit}, {date} UTC, load average {load}."
             );
         }
+        for experiment in self.experiments {
+            let (own, all) = (kept.rows.rounds_of(experiment.name), kept.rows.rounds(experiment.series));
+            if own > 0 && own < all {
+                let _ = write!(text, " `{}` has {own} of {all}.", experiment.name);
+            }
+        }
         in_lines(&text) + "\n\n"
     }
 
@@ -302,15 +344,24 @@ impl Paper {
             .to_owned();
         for claim in self.claims {
             let series = self.experiment(claim.experiment).series;
-            let is_enough = series == Series::Virtual || kept.rows.rounds(series) >= ROUNDS_MIN;
-            let (measured, verdict) =
-                claim.ratio(&kept.rows).map_or((claim.without_ratio(&kept.rows), ""), |ratio| {
-                    let verdict = if is_enough { claim.wanted.verdict(ratio) } else { Verdict::NotTold };
-                    (in_brackets(ratio), verdict.words())
-                });
+            let is_enough = kept.rows.rounds_of(claim.experiment) >= ROUNDS_MIN;
+            let told = |verdict| if is_enough { verdict } else { Verdict::NotTold };
+            let (measured, verdict) = match (claim.ratio(&kept.rows), claim.value(&kept.rows)) {
+                (Some(ratio), _) => (in_brackets(ratio), told(claim.wanted.verdict(ratio)).words()),
+                (None, Some(value)) => {
+                    let verdict = told(claim.wanted.verdict_beside_nothing(value));
+                    (format!("{} beside 0", in_brackets(value)), verdict.words())
+                }
+                (None, None) => ("not measured".to_owned(), ""),
+            };
+            let why = match verdict {
+                verdict if verdict != Verdict::NotKept.words() => String::new(),
+                _ if claim.why.is_empty() => ": not explained".to_owned(),
+                _ => format!(": {}", claim.why),
+            };
             let _ = writeln!(
                 text,
-                "| {} | {} | {} | {measured} | {verdict} |",
+                "| {} | {} | {} | {measured} | {verdict}{why} |",
                 claim.words,
                 series.name(),
                 claim.wanted.words()
@@ -319,11 +370,34 @@ impl Paper {
         text + "\n"
     }
 
+    /// What was measured twice, beside each other.
+    fn two_runs(&self, kept: &Kept) -> String {
+        let (counts, apart) = twice::compare(&kept.rows, &kept.before);
+        if counts.is_empty() {
+            return String::new();
+        }
+        let intro = format!(
+            "What was measured the time before, of the experiments that were measured again, is in [{BEFORE}]({}/{BEFORE}). Bars that are \
+             intervals of 95 % lie apart now and then, and where the program has changed between the two.",
+            self.name
+        );
+        let mut text = format!(
+            "## Two runs\n\n{}\n\n| series | quantity | points with bars that overlap |\n|---|---|---:|\n",
+            in_lines(&intro)
+        );
+        for ((series, quantity), count) in counts {
+            let _ = writeln!(text, "| {series} | {quantity} | {count} |");
+        }
+        let points = apart.iter().map(|point| format!("- {point}\n"));
+        let list = if apart.is_empty() { String::new() } else { "\nApart:\n\n".to_owned() };
+        text + &list + &points.collect::<String>() + "\n"
+    }
+
     fn section(&self, panel: &Panel, kept: &Kept) -> String {
         let experiment = self.experiment(panel.experiment);
         let (places, words) = (kept.rows.places(panel.experiment), panel.quantity.words());
         let title = format!("{}: {words} ({})", experiment.title, experiment.series.name());
-        if places.is_empty() {
+        if !kept.rows.has(panel.experiment, panel.quantity) {
             return format!("{title}: not measured in this run.\n\n");
         }
         let arms: Vec<&str> = experiment.arms.iter().map(|(arm, _)| *arm).collect();
@@ -355,16 +429,28 @@ impl Paper {
 }
 
 impl Claim {
-    /// Where the base is 0 in every round.
-    fn without_ratio(&self, rows: &Rows) -> String {
-        let is_there = !rows.places(self.experiment).is_empty();
-        (if is_there { "no ratio: the base is 0" } else { "not measured" }).to_owned()
+    fn at<'r>(&'r self, rows: &'r Rows) -> Option<At<'r>> {
+        let last = rows.places(self.experiment).last().copied()?;
+        let place = if self.place.is_empty() { last } else { self.place };
+        Some(At { experiment: self.experiment, place, arm: self.arm })
+    }
+
+    fn base<'r>(&'r self, at: At<'r>) -> At<'r> {
+        let or = |other: &'r str, own: &'r str| if other.is_empty() { own } else { other };
+        let (experiment, place) = (or(self.base_at.0, at.experiment), or(self.base_at.1, at.place));
+        At { experiment, place, arm: self.base }
+    }
+
+    /// Beside a base that was measured.
+    fn value(&self, rows: &Rows) -> Option<Spread> {
+        let at = self.at(rows)?;
+        rows.spread(self.base(at), self.quantity)?;
+        rows.spread(at, self.quantity)
     }
 
     fn ratio(&self, rows: &Rows) -> Option<Spread> {
-        let last = rows.places(self.experiment).last().copied()?;
-        let place = if self.place.is_empty() { last } else { self.place };
-        rows.ratio(At { experiment: self.experiment, place, arm: self.arm }, self.base, self.quantity)
+        let at = self.at(rows)?;
+        rows.ratio_to(at, self.base(at), self.quantity)
     }
 }
 
@@ -431,9 +517,95 @@ pub mod tests {
         assert_eq!(Wanted::Less.verdict(spread(0.7, 0.8, 0.99)), Verdict::Kept);
         assert_eq!(Wanted::Less.verdict(spread(0.7, 0.8, 1.2)), Verdict::NotTold);
         assert_eq!(Wanted::Less.verdict(spread(1.1, 1.2, 1.3)), Verdict::NotKept);
-        assert_eq!(Wanted::Alike(0.05).verdict(spread(0.8, 1.04, 1.3)), Verdict::Kept);
+        assert_eq!(Wanted::Alike(0.05).verdict(spread(0.96, 1.0, 1.04)), Verdict::Kept);
+        assert_eq!(Wanted::Alike(0.05).verdict(spread(0.8, 1.04, 1.3)), Verdict::NotTold, "the median alone");
         assert_eq!(Wanted::Alike(0.05).verdict(spread(0.94, 1.1, 1.3)), Verdict::NotTold);
         assert_eq!(Wanted::Alike(0.05).verdict(spread(1.06, 1.1, 1.3)), Verdict::NotKept);
+        assert_eq!(Wanted::Within(1.0, 1.2).verdict(spread(1.1, 1.1, 1.2)), Verdict::Kept);
+        assert_eq!(Wanted::Within(1.0, 1.2).verdict(spread(1.1, 1.2, 1.3)), Verdict::NotTold);
+        assert_eq!(Wanted::Within(1.0, 1.2).verdict(spread(2.2, 2.2, 2.3)), Verdict::NotKept);
+    }
+
+    const CLAIM: Claim = Claim {
+        words: "a claim",
+        experiment: "e",
+        place: "",
+        arm: "a",
+        base: "b",
+        base_at: ("", ""),
+        quantity: Quantity::Throughput,
+        wanted: Wanted::More,
+        why: "a reason",
+    };
+
+    #[test]
+    fn a_claim_has_its_base_where_it_says() {
+        let rows = Rows(vec![
+            throughput("e", "1", "a", 1, 2.0),
+            throughput("e", "2", "a", 1, 6.0),
+            throughput("e", "2", "b", 1, 3.0),
+            throughput("f", "2", "b", 1, 12.0),
+        ]);
+        let ratio = |claim: Claim| claim.ratio(&rows).map(|ratio| ratio.median);
+        assert_eq!(ratio(CLAIM), Some(2.0));
+        assert_eq!(ratio(Claim { base_at: ("f", ""), ..CLAIM }), Some(0.5));
+        assert_eq!(ratio(Claim { base: "a", base_at: ("", "1"), ..CLAIM }), Some(3.0));
+        assert_eq!(ratio(Claim { base_at: ("g", ""), ..CLAIM }), None);
+    }
+
+    #[test]
+    fn a_comparison_that_was_not_kept_says_why() {
+        const EXPERIMENTS: &[Experiment] = &[Experiment {
+            name: "e",
+            title: "",
+            series: Series::Virtual,
+            places: experiment::Places::Depths(&[1]),
+            arms: &[("a", ""), ("b", "")],
+            options: "",
+            is_short: true,
+        }];
+        const CLAIMS: &[Claim] = &[
+            CLAIM,
+            Claim { wanted: Wanted::Less, ..CLAIM },
+            Claim { why: "", ..CLAIM },
+            Claim { base: "c", ..CLAIM },
+            Claim { arm: "c", ..CLAIM },
+            Claim { base: "d", ..CLAIM },
+        ];
+        let paper = Paper {
+            name: "p",
+            head: "",
+            experiments: EXPERIMENTS,
+            claims: CLAIMS,
+            figures: &[],
+            differs: "",
+            threads: 1,
+        };
+        let value = |(arm, value): (&str, f64), round| {
+            let mut row = throughput("e", "1", arm, round, value);
+            Series::Virtual.name().clone_into(&mut row.series);
+            row
+        };
+        let mut kept = full(&paper);
+        let of = |round| [("a", 1.0), ("b", 2.0), ("c", 0.0)].map(|arm| value(arm, round));
+        kept.rows = Rows(of(1).to_vec());
+        let told = paper.reached(&kept).matches("can't be told").count();
+        assert_eq!(told, 5, "one seed tells nothing: {}", paper.reached(&kept));
+        kept.rows = Rows((1..=3).flat_map(of).collect());
+        let text = paper.reached(&kept);
+        let rows: Vec<&str> = text.lines().filter(|line| line.starts_with("| a claim")).collect();
+        for (row, end) in rows.iter().zip([
+            "0.50 (0.50 to 0.50) | **no**: a reason |",
+            "0.50 (0.50 to 0.50) | yes |",
+            "0.50 (0.50 to 0.50) | **no**: not explained |",
+            "1.00 (1.00 to 1.00) beside 0 | yes |",
+            "0.00 (0.00 to 0.00) | **no**: a reason |",
+            "| not measured |  |",
+        ]) {
+            assert!(row.ends_with(end), "{row} and not {end}");
+        }
+        kept.rows.0.clear();
+        assert!(paper.reached(&kept).contains("| not measured |  |"), "{}", paper.reached(&kept));
     }
 
     /// Rows of all that `paper` runs on two CPUs: the first arm has 10, the others 20.
@@ -453,7 +625,15 @@ pub mod tests {
         let origin = Origin { commit, date, load, machine };
         let again = Origin { commit: "def".to_owned(), ..origin.clone() };
         let later = [(paper.experiments[0].name.to_owned(), again)].into();
-        Kept { rows: Rows(rows.collect()), origin, later, cpus: 2 }
+        let mut rows: Vec<Row> = rows.collect();
+        let second = paper.experiments.get(1).map_or("", |experiment| experiment.name);
+        rows.retain(|row| row.experiment != second || row.round < 2);
+        let first = |row: &&Row| row.experiment == paper.experiments[0].name;
+        let mut before: Vec<Row> = rows.iter().filter(first).cloned().collect();
+        // Of the first arm it was other numbers.
+        let arm = before.first().map(|row| row.arm.clone()).unwrap_or_default();
+        before.iter_mut().filter(|row| row.arm == arm).for_each(|row| *row = row.clone().with_all(99.0));
+        Kept { rows: Rows(rows), origin, later, before: Rows(before), cpus: 2 }
     }
 
     /// That all which a paper's page names is run, drawn, kept and read again.
@@ -465,6 +645,8 @@ pub mod tests {
         let page = std::fs::read_to_string(folder.join(format!("{}.md", paper.name))).unwrap();
         let loaded = paper.load(&folder).unwrap();
         assert_eq!((&loaded.rows, loaded.cpus, &loaded.origin.commit), (&kept.rows, 2, &"abc".to_owned()));
+        assert_eq!(loaded.before, kept.before);
+        assert!(page.contains("## Two runs") && page.contains("\n\nApart:\n\n- "), "{page}");
         paper.write(&folder, &loaded, "more\n\n").unwrap();
         assert_eq!(std::fs::read_to_string(folder.join(format!("{}.md", paper.name))).unwrap(), page);
         for panel in paper.panels(&kept) {
@@ -475,6 +657,8 @@ pub mod tests {
             assert!(panel.base.is_empty() || experiment.arms.iter().any(|(arm, _)| *arm == panel.base));
         }
         std::fs::remove_dir_all(&folder).unwrap();
+        let second = paper.experiments[1].name;
+        assert!(page.replace('\n', " ").contains(&format!("`{second}` has 1 of 2.")), "{page}");
         for word in ["abc", "again: commit def", "0.5, 0.5", "more than 2 needs more CPUs", "more\n"] {
             assert!(page.contains(word), "{word}");
         }

@@ -1,10 +1,11 @@
 //! RAID4S-modthresh: RAID4 of disks with an SSD for the parity, by the way parity is updated, beside RAID5 of
 //! disks and RAID5 of SSDs ("RAID5S").
 
+mod compared;
 mod page;
 mod variants;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -90,6 +91,12 @@ fn powers() -> impl Iterator<Item = u32> {
     (2..=8).map(|power| 1 << power)
 }
 
+/// All of them, in order.
+fn sizes() -> impl Iterator<Item = u32> {
+    let all: BTreeSet<u32> = unaligned().chain(powers()).collect();
+    all.into_iter()
+}
+
 /// What was measured, and where.
 pub struct Kept {
     found: Found,
@@ -101,9 +108,7 @@ pub struct Kept {
 /// Measures all.
 pub fn measure(root: &Path, pinstripe: &Path, short: bool) -> Result<Kept> {
     let seeds: Vec<u64> = if short { vec![1, 2] } else { vec![1, 2, 3] };
-    let mut sizes: Vec<u32> = unaligned().chain(powers()).collect();
-    sizes.sort_unstable();
-    sizes.dedup();
+    let mut sizes: Vec<u32> = sizes().collect();
     if short {
         sizes.retain(|kib| [64, 96, 128].contains(kib));
     }

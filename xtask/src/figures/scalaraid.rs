@@ -143,19 +143,16 @@ const FIGURES: &[Figure] = &[
 ];
 
 const fn claim(words: &'static str, experiment: &'static str, quantity: Quantity, wanted: Wanted) -> Claim {
-    Claim { words, experiment, place: "", arm: SCALA.0, base: ORIG.0, quantity, wanted }
-}
-
-const fn bitmap(words: &'static str, place: &'static str) -> Claim {
-    let wanted = Wanted::Alike(0.02);
     Claim {
         words,
-        experiment: "bitmap",
-        place,
-        arm: "bitmap",
-        base: "no bitmap",
-        quantity: Throughput,
+        experiment,
+        place: "",
+        arm: SCALA.0,
+        base: ORIG.0,
+        base_at: ("", ""),
+        quantity,
         wanted,
+        why: "",
     }
 }
 
@@ -192,11 +189,6 @@ const CLAIMS: &[Claim] = &[
     Claim { arm: HEMI.0, ..claim("6c: CPU for as much, HemiRAID: 0.80", "threads", Cpu, Less) },
     claim("6c: CPU for as much, ScalaRAID: 0.57", "threads", Cpu, Less),
     claim("6d: waiting for locks: less", "threads", Waiting, Less),
-    bitmap("our bitmap, random 4 KiB, depth 1", "random 4 KiB, depth 1"),
-    bitmap("our bitmap, random 4 KiB", "random 4 KiB"),
-    bitmap("our bitmap, random 64 KiB", "random 64 KiB"),
-    bitmap("our bitmap, a stream of 4 KiB", "stream 4 KiB"),
-    bitmap("our bitmap, a stream of stripes", "stream of stripes"),
 ];
 
 /// The page of it.

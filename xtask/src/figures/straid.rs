@@ -1,9 +1,10 @@
 //! StRAID (Wang and others, USENIX ATC 2022): a worker for each stripe write beside MD's workers for all.
 
+mod claims;
 mod text;
 
 use super::experiment::{Arm, Experiment, Places, Series};
-use super::paper::{Claim, Figure, Panel, Paper, Wanted};
+use super::paper::{Figure, Panel, Paper};
 use super::quantity::Quantity;
 
 const MD: Arm = ("orig-raid", "--ablate orig-raid");
@@ -17,10 +18,11 @@ const PAIR: &[Arm] = &[MD, STRAID];
 const THREADS: Places = Places::Threads(&[1, 2, 4, 8, 16, 32, 64]);
 const DEPTHS: Places = Places::Depths(&[1, 4, 16, 64]);
 
-/// Members in memory, and 64 requests under way for the paper's 64 user threads.
+/// Members in memory, and 64 requests under way for the paper's 64 user threads. While a parity cache fills,
+/// each row takes memory that was never touched before: the warm-up is as long as the measurement.
 macro_rules! real {
     ($rest:literal) => {
-        concat!("--members 6 --device mem:64M --depth 64 --seconds 0.2 --warm-up 0.05 ", $rest)
+        concat!("--members 6 --device mem:64M --depth 64 --seconds 0.2 --warm-up 0.2 ", $rest)
     };
 }
 
@@ -37,6 +39,22 @@ macro_rules! trace {
         concat!("--members 6 --device mem:256M --chunk 8K --depth 32 ", $rest)
     };
 }
+
+/// The same over models of the paper's SSDs, at the rates that they keep when they are written all the time.
+macro_rules! modelled_trace {
+    ($rest:literal) => {
+        concat!("--members 6 --device model:980-pro:128M --used-up --chunk 8K --depth 32 ", $rest)
+    };
+}
+
+const CACHES: &[Arm] = &[
+    ("no cache", "--ablate straid,cache=0"),
+    ("4 MiB", "--ablate straid,cache=4M"),
+    ("16 MiB", "--ablate straid,cache=16M"),
+    ("64 MiB", "--ablate straid,cache=64M"),
+    ("256 MiB", "--ablate straid,cache=256M"),
+    MD,
+];
 
 const fn real(
     name: &'static str,
@@ -63,6 +81,16 @@ const WORKLOADS: Places = Places::Named(&[
     ("prn_0", "--synthetic prn_0 --requests 40000"),
     ("varmail", "--synthetic varmail --requests 40000"),
     ("fileserver", "--synthetic fileserver --requests 15000"),
+]);
+
+/// Fewer of them: models of drives are bound by themselves, whatever the time.
+const MODELLED_WORKLOADS: Places = Places::Named(&[
+    ("Pangu-A", "--synthetic pangu-a --requests 5000"),
+    ("Pangu-B", "--synthetic pangu-b --requests 5000"),
+    ("prxy_0", "--synthetic prxy_0 --requests 15000"),
+    ("prn_0", "--synthetic prn_0 --requests 10000"),
+    ("varmail", "--synthetic varmail --requests 10000"),
+    ("fileserver", "--synthetic fileserver --requests 4000"),
 ]);
 
 const EXPERIMENTS: &[Experiment] = &[
@@ -130,19 +158,7 @@ const EXPERIMENTS: &[Experiment] = &[
     },
     Experiment {
         places: Places::Named(&[("prxy_0", "--synthetic prxy_0 --requests 100000")]),
-        ..real(
-            "caches",
-            "StRAID's parity cache, prxy_0",
-            &[
-                ("no cache", "--ablate straid,cache=0"),
-                ("4 MiB", "--ablate straid,cache=4M"),
-                ("16 MiB", "--ablate straid,cache=16M"),
-                ("64 MiB", "--ablate straid,cache=64M"),
-                ("256 MiB", "--ablate straid,cache=256M"),
-                MD,
-            ],
-            trace!("--level 5"),
-        )
+        ..real("caches", "StRAID's parity cache, synthetic prxy_0", CACHES, trace!("--level 5"))
     },
     Experiment {
         is_short: true,
@@ -182,6 +198,48 @@ const EXPERIMENTS: &[Experiment] = &[
             ("Optane, stripe", "--device model:optane-pm:32M --size 320K"),
         ]),
         ..modelled("devices", "RAID5 of six, random writes", ALL, modelled!("--depth 64"))
+    },
+    Experiment {
+        places: Places::Named(&[
+            ("970 Pro, 64 KiB", "--device model:970-pro:32M --size 64K"),
+            ("980 Pro, 64 KiB", "--device model:980-pro:32M --size 64K"),
+            ("Optane, 64 KiB", "--device model:optane-pm:32M --size 64K"),
+            ("970 Pro, stripe", "--device model:970-pro:32M --size 320K"),
+            ("980 Pro, stripe", "--device model:980-pro:32M --size 320K"),
+        ]),
+        ..modelled(
+            "devices-used-up",
+            "RAID5 of six that were written for long, random writes",
+            PAIR,
+            modelled!("--used-up --depth 64"),
+        )
+    },
+    Experiment {
+        places: MODELLED_WORKLOADS,
+        ..modelled(
+            "ssd-traces",
+            "Synthetic traces, RAID5 of six 980 Pro that were written for long",
+            &[MD, STRAID, BARE, OURS],
+            modelled_trace!("--level 5"),
+        )
+    },
+    Experiment {
+        places: MODELLED_WORKLOADS,
+        ..modelled(
+            "ssd-traces-raid6",
+            "Synthetic traces, RAID6 of six 980 Pro that were written for long",
+            &[STRAID],
+            modelled_trace!("--level 6"),
+        )
+    },
+    Experiment {
+        places: Places::Named(&[("prxy_0", "--synthetic prxy_0 --requests 30000")]),
+        ..modelled(
+            "ssd-caches",
+            "StRAID's parity cache, synthetic prxy_0, six 980 Pro that were written for long",
+            CACHES,
+            modelled_trace!("--level 5"),
+        )
     },
 ];
 
@@ -264,28 +322,40 @@ const FIGURES: &[Figure] = &[
         panels: &[panel("raid6-64k-chunk-8k", Throughput)],
     },
     Figure {
-        title: "Figures 17 and 18: traces",
+        title: "Figures 17 and 18: synthetic traces",
         paper: text::FIGURE_17_18,
         panels: &[
             panel("traces", Throughput),
             panel("traces", Mean),
             panel("traces", P99),
             Panel { experiment: "traces-raid6", quantity: Throughput, base: "" },
+            panel("ssd-traces", Throughput),
+            panel("ssd-traces", Mean),
+            panel("ssd-traces", P99),
+            panel("ssd-traces", PreRead),
+            Panel { experiment: "ssd-traces-raid6", quantity: Throughput, base: "" },
         ],
     },
-    Figure { title: "Figure 19: devices", paper: text::FIGURE_19, panels: &[panel("devices", Throughput)] },
+    Figure {
+        title: "Figure 19: devices",
+        paper: text::FIGURE_19,
+        panels: &[panel("devices", Throughput), panel("devices-used-up", Throughput)],
+    },
     Figure {
         title: "Figure 20: two-phase submission",
         paper: text::FIGURE_20,
         panels: &[panel("ssd-stream-64k", Throughput), panel("ssd-stream-stripe", Throughput)],
     },
     Figure {
-        title: "Table 5: the parity cache",
+        title: "Table 5: the parity cache, synthetic prxy_0",
         paper: text::TABLE_5,
         panels: &[
             Panel { experiment: "caches", quantity: Throughput, base: "no cache" },
             Panel { experiment: "caches", quantity: Hits, base: "" },
             Panel { experiment: "caches", quantity: PreRead, base: "no cache" },
+            Panel { experiment: "ssd-caches", quantity: Throughput, base: "no cache" },
+            Panel { experiment: "ssd-caches", quantity: Hits, base: "" },
+            Panel { experiment: "ssd-caches", quantity: PreRead, base: "no cache" },
         ],
     },
     Figure {
@@ -295,127 +365,12 @@ const FIGURES: &[Figure] = &[
     },
 ];
 
-const fn claim(words: &'static str, experiment: &'static str, quantity: Quantity, wanted: Wanted) -> Claim {
-    Claim { words, experiment, place: "", arm: STRAID.0, base: MD.0, quantity, wanted }
-}
-
-use Wanted::{Alike, Less, More};
-
-/// Of StRAID without its cache, by which nothing is gained where a read of a member is one of memory.
-const fn bare(claim: Claim) -> Claim {
-    Claim { arm: BARE.0, ..claim }
-}
-
-const CLAIMS: &[Claim] = &[
-    claim("10: StRAID over MD, 4 KiB random: 2.1", "random-4k", Throughput, More),
-    bare(claim("10: the same without StRAID's cache", "random-4k", Throughput, More)),
-    claim("10: 4 KiB random, over models of drives", "ssd-random-4k", Throughput, More),
-    claim("10: 64 KiB random: 2.9", "random-64k", Throughput, More),
-    claim("10, 19: full stripes, random: 2.1 (in RAM up to 5.8)", "random-stripe", Throughput, More),
-    claim("10: full stripes, a stream: 2.1", "stream-stripe", Throughput, More),
-    claim("10: RAID6, 4 KiB random: more", "raid6-4k", Throughput, More),
-    bare(claim("10: the same without StRAID's cache", "raid6-4k", Throughput, More)),
-    claim("10: RAID6, 64 KiB random: more", "raid6-64k", Throughput, More),
-    claim("10: RAID6, full stripes, random: 2.1", "raid6-stripe", Throughput, More),
-    claim("11: reads of 4 KiB: within 5 %", "reads-4k", Throughput, Alike(0.05)),
-    claim("11: reads of 64 KiB: within 5 %", "reads-64k", Throughput, Alike(0.05)),
-    claim("12: mean latency, 4 KiB: 0.25", "random-4k", Mean, Less),
-    claim("12: mean latency, 64 KiB: 0.24", "random-64k", Mean, Less),
-    claim("12: mean latency, full stripes: 0.31", "random-stripe", Mean, Less),
-    claim("12: 99 % latency, 64 KiB: 0.33 to 0.78", "random-64k", P99, Less),
-    claim("13: lock time, 64 KiB: 5.1 % beside 46.1 %", "random-64k", Waiting, Less),
-    claim("14: CPU for as much, 4 KiB: less", "random-4k", Cpu, Less),
-    bare(claim("14: the same without StRAID's cache", "random-4k", Cpu, Less)),
-    claim("14: CPU for as much, 64 KiB: less", "random-64k", Cpu, Less),
-    claim("14: CPU for as much, full stripes: less", "random-stripe", Cpu, Less),
-    claim("15: bytes written, random: 1", "ssd-random-64k", Written, Alike(0.02)),
-    claim("15: bytes read, random: 1", "ssd-random-64k", PreRead, Alike(0.02)),
-    claim("15: bytes written, a stream: up to 1.12", "ssd-stream-64k", Written, More),
-    claim("15: bytes read, a stream: up to 12", "ssd-stream-64k", PreRead, More),
-    Claim {
-        place: "1",
-        ..claim("15: bytes read, a stream of one user: 0.5", "ssd-stream-64k", PreRead, Less)
-    },
-    claim("16: chunks of 8 KiB, full stripes: 2.2", "raid6-64k-chunk-8k", Throughput, More),
-    bare(claim("16: the same without StRAID's cache", "raid6-64k-chunk-8k", Throughput, More)),
-    Claim { place: "Pangu-A", ..claim("17: Pangu-A: 3.1", "traces", Throughput, More) },
-    bare(Claim {
-        place: "Pangu-A",
-        ..claim("17: the same without StRAID's cache", "traces", Throughput, More)
-    }),
-    Claim { place: "Pangu-B", ..claim("17: Pangu-B: 3", "traces", Throughput, More) },
-    bare(Claim {
-        place: "Pangu-B",
-        ..claim("17: the same without StRAID's cache", "traces", Throughput, More)
-    }),
-    Claim { place: "prxy_0", ..claim("17: prxy_0: 3", "traces", Throughput, More) },
-    bare(Claim {
-        place: "prxy_0",
-        ..claim("17: the same without StRAID's cache", "traces", Throughput, More)
-    }),
-    Claim { place: "prn_0", ..claim("17: prn_0: more", "traces", Throughput, More) },
-    bare(Claim {
-        place: "prn_0",
-        ..claim("17: the same without StRAID's cache", "traces", Throughput, More)
-    }),
-    Claim { place: "varmail", ..claim("17: varmail: more", "traces", Throughput, More) },
-    bare(Claim {
-        place: "varmail",
-        ..claim("17: the same without StRAID's cache", "traces", Throughput, More)
-    }),
-    Claim { place: "fileserver", ..claim("17: fileserver: 2.5", "traces", Throughput, More) },
-    bare(Claim {
-        place: "fileserver",
-        ..claim("17: the same without StRAID's cache", "traces", Throughput, More)
-    }),
-    Claim { place: "Pangu-A", ..claim("18: mean latency, Pangu-A: 0.2", "traces", Mean, Less) },
-    bare(Claim { place: "Pangu-A", ..claim("18: the same without StRAID's cache", "traces", Mean, Less) }),
-    Claim { place: "prxy_0", ..claim("18: mean latency, prxy_0: at most 0.51", "traces", Mean, Less) },
-    Claim { place: "Optane, 64 KiB", ..claim("19: Optane, 64 KiB: up to 1.5", "devices", Throughput, More) },
-    Claim {
-        arm: STRAID.0,
-        base: ALONE.0,
-        ..claim("20: two phases, a stream of 64 KiB: 3.5", "ssd-stream-64k", Throughput, More)
-    },
-    Claim {
-        base: ALONE.0,
-        ..claim("20: two phases, full stripes: within 4 %", "ssd-stream-stripe", Throughput, Alike(0.04))
-    },
-    Claim {
-        arm: "64 MiB",
-        base: "no cache",
-        ..claim("Table 5: 64 MiB of cache, throughput: 1.15", "caches", Throughput, More)
-    },
-    Claim {
-        arm: "64 MiB",
-        base: "4 MiB",
-        ..claim("Table 5: hits, 64 MiB by 4 MiB: 1.41", "caches", Hits, More)
-    },
-    Claim {
-        arm: "256 MiB",
-        base: "64 MiB",
-        ..claim("Table 5: 256 MiB by 64 MiB, throughput: 1.01", "caches", Throughput, Alike(0.05))
-    },
-    Claim {
-        place: "reads of 64 KiB",
-        ..claim("21: degraded reads of 64 KiB: within 5 %", "degraded", Throughput, Alike(0.05))
-    },
-    Claim {
-        place: "writes of 64 KiB",
-        ..claim("21: degraded writes of 64 KiB: 1.5 to 1.7", "degraded", Throughput, More)
-    },
-    Claim {
-        place: "writes of a stripe",
-        ..claim("21: degraded writes of stripes: 1.5 to 1.7", "degraded", Throughput, More)
-    },
-];
-
 /// The page of it.
 pub const PAPER: Paper = Paper {
     name: "straid",
     head: text::HEAD,
     experiments: EXPERIMENTS,
-    claims: CLAIMS,
+    claims: claims::CLAIMS,
     figures: FIGURES,
     differs: text::DIFFERS,
     threads: 64,

@@ -10,6 +10,8 @@ use super::results::{Line, Measured};
 use crate::axis::{Axis, COLORS, Picture, ROOM, Side, in_figures};
 
 const SIZE: (u32, u32) = (760, 420);
+/// What takes time, as in the papers' other pictures.
+const SERIES: &str = "real CPU";
 /// Room above that for each line's name.
 const NAME_ROOM: f64 = 0.07;
 /// Whether there is more than one place on the axis: what has only one is a table.
@@ -90,7 +92,7 @@ fn svg(figure: &Figure, quantity: Quantity, measured: &Measured) -> Result<Strin
     let keys = places.iter().map(|(x, _)| place(*x)).collect();
     let across = Axis { range: first - margin..last + margin, places: keys };
     Picture {
-        title: figure.title,
+        title: &format!("{} ({SERIES})", figure.title),
         size: SIZE,
         across: Side { axis: across, label: &label, words: figure.axis, room: 42 },
         rising: Side { axis: rising, label: &rising_label, words: quantity.in_words(), room: 56 },
@@ -154,7 +156,7 @@ mod tests {
         let figures = experiments::all(1.0);
         let figure = figures.iter().find(|figure| figure.name == "reads-by-size").unwrap();
         let text = svg(figure, Quantity::Goodput, &measured()).unwrap();
-        for word in ["<svg", "RAID5, a", "RAID5, b", ">\n64\n<", ">\n128\n<", figure.title] {
+        for word in ["<svg", "RAID5, a", "RAID5, b", ">\n64\n<", ">\n128\n<", figure.title, "(real CPU)"] {
             assert!(text.contains(word), "{word} is missing in {text}");
         }
         assert_eq!(text.matches("<circle").count(), 4, "{text}");

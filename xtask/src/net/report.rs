@@ -28,6 +28,9 @@ figure's points. `host-centric` means that the client computes parity, `offload`
 is no parity cache. Every point ended with a scrub of all parity and with all written data read back, after
 members that were missing had been rebuilt.
 
+All arms run with the default policy, `cost`. The host-centric points of 2026-11-21 and -22 were measured with
+`--policy min-reads`, which the commands below don't give ([why](../lab.md)).
+
 ";
 
 const COLUMNS: &str = "\
@@ -97,7 +100,8 @@ fn section(text: &mut String, figure: &Figure, measured: &Measured) {
         let _ = writeln!(text, "{}\n", figure.about);
     }
     for (file, quantity) in chart::files(figure, measured) {
-        let _ = writeln!(text, "![{}: {}](disaggregated/{file})\n", figure.title, quantity.in_words());
+        let _ =
+            writeln!(text, "![{}: {} (real CPU)](disaggregated/{file})\n", figure.title, quantity.in_words());
     }
     text.push_str(COLUMNS);
     for row in &measured.rows {
@@ -151,6 +155,20 @@ fn table_row(text: &mut String, row: &Line) {
 
 type Target = (String, &'static str, Option<String>);
 
+/// Of 8 members one is missing. A read of its chunk receives 7 chunks on level 5, and 6 on level 6.
+fn bound_of_degraded_reads(series: &str) -> &'static str {
+    if series == "RAID5" {
+        "its bound is 0.571, with 1.75 received"
+    } else {
+        "its bound is 0.615, with 1.625 received"
+    }
+}
+
+/// Places are drawn: a run may have more or fewer reads of lost chunks than one in 8.
+fn possible(row: &Line) -> String {
+    format!("; {:.3} were received, so {:.3} was possible", row.received, row.received.recip())
+}
+
 /// What the project set out to reach, and what is known of it.
 fn targets(known: &[(&Figure, Measured)]) -> Vec<Target> {
     let find = |figure: &str, series: &str, arm: Arm, x: f64| {
@@ -187,11 +205,13 @@ fn targets(known: &[(&Figure, Measured)]) -> Vec<Target> {
             "≤ 1.5",
             ratio(small_chunks(Arm::Offload), small_chunks(Arm::HostCentric), |row| row.servers_cpu),
         );
-        for (arm, wanted) in [(Arm::Offload, "≥ 0.95"), (Arm::HostCentric, "0.57 or less is its bound")] {
+        for (arm, wanted) in [(Arm::Offload, "≥ 0.95"), (Arm::HostCentric, bound_of_degraded_reads(series))]
+        {
             let what = format!("degraded reads by healthy ones, {}", arm.name());
-            let reads = |figure| row(figure, arm, 128.0);
-            let found = ratio(reads("degraded-reads-by-size"), reads("reads-by-size"), |row| row.of_goodput);
-            target(&what, wanted, found);
+            let degraded = row("degraded-reads-by-size", arm, 128.0);
+            let found = ratio(degraded, row("reads-by-size", arm, 128.0), |row| row.of_goodput);
+            let possible = degraded.filter(|_| arm == Arm::HostCentric).map_or_else(String::new, possible);
+            target(&what, wanted, found.map(|found| found + &possible));
         }
         target(
             "reads of 64 KiB of lost chunks alone, offload, by goodput",

@@ -57,6 +57,7 @@ pub(super) struct Load {
     next: AtomicU64,
     zipf: Zipf,
     over: AtomicBool,
+    seed: u64,
     inline: bool,
 }
 
@@ -70,6 +71,7 @@ impl Load {
             next: AtomicU64::new(0),
             zipf: Zipf::below(loaded),
             over: AtomicBool::new(false),
+            seed: arguments.seed,
             inline,
         }
     }
@@ -203,17 +205,20 @@ struct Client {
 
 impl Client {
     fn new(here: &Here, number: u32) -> Self {
-        // Not the places of the run before.
-        let seed = here.began ^ u64::from(number) << 40;
+        // Not the places of the run before. Under virtual time that of another seed may have begun at the
+        // same moment.
+        let seed = here.began ^ here.load.seed << 20 ^ u64::from(number) << 40;
         Self { rng: Rng::new(seed), buffer: Cell::new(None), number }
     }
 
     async fn work(mut self, here: Rc<Here>) -> Result<(), BenchError> {
         let load = &here.load;
+        // An operation's time begins where the client's last one ended, also if the client then has to wait
+        // for its turn.
+        let mut free_since = here.began;
         while !load.over.load(Ordering::Relaxed) {
-            let started = shard::now();
             let operation = match here.until {
-                Until::Elapsed(limit) if started - here.began >= limit => break,
+                Until::Elapsed(limit) if free_since - here.began >= limit => break,
                 Until::Elapsed(_) => {
                     let (share, other) = load.mix.other();
                     if self.rng.below(100) < share { other } else { Operation::Read }
@@ -232,7 +237,9 @@ impl Client {
                 load.over.store(true, Ordering::Relaxed);
                 return Err(error);
             }
-            here.done.borrow_mut().note(operation, shard::now() - started);
+            let ended = shard::now();
+            here.done.borrow_mut().note(operation, ended - free_since);
+            free_since = ended;
             if load.inline {
                 shard::yield_now().await;
             }

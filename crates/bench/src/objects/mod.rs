@@ -31,9 +31,10 @@ use crate::{
     histogram, loss,
     progress::{Phase, Tell},
     run::{BenchError, check_numbers, nanoseconds},
-    setup::set_up,
+    setup::{Setup, set_up},
     through,
     verify::check_and_stop,
+    virtual_time,
 };
 
 pub use report::ObjectsReport;
@@ -45,8 +46,17 @@ const FULL_PERCENT: usize = 80;
 pub fn run_objects(arguments: &BenchArgs, tell: &Tell) -> Result<ObjectsReport, BenchError> {
     check(arguments)?;
     let (arguments, tell) = (arguments.clone(), Arc::clone(tell));
+    tell(Phase::Preparing);
+    if arguments.is_virtual() {
+        return virtual_time::on_array(&arguments, move |arguments, context, setup| async move {
+            on_array(&arguments, &context, &setup, &tell).await
+        });
+    }
     let config = RuntimeConfig::unpinned(arguments.shards);
-    uring::run(&config, move |context| async move { on_array(&arguments, &context, &tell).await })?
+    uring::run(&config, move |context| async move {
+        let setup = set_up(&arguments, &context).await?;
+        on_array(&arguments, &context, &setup, &tell).await
+    })?
 }
 
 /// Has a store measured on an export, and reads it back. What the export held before is lost.
@@ -57,6 +67,9 @@ pub fn run_objects_through(
     tell: &Tell,
 ) -> Result<ObjectsReport, BenchError> {
     check(arguments)?;
+    if arguments.is_virtual() {
+        return Err(BenchError::NotVirtual("--through"));
+    }
     if !may_overwrite {
         return Err(BenchError::ForceExport);
     }
@@ -67,9 +80,6 @@ pub fn run_objects_through(
 
 fn check(arguments: &BenchArgs) -> Result<(), BenchError> {
     check_numbers(arguments)?;
-    if arguments.is_virtual() {
-        return Err(BenchError::NotVirtual("--objects"));
-    }
     match arguments.pattern {
         Pattern::Random | Pattern::Zipf => {}
         _ => return Err(BenchError::Arguments("--objects: --pattern is random or zipf")),
@@ -83,10 +93,9 @@ fn check(arguments: &BenchArgs) -> Result<(), BenchError> {
 async fn on_array(
     arguments: &BenchArgs,
     context: &Context,
+    setup: &Setup,
     tell: &Tell,
 ) -> Result<ObjectsReport, BenchError> {
-    tell(Phase::Preparing);
-    let setup = set_up(arguments, context).await?;
     let shared = setup.array.shared();
     let source = Source::Engine(Arc::clone(shared));
     let inline = !setup.memories.is_empty();
@@ -104,7 +113,7 @@ async fn on_array(
     tell(Phase::Checking);
     let destination = Destination::Engine(setup.array.volume().clone());
     let read_back = async || read_back(&load.store, &destination).await;
-    let (objects, scrubbed) = check_and_stop(&setup, arguments, inline, read_back).await?;
+    let (objects, scrubbed) = check_and_stop(setup, arguments, setup.zeroed, read_back).await?;
     report.checked.objects = objects;
     (report.checked.stripes, report.checked.mismatched_sectors) =
         (scrubbed.stripes, scrubbed.mismatched_sectors);
@@ -145,7 +154,8 @@ async fn load(
     if !(1..=most).contains(&objects) {
         return Err(BenchError::Objects { most, size: arguments.size });
     }
-    let id = loss::random_u64()?;
+    // The slots of objects depend on it. Under virtual time the same seed gives the same run.
+    let id = if arguments.is_virtual() { arguments.seed } else { loss::random_u64()? };
     let store = Store::new(id, slots, usize::try_from(arguments.size).unwrap_or(usize::MAX));
     let load = Arc::new(Load::new(arguments, store, objects as u64, inline));
     work(&load, context, source, arguments.depth, Until::Loaded).await?;

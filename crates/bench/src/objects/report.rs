@@ -9,7 +9,7 @@ use super::clients::Done;
 use crate::{
     arguments::{BenchArgs, Mix, Pattern},
     replay::ReplayedOn,
-    report::{Latency, by, row},
+    report::{Latency, by, fmt_cpu, row},
 };
 
 /// The outcome of a run of the store, all of whose objects were read back and found right.
@@ -43,8 +43,8 @@ pub struct ObjectsReport {
     pub write_latency_ns: Latency,
     /// Of reads with the update that follows.
     pub read_modify_write_latency_ns: Latency,
-    /// CPU time of the threads for each operation.
-    pub cpu_ns_per_operation: f64,
+    /// CPU time of the threads for each operation. Under virtual time there is none.
+    pub cpu_ns_per_operation: Option<f64>,
     /// What was checked afterwards.
     pub checked: ObjectsChecked,
 }
@@ -78,7 +78,8 @@ impl ObjectsReport {
             read_latency_ns: Latency::of(&done.reads),
             write_latency_ns: Latency::of(&done.writes),
             read_modify_write_latency_ns: Latency::of(&done.read_modify_writes),
-            cpu_ns_per_operation: by(done.outcome.cpu_ns, done.outcome.operations),
+            cpu_ns_per_operation: (!arguments.is_virtual())
+                .then(|| by(done.outcome.cpu_ns, done.outcome.operations)),
             checked: ObjectsChecked::default(),
         }
     }
@@ -120,7 +121,7 @@ impl fmt::Display for ObjectsReport {
                 latency.fmt_row(f, name)?;
             }
         }
-        row(f, "CPU per operation", format_args!("{:.2} us", self.cpu_ns_per_operation / 1e3))?;
+        fmt_cpu(f, "CPU per operation", self.cpu_ns_per_operation)?;
         if let Some(array) = &self.array {
             array.per_write.fmt_row(f)?;
         }

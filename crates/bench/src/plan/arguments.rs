@@ -57,6 +57,11 @@ pub struct PlanArgs {
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub depth: usize,
 
+    /// Bytes to request per second, at random times, with --depth requests under way at most. A request's
+    /// latency counts from the time when it was due [default: as many as --depth allows]
+    #[arg(long, value_name = "SIZE", conflicts_with_all = ["trace", "synthetic"], value_parser = parse_size)]
+    pub rate: Option<u64>,
+
     /// The requests of this file instead, as `bench --trace` reads it
     #[arg(long, value_name = "FILE", conflicts_with_all = ["pattern", "size", "reads", "requests"])]
     pub trace: Option<PathBuf>,
@@ -147,6 +152,8 @@ impl PlanArgs {
             cache: self.cache,
             bitmap: self.bitmap,
             lost: self.lost.clone(),
+            used_up: self.used_up,
+            rate: self.rate,
             ..defaults
         }
     }

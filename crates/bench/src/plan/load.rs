@@ -15,6 +15,7 @@ use crate::{
     destination::RequestError,
     loss,
     replay::Replay,
+    report::by,
     rng::Rng,
     run::{BenchError, UNITS_PER_CLIENT_MIN},
     setup::Setup,
@@ -48,7 +49,7 @@ pub(super) fn run(
     trace: Option<Rc<Trace>>,
 ) -> Result<Sample, BenchError> {
     let arguments = arguments.clone();
-    virtual_time::on_array(bench, arguments.used_up, move |bench, _, setup| async move {
+    virtual_time::on_array(bench, move |bench, _, setup| async move {
         let sample = measure(&arguments, &bench, trace, &setup).await?;
         setup.array.stop().await.map_err(RequestError::from)?;
         Ok(sample)
@@ -108,6 +109,10 @@ struct Shape {
     reads: u64,
     units: u64,
     next: Cell<u64>,
+    /// Nanoseconds between two requests, on average, if they come at a rate.
+    interval_ns: Option<f64>,
+    /// When the next one is due, in nanoseconds from the begin.
+    due: Cell<f64>,
     rng: RefCell<Rng>,
 }
 
@@ -124,6 +129,8 @@ impl Shape {
             reads: bench.reads.into(),
             units,
             next: Cell::new(0),
+            interval_ns: bench.rate.map(|rate| by(bench.size, rate) * 1e9),
+            due: Cell::new(0.0),
             rng: RefCell::new(Rng::new(bench.seed)),
         })
     }
@@ -135,7 +142,10 @@ impl Shape {
             _ => rng.below(self.units),
         };
         let action = if rng.below(100) < self.reads { Action::Read } else { Action::Write };
-        Request { at_ns: 0, offset: unit * u64::from(self.length), length: self.length, action }
+        self.due.set(self.due.get() + self.interval_ns.map_or(0.0, |interval| rng.pause(interval)));
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time of days at most")]
+        let at_ns = self.due.get() as u64;
+        Request { at_ns, offset: unit * u64::from(self.length), length: self.length, action }
     }
 }
 
@@ -150,14 +160,18 @@ impl Feed {
 
     /// When a request is due, if it doesn't come as soon as it can.
     fn due_ns(&self, request: &Request) -> Option<u64> {
-        matches!(self, Self::Trace(replay) if replay.is_paced).then_some(request.at_ns)
+        let is_paced = match self {
+            Self::Shape(shape) => shape.interval_ns.is_some(),
+            Self::Trace(replay) => replay.is_paced,
+        };
+        is_paced.then_some(request.at_ns)
     }
 }
 
 /// What clients share.
 struct Load {
     feed: Feed,
-    /// When a trace's time began.
+    /// When the time of requests that come when they are due began.
     began: u64,
     volume: Volume,
     /// What is written.

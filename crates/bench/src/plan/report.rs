@@ -102,6 +102,8 @@ pub struct LoadForecast {
     pub write_amplification: Option<Interval>,
     /// Writes of members for a write of clients.
     pub member_writes_per_write: Option<Interval>,
+    /// Pages of the bitmap that members write for a write of clients.
+    pub bitmap_writes_per_write: Option<Interval>,
     /// Bytes that members read for a byte that clients read or write.
     pub member_read_bytes_per_byte: Interval,
     /// Reads of members for a request of clients.
@@ -128,6 +130,9 @@ impl LoadForecast {
             }),
             member_writes_per_write: if_written(&|Sample { counts, .. }| {
                 by(counts.member_writes, counts.writes)
+            }),
+            bitmap_writes_per_write: if_written(&|Sample { counts, .. }| {
+                by(counts.bitmap_writes, counts.writes)
             }),
             member_read_bytes_per_byte: of(&|Sample { counts, .. }| {
                 by(counts.member_read_bytes, counts.read_bytes + counts.write_bytes)
@@ -186,7 +191,8 @@ fn load_in_words(arguments: &PlanArgs, bench: &BenchArgs) -> String {
         return format!("synthetic {}, {} requests", made.name(), arguments.requests);
     }
     let pattern = if bench.pattern == Pattern::Sequential { "sequential" } else { "random" };
-    format!("{pattern}, {} bytes, {}% reads", bench.size, bench.reads)
+    let rate = bench.rate.map_or_else(String::new, |rate| format!(", {}/s", ByteSize(rate)));
+    format!("{pattern}, {} bytes, {}% reads{rate}", bench.size, bench.reads)
 }
 
 fn assumptions(
@@ -292,6 +298,9 @@ impl PlanReport {
         if let (Some(bytes), Some(writes)) = (load.write_amplification, load.member_writes_per_write) {
             line("write amplification", bytes, 1.0, 2, " bytes written to members for each of the clients'")?;
             line("", writes, 1.0, 2, " writes to members for each of the clients'")?;
+        }
+        if let Some(pages) = load.bitmap_writes_per_write.filter(|pages| pages.max > 0.0) {
+            line("", pages, 1.0, 3, " pages of the bitmap for each of the clients' writes")?;
         }
         line(
             "members' reads",

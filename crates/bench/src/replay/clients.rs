@@ -227,12 +227,15 @@ struct Here {
 /// One client: takes requests until there are no more.
 async fn work(here: Rc<Here>, client: u32) -> Result<(), RequestError> {
     let (replay, mut buffer) = (&here.replay, None);
+    // At full speed a request's time begins where the client's last one ended, also if the client then has to
+    // wait for its turn.
+    let mut free_since = here.began;
     while let Some((number, request)) = replay.take() {
-        let mut started = shard::now();
+        let mut started = free_since;
         if replay.is_paced {
             // Its time begins when it is due, also where all clients were busy then.
             let due = here.began.saturating_add(request.at_ns);
-            shard::sleep(due.saturating_sub(started)).await;
+            shard::sleep(due.saturating_sub(shard::now())).await;
             started = due;
         }
         let result = carry_out(&here, client, number, request, &mut buffer).await;
@@ -240,7 +243,8 @@ async fn work(here: Rc<Here>, client: u32) -> Result<(), RequestError> {
             replay.give_up();
             return Err(error);
         }
-        here.done.borrow_mut().note(request, shard::now().saturating_sub(started));
+        free_since = shard::now();
+        here.done.borrow_mut().note(request, free_since.saturating_sub(started));
         if here.inline {
             shard::yield_now().await;
         }

@@ -25,10 +25,11 @@ use crate::{
     histogram, loss,
     progress::{Phase, Tell},
     run::{BenchError, check_numbers},
-    setup::set_up,
+    setup::{Setup, set_up},
     through,
     trace::{Synthetic, Trace, TraceError},
     verify::check_and_stop,
+    virtual_time,
 };
 
 pub use report::{Checked, ReplayedOn, TraceReport};
@@ -63,16 +64,24 @@ pub fn run_trace_through(
 
 fn run(arguments: &BenchArgs, place: Place, tell: &Tell) -> Result<TraceReport, BenchError> {
     check_numbers(arguments)?;
-    if arguments.is_virtual() {
-        return Err(BenchError::NotVirtual("--trace and --synthetic"));
-    }
     let (arguments, tell) = (ablate::settle(arguments)?, Arc::clone(tell));
+    tell(Phase::Preparing);
+    let requests = Requests::of(&arguments)?;
+    if arguments.is_virtual() {
+        return match place {
+            Place::Array => virtual_time::on_array(&arguments, move |arguments, context, setup| async move {
+                on_array(&arguments, requests, &context, &setup, &tell).await
+            }),
+            Place::Export { .. } => Err(BenchError::NotVirtual("--through")),
+        };
+    }
     let config = RuntimeConfig::unpinned(arguments.shards);
     uring::run(&config, move |context| async move {
-        tell(Phase::Preparing);
-        let requests = Requests::of(&arguments).await?;
         match place {
-            Place::Array => on_array(&arguments, requests, &context, &tell).await,
+            Place::Array => {
+                let setup = set_up(&arguments, &context).await?;
+                on_array(&arguments, requests, &context, &setup, &tell).await
+            }
             Place::Export { may_overwrite: false, .. } if requests.writes() => Err(BenchError::ForceExport),
             Place::Export { export, .. } => on_export(&arguments, requests, &export, &context, &tell).await,
         }
@@ -80,15 +89,12 @@ fn run(arguments: &BenchArgs, place: Place, tell: &Tell) -> Result<TraceReport, 
 }
 
 impl Requests {
-    async fn of(arguments: &BenchArgs) -> Result<Self, BenchError> {
+    fn of(arguments: &BenchArgs) -> Result<Self, BenchError> {
         if let Some(synthetic) = arguments.synthetic() {
             return Ok(Self::Made(synthetic));
         }
         let path = arguments.trace.clone().unwrap_or_default();
-        let trace = {
-            let path = path.clone();
-            blocking(move || Trace::read(&path)).await?
-        };
+        let trace = Trace::read(&path)?;
         if arguments.trace_time && !trace.is_timed {
             return Err(TraceError::NoTimes(path).into());
         }
@@ -113,9 +119,11 @@ impl Requests {
     }
 
     /// For a device of `size` bytes.
-    async fn on(self, size: u64) -> Trace {
+    async fn on(self, size: u64, is_virtual: bool) -> Trace {
         match self {
             Self::OfFile(trace) => trace,
+            // No virtual time goes on meanwhile.
+            Self::Made(synthetic) if is_virtual => synthetic.trace(size),
             Self::Made(synthetic) => blocking(move || synthetic.trace(size)).await,
         }
     }
@@ -125,28 +133,28 @@ async fn on_array(
     arguments: &BenchArgs,
     requests: Requests,
     context: &Context,
+    setup: &Setup,
     tell: &Tell,
 ) -> Result<TraceReport, BenchError> {
-    let setup = set_up(arguments, context).await?;
     let shared = setup.array.shared();
     let (size, block) = (shared.geometry.array_bytes(), shared.geometry.logical_block());
     let source = Source::Engine(Arc::clone(shared));
-    let trace = requests.on(size).await;
+    let trace = requests.on(size, arguments.is_virtual()).await;
     let mut report = TraceReport::new(arguments, &trace);
     loss::lose(&setup.array, &arguments.lost).await?;
     let (before, metered) = (setup.array.detail().statistics, shared.metered());
     let replay = Arc::new(Replay::new(trace, arguments.trace_time, size, block));
     let inline = !setup.memories.is_empty();
     let replayed = clients::replay(&replay, context, &source, arguments.depth, inline, tell).await?;
-    report.replayed(&replay, &replayed);
+    report.replayed(arguments, &replay, &replayed);
     report.array(arguments, setup.names(), &setup.array.detail().statistics.since(&before));
     report.metered(arguments, metered.and_then(|before| Some(shared.metered()?.since(&before))), &replayed);
     histogram::keep(arguments, &replayed.all())?;
     tell(Phase::Checking);
     // Devices may have held anything, whatever --assume-clean says of them.
     let destination = Destination::Engine(setup.array.volume().clone());
-    let read_back = async || read_back(&replay, &destination, inline).await;
-    let (sectors, scrubbed) = check_and_stop(&setup, arguments, inline, read_back).await?;
+    let read_back = async || read_back(&replay, &destination, setup.zeroed).await;
+    let (sectors, scrubbed) = check_and_stop(setup, arguments, setup.zeroed, read_back).await?;
     report.checked.sectors = sectors;
     (report.checked.stripes, report.checked.mismatched_sectors) =
         (scrubbed.stripes, scrubbed.mismatched_sectors);
@@ -167,11 +175,11 @@ async fn on_export(
     if size < destination.block().into() {
         return Err(BenchError::TooSmall { depth: arguments.depth, size: longest });
     }
-    let trace = requests.on(size).await;
+    let trace = requests.on(size, false).await;
     let mut report = TraceReport::new(arguments, &trace);
     let replay = Arc::new(Replay::new(trace, arguments.trace_time, size, destination.block()));
     let replayed = clients::replay(&replay, context, &source, arguments.depth, false, tell).await?;
-    report.replayed(&replay, &replayed);
+    report.replayed(arguments, &replay, &replayed);
     report.through = Some(export.to_string());
     histogram::keep(arguments, &replayed.all())?;
     tell(Phase::Checking);

@@ -10,7 +10,7 @@ use super::clients::{Replay, Replayed};
 use crate::{
     ablate::{AblationReport, Span},
     arguments::{BenchArgs, PolicyChoice},
-    report::{Amplification, Latency, by, counters, row},
+    report::{Amplification, Latency, by, counters, fmt_cpu, fmt_series, row},
     trace::{Format, Published, Synthetic, Trace},
 };
 
@@ -59,8 +59,9 @@ pub struct TraceReport {
     pub read_latency_ns: Latency,
     /// Of writes; in trace time from when they were due.
     pub write_latency_ns: Latency,
-    /// CPU time of the shards for each request; the kernel's own threads are not in it.
-    pub cpu_ns_per_operation: f64,
+    /// CPU time of the shards for each request; the kernel's own threads are not in it. Under virtual time
+    /// there is none.
+    pub cpu_ns_per_operation: Option<f64>,
     /// With --ablate: the arms, and what they cost.
     pub ablation: Option<AblationReport>,
     /// What was checked afterwards.
@@ -70,6 +71,8 @@ pub struct TraceReport {
 /// An array that was made for a replay or a store, and what it had to do.
 #[derive(Clone, Debug, Serialize)]
 pub struct ReplayedOn {
+    /// What takes time: the real CPU and devices, or models of drives.
+    pub series: &'static str,
     /// MD's level number.
     pub level: i32,
     /// The members' names.
@@ -131,21 +134,22 @@ impl TraceReport {
             bytes_per_second: 0.0,
             read_latency_ns: none,
             write_latency_ns: none,
-            cpu_ns_per_operation: 0.0,
+            cpu_ns_per_operation: None,
             ablation: None,
             checked: Checked::default(),
         }
     }
 
     /// Puts down what the clients did.
-    pub(super) fn replayed(&mut self, replay: &Replay, done: &Replayed) {
+    pub(super) fn replayed(&mut self, arguments: &BenchArgs, replay: &Replay, done: &Replayed) {
         (self.widened, self.folded) = (replay.fitted.widened, replay.fitted.folded);
         (self.reads, self.writes, self.flushes) = (done.reads.len(), done.writes.len(), done.flushes);
         (self.read_bytes, self.written_bytes) = (done.read_bytes, done.written_bytes);
         (self.seconds, self.iops) = done.outcome.rate();
         self.bytes_per_second = by(done.read_bytes + done.written_bytes, 1) / self.seconds.max(1e-9);
         (self.read_latency_ns, self.write_latency_ns) = (Latency::of(&done.reads), Latency::of(&done.writes));
-        self.cpu_ns_per_operation = by(done.outcome.cpu_ns, done.outcome.operations);
+        self.cpu_ns_per_operation =
+            (!arguments.is_virtual()).then(|| by(done.outcome.cpu_ns, done.outcome.operations));
     }
 
     /// Puts down what the array had to do for it.
@@ -215,7 +219,7 @@ impl fmt::Display for TraceReport {
         )?;
         self.read_latency_ns.fmt_row(f, "read latency (us)")?;
         self.write_latency_ns.fmt_row(f, "write latency (us)")?;
-        row(f, "CPU per request", format_args!("{:.2} us", self.cpu_ns_per_operation / 1e3))?;
+        fmt_cpu(f, "CPU per request", self.cpu_ns_per_operation)?;
         if let Some(array) = &self.array {
             array.per_write.fmt_row(f)?;
         }
@@ -264,6 +268,7 @@ impl Synthetic {
 impl ReplayedOn {
     pub(crate) fn new(arguments: &BenchArgs, members: Vec<String>, counts: &Statistics) -> Self {
         Self {
+            series: arguments.series(),
             level: arguments.level.number(),
             members,
             lost: arguments.lost.clone(),
@@ -291,6 +296,7 @@ impl ReplayedOn {
     }
 
     fn fmt_array(&self, f: &mut fmt::Formatter<'_>, shards: usize) -> fmt::Result {
+        fmt_series(f, self.series)?;
         row(
             f,
             "array",

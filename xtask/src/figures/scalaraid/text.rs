@@ -30,8 +30,12 @@ pub const DIFFERS: &str = "## What differs, and why
   no bandwidth of their own.
 - **Figures 3c, 3d and 6d** have shares of functions by perf. Here locks and hand-offs are metered, and XOR
   and copies are not told apart.
-- **The bitmap on virtual devices**: members of 64 MiB have few regions, so hardly a bit is written once the load is
-  warm. A large array with random writes sets and clears bits more often.
+- **The bitmap on small virtual devices** (the last figure): members of 64 MiB have one region, of which the bit is
+  written before anything is measured. So that table says that counting for the bitmap takes no drive's time, and
+  nothing of its writes. What those cost is the table of drives of half a terabyte and more.
+- **Latency over memory** counts from the end of the client's last request: as many requests are under way as there are
+  clients. Up to 2026-11-30 it was the time of a request's own work where requests end at once, so these latencies
+  were left out until they are measured again.
 - **Figure 6c** has throughput by CPU use; here CPU time for a MiB, its inverse for as much CPU.
 
 ";
