@@ -54,6 +54,12 @@ ProtectControlGroups=no
 ProtectProc=default
 SystemCallFilter=@mount";
 
+/// Socket files of clients are given away, which no unit may do otherwise.
+const WITH_SOCKETS_OF_OTHERS: &str = "\
+# The sockets of clients have another owner or group.
+CapabilityBoundingSet=CAP_CHOWN
+SystemCallFilter=@chown";
+
 /// A file of systemd's.
 #[derive(Debug, PartialEq, Eq)]
 enum Generated {
@@ -162,6 +168,10 @@ fn more(entry: &Array) -> String {
         lines.push(WITH_FUSE.to_owned());
     } else if !wants(entry, "ublk") {
         lines.push(WITHOUT_UBLK.to_owned());
+    }
+    // After what takes all capabilities away: systemd adds up.
+    if ["socket-owner", "socket-group"].iter().any(|key| wants(entry, key)) {
+        lines.push(WITH_SOCKETS_OF_OTHERS.to_owned());
     }
     lines.extend(
         entry.weight.iter().flat_map(|weight| ["CPU", "IO"].map(|of| format!("{of}Weight={weight}"))),
@@ -387,6 +397,14 @@ mod tests {
         let files =
             texts("[[array]]\nname = 'a'\nmembers = ['/srv/x/*', 'pmem:/mnt/p/a', '/s*/b']\n").remove(0);
         assert!(files.contains("RequiresMountsFor=/mnt/p\nRequiresMountsFor=/srv/x\n"), "{files}");
+        for key in ["socket-owner = 'root'", "socket-group = 'disk'"] {
+            let given = texts(&format!("[defaults]\n{key}\n[[array]]\nname = 'a'\n")).remove(0);
+            let none = given.find("CapabilityBoundingSet=\n");
+            assert!(none.is_some() && none < given.find("CapabilityBoundingSet=CAP_CHOWN\n"), "{given}");
+            assert!(given.contains("\nSystemCallFilter=@chown\n"), "{given}");
+        }
+        let open = texts("[[array]]\nname = 'a'\nsocket-mode = '0666'\n").remove(0);
+        assert!(!open.to_lowercase().contains("chown"), "{open}");
         let remote = texts(
             "[[array]]\nname = 'a'\ndhchap-secrets = '/etc/100%'\n\
             members = ['nvme-tcp://192.0.2.1:4420/nqn.2026-01.com.example:a?nsid=1']\n",
