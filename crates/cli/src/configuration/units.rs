@@ -192,8 +192,7 @@ fn more_of_target(target: &Target) -> String {
     {
         lines.push(format!("RequiresMountsFor={state}"));
     }
-    let device = |path: &String| unit_of(path.strip_prefix("/dev/").map(|_| path)?, "device");
-    for unit in target.devices.iter().filter_map(device) {
+    for unit in target.devices.iter().filter_map(|path| device_of(path)) {
         // systemd waits for it a while, and starts the target in any case, which says what is missing.
         lines.extend(["Wants", "After"].map(|key| format!("{key}={unit}")));
     }
@@ -210,6 +209,12 @@ fn more_of_target(target: &Target) -> String {
     command.extend(target.devices.iter().map(|device| quoted(device)));
     lines.push(format!("ExecStart={}", command.join(" ")));
     lines.join("\n") + "\n"
+}
+
+/// The unit of a device, which udev has systemd make. It does so for disks, and not for `/dev/ng0n1`.
+fn device_of(path: &str) -> Option<String> {
+    let name = path.strip_prefix("/dev/")?;
+    if name.starts_with("ng") { None } else { unit_of(path, "device") }
 }
 
 /// A word of a command line as systemd reads it.
@@ -369,6 +374,9 @@ mod tests {
             assert!(more.contains(words), "{more}");
         }
         assert!(!more.contains("After=srv"), "a file is no device");
+        let passed = text.replace("/dev/disk/by-id/x-1", "/dev/ng0n1");
+        let passed = texts(&passed).remove(0);
+        assert!(passed.contains("\"/dev/ng0n1\"") && !passed.contains(".device"), "{passed}");
         let (files, _) =
             generated(&configuration(&(text.to_owned() + "auto = false\nallow-missing = true\n")), &[], "");
         let [Generated::Text { text: more, .. }] = &files[..] else { panic!("{files:?}") };
@@ -426,6 +434,21 @@ mod tests {
             for name in SECRETS {
                 assert!(text.contains(&format!("LoadCredential={name}:/etc/{name}\n")), "{name}: {text}");
             }
+        }
+    }
+
+    #[test]
+    fn servers_of_arrays_and_targets_may_open_disks_both_ways_and_have_work_stand_back() {
+        for unit in [
+            include_str!("../../../../packaging/systemd/pinstripe@.service"),
+            include_str!("../../../../packaging/systemd/pinstripe-target@.service"),
+        ] {
+            for line in ["DeviceAllow=block-* rw", "DeviceAllow=char-nvme-generic rw"] {
+                assert!(unit.lines().any(|is| is == line), "{line}: {unit}");
+            }
+            let filters: Vec<&str> =
+                unit.lines().filter_map(|line| line.strip_prefix("SystemCallFilter=")).collect();
+            assert_eq!(filters.last(), Some(&"sched_setaffinity setpriority"), "after what takes it away");
         }
     }
 
