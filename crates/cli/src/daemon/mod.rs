@@ -139,6 +139,9 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
     if arguments.send_alert {
         return sender::answer(arguments.configuration.config.as_deref());
     }
+    if arguments.test_alert {
+        return sender::test(arguments.configuration.config.as_deref(), arguments.alerts_by.as_deref());
+    }
     let Begun { configuration, left_out, problems } =
         configuration::load_to_begin(arguments.configuration.config.as_deref())?;
     let folder = default_folder()?;
