@@ -84,8 +84,8 @@ pub struct DaemonArguments {
     /// package's pinstripe-alert@.service
     #[arg(long, conflicts_with_all = ["no_start", "stop_arrays", "web", "web_tls", "alerts_by", "json"])]
     pub send_alert: bool,
-    /// Send a test alert (`raised Test test`) by each way that [alerts] in the configuration gives, say what came of
-    /// it, and end. With --alerts-by as the package's daemon does: /run/pinstripe-alert.sock
+    /// Send a test alert (`raised Test test`) by each way that [alerts] in the configuration gives, say what
+    /// came of it, and end. With --alerts-by as the package's daemon does: /run/pinstripe-alert.sock
     #[arg(long, conflicts_with_all = ["no_start", "stop_arrays", "web", "web_tls", "send_alert", "json"])]
     pub test_alert: bool,
     #[command(flatten)]

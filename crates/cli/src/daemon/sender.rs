@@ -28,7 +28,7 @@ use super::{
     alerts::{Open, Subject, Tell},
     ways::{SEND_LIMIT, Unsent, Way},
 };
-use crate::{failure::Failure, output};
+use crate::{command_line::DaemonArguments, failure::Failure, output};
 
 /// Longer than the program may take.
 const ANSWER_LIMIT: Duration = SEND_LIMIT.saturating_add(Duration::from_secs(15));
@@ -52,8 +52,14 @@ enum Answer {
     Failed(String),
 }
 
-/// Sends an alert; `by`: through what listens on this socket, where a program is to be run. `over`: the daemon
-/// ends.
+/// What a daemon does that only sends: the alert on standard input, or one of its own.
+pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
+    let given = arguments.configuration.config.as_deref();
+    if arguments.send_alert { answer(given) } else { test(given, arguments.alerts_by.as_deref()) }
+}
+
+/// Sends an alert; `by`: through what listens on this socket, where a program is to be run. `over`: the
+/// daemon ends.
 pub fn send(
     by: Option<&Path>,
     way: Way,
@@ -69,7 +75,7 @@ pub fn send(
 }
 
 /// `pinstripe daemon --test-alert`: an alert by each way that is configured, as the daemon would send it.
-pub fn test(given: Option<&Path>, by: Option<&Path>) -> Result<(), Failure> {
+fn test(given: Option<&Path>, by: Option<&Path>) -> Result<(), Failure> {
     let alerts = Configuration::alerts(given);
     let ways: Vec<Way> = Way::ALL.into_iter().filter(|way| way.is_configured(&alerts)).collect();
     if ways.is_empty() {
@@ -134,7 +140,7 @@ fn ask(socket: &Path, way: Way, tell: &Tell, over: &AtomicBool) -> Result<(), Un
 }
 
 /// `pinstripe daemon --send-alert`: sends the alert on standard input as the configuration says.
-pub fn answer(given: Option<&Path>) -> Result<(), Failure> {
+fn answer(given: Option<&Path>) -> Result<(), Failure> {
     let mut text = Vec::new();
     io::stdin().lock().take(BYTES_MAX).read_to_end(&mut text)?;
     let request: Request = serde_json::from_slice(&text)
