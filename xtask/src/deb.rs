@@ -85,20 +85,17 @@ pub fn run(root: &Path, deb: &Deb) -> Result<()> {
         println!("deb: the parts are right");
         return Ok(());
     }
-    let package = build(root)?;
-    check_contents(&package, &parts.pages()?)?;
-    said(
-        Command::new("lintian").args(["--fail-on", "error,warning"]).arg(&package),
-        "lintian: apt-get install lintian",
-    )?;
-    println!("deb: {}", package.display());
+    println!("deb: {}", parts.package(root)?.display());
     Ok(())
 }
 
-/// The package without those checks: where it is.
+/// The package, with the checks of it as it is and of its completions: where it is. Its units are started
+/// where this is for.
 pub fn package(root: &Path) -> Result<PathBuf> {
-    Parts::make(root)?;
-    build(root)
+    crate::packages::ensure_package_checks()?;
+    let parts = Parts::make(root)?;
+    parts.check_completions()?;
+    parts.package(root)
 }
 
 /// The output of a command that must succeed. `from` says where to get it.
@@ -138,6 +135,17 @@ impl Parts {
             fs::write(parts.folder.join("doc").join(name), for_package(&text))?;
         }
         Ok(parts)
+    }
+
+    /// Puts them together, and checks what has come of it.
+    fn package(&self, root: &Path) -> Result<PathBuf> {
+        let package = build(root)?;
+        check_contents(&package, &self.pages()?)?;
+        said(
+            Command::new("lintian").args(["--fail-on", "error,warning"]).arg(&package),
+            "lintian: apt-get install lintian",
+        )?;
+        Ok(package)
     }
 
     fn pinstripe(&self, words: &[&str]) -> Command {
