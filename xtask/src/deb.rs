@@ -23,6 +23,10 @@ const CARGO_DEB: &str = "3.8.0";
 /// `systemd-analyze security` may say this much, in tenths, of the units as they are: the one that serves
 /// anything, and the daemon's, which has what smartctl needs.
 const EXPOSURE: u32 = 25;
+/// And this much of an array that is mounted for all, of which the system can't be hidden.
+const EXPOSURE_WITH_FUSE: u32 = 38;
+/// And this much of what sends alerts: what it runs is for the configuration to say.
+const EXPOSURE_OF_ALERTS: u32 = 70;
 /// And this much of an array without ublk and fuse, as systemd's generator has it, and of the daemon without
 /// capabilities.
 const EXPOSURE_WITHOUT_CAPABILITIES: u32 = 20;
@@ -62,6 +66,7 @@ const DAEMON_ALONE: &str = "pinstripe-daemon-alone.service";
 const CONFIGURATION: &str = "\
 [[array]]\nname = \"plain\"\nweight = 200\n\
 [[array]]\nname = \"ublk\"\nublk = true\n\
+[[array]]\nname = \"sockets\"\nvhost-user = \"/run/vm/a\"\nsocket-group = \"disk\"\n\
 [[array]]\nname = \"fuse\"\nfuse = \"/srv/disk\"\nmembers = [\"/srv/a\", \"/srv/b\"]\n\
 [[array]]\nname = \"remote\"\ndhchap-secrets = \"/etc/pinstripe/secrets\"\n\
 members = [\"nvme-tcp://192.0.2.1:4420/nqn.2026-01.com.example:a?nsid=1\"]\n\
@@ -213,18 +218,20 @@ impl Parts {
             ("pinstripe@ublk.service", EXPOSURE),
             ("pinstripe@plain.service", EXPOSURE_WITHOUT_CAPABILITIES),
             ("pinstripe@remote.service", EXPOSURE_WITHOUT_CAPABILITIES),
+            ("pinstripe@sockets.service", EXPOSURE),
+            ("pinstripe@fuse.service", EXPOSURE_WITH_FUSE),
             (store, EXPOSURE_WITHOUT_CAPABILITIES),
             (DAEMON, EXPOSURE),
             (DAEMON_ALONE, EXPOSURE_WITHOUT_CAPABILITIES),
         ];
-        for unit in limits.iter().map(|(unit, _)| *unit).chain(["pinstripe@fuse.service"]) {
+        for (unit, _) in limits {
             if unit.starts_with("pinstripe@") {
                 fs::write(units.join(unit), &template)?;
             }
             verify(&units.join(unit))?;
         }
         verify(&units.join("pinstripe.target"))?;
-        for (unit, limit) in limits {
+        for (unit, limit) in limits.into_iter().chain([(ALERT[1], EXPOSURE_OF_ALERTS)]) {
             let mut security = Command::new("systemd-analyze");
             security.args(["security", "--no-pager", "--offline=true", &format!("--threshold={limit}")]);
             said(security.arg(units.join(unit)), "systemd")?;
