@@ -53,8 +53,15 @@ const CONTENTS: &[&str] = &[
     "usr/share/zsh/vendor-completions/_pinstripe",
 ];
 /// The documents that it has. What they point to beside each other and beside [`DIST`] isn't there.
-const DOCUMENTS: &[&str] =
-    &["admin.md", "configuration.md", "fault-model.md", "install.md", "metrics.md", "operate.md"];
+const DOCUMENTS: &[&str] = &[
+    "admin.md",
+    "configuration.md",
+    "control-protocol.md",
+    "fault-model.md",
+    "install.md",
+    "metrics.md",
+    "operate.md",
+];
 /// The folder with what is for other programs, as documents point to it, and where the package has it.
 const DIST: [&str; 2] = ["../dist/", "/usr/share/pinstripe/"];
 /// The unit of what is done beside serving, and those that it has send alerts.
