@@ -3,7 +3,7 @@
 //! ```text
 //!   parts      target/deb: manual pages, completions, changelog, made by the release build and git
 //!   checks     every command has its page, shells can read the completions, systemd takes the units and
-//!              finds them hardened
+//!              finds them hardened, an idle server is small
 //!   package    cargo-deb puts parts and packaging/ together; crates/cli/Cargo.toml says what goes where
 //!   checks     the package has what it should have, and lintian finds nothing
 //! ```
@@ -11,11 +11,12 @@
 use std::{
     collections::BTreeSet,
     fs,
+    io::{BufRead, BufReader},
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 /// The version of cargo-deb that is installed under `target/tools`.
@@ -30,6 +31,8 @@ const EXPOSURE_OF_ALERTS: u32 = 70;
 /// And this much of an array without ublk and fuse, as systemd's generator has it, and of the daemon without
 /// capabilities.
 const EXPOSURE_WITHOUT_CAPABILITIES: u32 = 20;
+/// An idle server with two shards has no more resident than this, in KiB: 40 MB.
+const IDLE_KIB: u64 = 40_000_000 / 1024;
 /// Files of the package beside the manual pages.
 const CONTENTS: &[&str] = &[
     "etc/pinstripe/pinstripe.toml",
@@ -93,6 +96,7 @@ pub fn run(root: &Path, deb: &Deb) -> Result<()> {
     parts.check_pages()?;
     parts.check_completions()?;
     parts.check_units(root)?;
+    parts.check_memory()?;
     if deb.parts {
         println!("deb: the parts are right");
         return Ok(());
@@ -189,6 +193,41 @@ impl Parts {
                 said(Command::new(shell).arg("-n").arg(script), shell)?;
             }
         }
+        Ok(())
+    }
+
+    /// What an idle server takes: many arrays of a machine have one each.
+    fn check_memory(&self) -> Result<()> {
+        let folder = self.folder.join("idle");
+        fs::create_dir_all(&folder)?;
+        let here = |words: &[&str]| {
+            let mut command = self.pinstripe(words);
+            command.current_dir(&folder).env("PINSTRIPE_RUNTIME_DIR", folder.join("run"));
+            command
+        };
+        let members = ["member0", "member1", "member2"];
+        for member in members {
+            fs::File::create(folder.join(member))?.set_len(8 << 20)?;
+        }
+        let create = ["create", "--level", "5", "--name", "idle", "--assume-clean"];
+        said(here(&create).args(members), "pinstripe")?;
+        let serve = ["serve", "--shards", "2", "--json"];
+        let mut server = here(&serve).args(members).stdout(Stdio::piped()).spawn()?;
+        let output = server.stdout.take().context("standard output is a pipe")?;
+        // Read until the server's end: what it says at last has a reader.
+        let mut lines = BufReader::new(output).lines().map_while(Result::ok);
+        let ready = lines.any(|line| line.contains("\"ready\""));
+        let status = fs::read_to_string(format!("/proc/{}/status", server.id()));
+        if let Err(error) = said(&mut here(&["stop", "--all"]), "pinstripe") {
+            server.kill()?;
+            return Err(error);
+        }
+        ensure!(server.wait()?.success() && ready, "the idle server has failed");
+        let status = status?;
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
+        let kib: u64 = resident.trim().trim_end_matches(" kB").parse().context("its memory")?;
+        ensure!(kib <= IDLE_KIB, "an idle server has {kib} KiB of memory, more than {IDLE_KIB}");
+        println!("deb: an idle server has {kib} KiB of memory");
         Ok(())
     }
 
