@@ -335,6 +335,10 @@ fn for_package(text: &str) -> String {
             made.extend(["](", target, ")"]);
         } else if let Some(opening) = made.rfind('[') {
             made.remove(opening);
+            // Of a picture.
+            if made[..opening].ends_with('!') {
+                made.remove(opening - 1);
+            }
         }
         rest = after;
     }
@@ -394,9 +398,9 @@ mod tests {
 
     #[test]
     fn documents_of_the_package_point_to_nothing_that_it_does_not_have() {
-        let text = "See [a](operate.md#b), [c](#d), [e [f](decisions/0001-g.md), [h](https://i.example) and\n\
+        let text = "See [a](operate.md#b), [c](#d), [e [f](decisions/0001-g.md), ![p](q.png), [h](https://i.example) and\n\
                     [the rules](../dist/prometheus/pinstripe.rules.yml), [f](../dist/grafana/pinstripe.json). [x] y";
-        let made = "See [a](operate.md#b), [c](#d), [e f, [h](https://i.example) and\n\
+        let made = "See [a](operate.md#b), [c](#d), [e f, p, [h](https://i.example) and\n\
                     [the rules](/usr/share/pinstripe/prometheus/pinstripe.rules.yml), \
                     [f](/usr/share/pinstripe/grafana/pinstripe.json). [x] y";
         assert_eq!(for_package(text), made);
