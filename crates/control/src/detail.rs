@@ -9,7 +9,7 @@ use crate::limit::Limit;
 use crate::size::ByteSize;
 use crate::text::{printable, table};
 
-/// See the module.
+/// Of `detail`: the array.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Detail {
     /// The array's name, without the host.

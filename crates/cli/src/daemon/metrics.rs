@@ -406,7 +406,9 @@ mod tests {
         [`[metrics]`](configuration.md#metrics) gives, and asks the servers\nevery 5 seconds. Rules for alerts are in \
         [pinstripe.rules.yml](../dist/prometheus/pinstripe.rules.yml), and a\ndashboard for Grafana is in \
         [pinstripe.json](../dist/grafana/pinstripe.json).\nA histogram has three metrics: NAME_bucket, NAME_sum and \
-        NAME_count.\n\n| metric | type | what it says |\n|---|---|---|\n";
+        NAME_count.\nOperations, bytes and latencies are of all clients of an array together: they are counted in the \
+        array, behind its front ends, which\nshare its limits too. Of each front end there are the connections. How \
+        writes were made is counted, whatever the policy is called.\n\n| metric | type | what it says |\n|---|---|---|\n";
 
     /// Names, types and helps.
     fn described() -> Vec<(String, String, String)> {

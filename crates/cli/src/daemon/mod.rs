@@ -136,8 +136,8 @@ enum Message {
 }
 
 pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
-    if arguments.send_alert {
-        return sender::answer(arguments.configuration.config.as_deref());
+    if arguments.send_alert || arguments.test_alert {
+        return sender::run(arguments);
     }
     let Begun { configuration, left_out, problems } =
         configuration::load_to_begin(arguments.configuration.config.as_deref())?;

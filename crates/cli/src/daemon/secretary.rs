@@ -553,13 +553,8 @@ impl Messenger {
 
     fn send(&mut self, number: u64, mut delivery: Delivery) {
         let alerts = now(&self.alerts);
-        let sent = match &self.alerts_by {
-            // A webhook needs no right of its own.
-            Some(socket) if self.way != Way::Webhook => {
-                sender::ask(socket, self.way, &delivery.tell, &self.over)
-            }
-            _ => self.way.send(&alerts, &delivery.tell, &self.over),
-        };
+        let by = self.alerts_by.as_deref();
+        let sent = sender::send(by, self.way, &alerts, &delivery.tell, &self.over);
         let error = match sent {
             Ok(()) => return drop(self.book.send(Page::Settled(number))),
             // It stays in the book as it is.

@@ -155,7 +155,8 @@ impl Plan {
             return Err(Failure::usage("--create makes an empty array, which --read-only would keep so"));
         }
         let runtime = on_shards::wanted(arguments.shards, arguments.cpus.as_ref());
-        let memory = Division::new(arguments.memory_max, runtime.shards, arguments.cache)?;
+        let tls = arguments.tls.tls_certificates.is_some() || arguments.nvme_tls_hosts.is_some();
+        let memory = Division::new(arguments.memory_max, runtime.shards, arguments.cache, tls)?;
         let plan = Self { arguments, shape, runtime: memory.of_shards(runtime), memory };
         let speed = plan.sync_speed();
         if speed.max_kib < speed.min_kib {

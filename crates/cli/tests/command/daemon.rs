@@ -688,6 +688,31 @@ fn a_daemon_has_programs_run_by_what_listens_on_a_socket() {
 }
 
 #[test]
+fn a_test_alert_goes_by_each_way_that_is_configured_and_what_fails_is_said() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let webhook = format!("webhook = 'http://{}/hook'\n", listener.local_addr().unwrap());
+    // What is wrong elsewhere keeps no alert back.
+    let configured =
+        Configured::new(&format!("[alerts]\nprogram = '@/bin/alert'\n{webhook}[[array]]\nshard = 2\n"));
+    configured.program("bin/alert", "#!/bin/sh\necho \"$1 $2 $3 $4.\" >>@/told\ncat >>@/told\n");
+    let hook = thread::spawn(move || post(&mut listener.accept().unwrap().0));
+    let said = configured.run(&["daemon", "--test-alert"]).ok().out;
+    assert!(said.contains("bin/alert\n") && said.contains("sent by the webhook of 127.0.0.1"), "{said}");
+    let told = fs::read_to_string(configured.world.path("told")).unwrap();
+    assert!(told.starts_with("raised Test test .\n") && told.contains("nothing is wrong"), "{told}");
+    let posted = hook.join().unwrap();
+    assert_eq!((&posted["alert"], &posted["array"]), (&"Test".into(), &"test".into()), "{posted}");
+
+    // The other way is tried all the same.
+    configured.program("bin/alert", "#!/bin/sh\necho mailbox full >&2\nexit 3\n");
+    configured.run(&["daemon", "--test-alert"]).refused(1, &["mailbox full", "webhook", "could not be sent"]);
+    let by = ["daemon", "--test-alert", "--alerts-by", "nowhere.sock"];
+    configured.run(&by).refused(1, &["nowhere.sock", "webhook"]);
+    configured.write("pinstripe.toml", DATA);
+    configured.run(&["daemon", "--test-alert"]).refused(1, &["no program, mail or webhook"]);
+}
+
+#[test]
 fn an_alert_that_could_not_be_sent_is_sent_by_the_next_daemon() {
     // Nothing listens there for now.
     let port = Port::new();

@@ -62,6 +62,36 @@ fn an_owner_that_can_not_be_given_and_a_folder_that_stays_closed_are_said() {
     assert!(!world.path("data.nbd").exists(), "the socket is left behind");
 }
 
+/// As units have it (`config units`): no capability but the one to give files away.
+#[test]
+fn a_server_that_may_only_give_sockets_away_replaces_one_that_a_killed_server_has_given_away() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("DID NOT RUN: only root gives files away");
+        return;
+    }
+    let world = World::new();
+    let members = world.raid5(3);
+    let options = ["--nbd", "unix:data.nbd", "--socket-owner", "65534", "--socket-mode", "0600"];
+    let start = || world.serve_with_chown_alone(&options, &members);
+    for _ in 0..2 {
+        let server = start();
+        let file = world.path("data.nbd").metadata().unwrap();
+        assert_eq!((mode(&world, "data.nbd"), file.uid()), (0o600, 65534));
+        Client::connect(&server.nbd());
+        // Dropped, the server is killed: the file of its socket stays.
+    }
+    let server = start();
+    let others = World::new();
+    let path = world.path("data.nbd").display().to_string();
+    let members = others.raid5(3);
+    let arguments = ["--nbd", &format!("unix:{path}"), "--socket-owner", "65534"];
+    others.serve_refused(&arguments, &members).refused(1, &["data.nbd", "in use"]);
+    assert_eq!(world.path("data.nbd").metadata().unwrap().uid(), 65534);
+    world.run(&["stop", "data", "--force"]).ok();
+    assert_eq!(server.ended(), 0);
+    assert!(!world.path("data.nbd").exists());
+}
+
 #[test]
 fn a_socket_for_clients_is_taken_for_no_control_socket_whatever_it_is_called() {
     let world = World::new();

@@ -167,6 +167,16 @@ impl World {
         start(command, options, members)
     }
 
+    /// Starts a server of root's that may give files away, and nothing else that others may not.
+    pub fn serve_with_chown_alone(&self, options: &[&str], members: &[String]) -> Server {
+        let plain = self.command(&["serve", "--json"]);
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set", "-all,+chown"]).arg(plain.get_program()).args(plain.get_args());
+        command.current_dir(self.folder.path()).stdin(Stdio::null());
+        command.env("PINSTRIPE_RUNTIME_DIR", self.path("pinstripe"));
+        start(command, options, members)
+    }
+
     /// Gives the folder, and all in it, to the user of [`without_privileges`], if that is another one.
     pub fn give_away(&self) {
         if !rustix::process::geteuid().is_root() {
