@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   phase      what each array is in, and what is to be done next. Pure
+//!   kept       an array that is to be served, and how it stands
 //!   threads    what takes time: looking for members, starting a server, following one
 //!   socket     calls: status, look, reload
 //!   chores     what is done beside serving, each on a thread of its own: checks, groups, health
@@ -37,6 +38,7 @@ mod grafana;
 mod groups;
 mod health;
 mod http;
+mod kept;
 mod listen;
 mod metrics;
 mod orphans;
@@ -57,10 +59,10 @@ use std::{
     time::{Duration, Instant, UNIX_EPOCH},
 };
 
-use pinstripe_config::{Configuration, Metrics, duties::Duties};
+use pinstripe_config::{Configuration, Metrics};
 use pinstripe_control::{
     CallError, Detail, Version, code,
-    daemon::{ArrayStatus, Command, DiskHealth, Looks, Reloaded, Status},
+    daemon::{Command, Looks, Reloaded, Status},
     maintenance::Event,
     text::one_line,
 };
@@ -71,13 +73,14 @@ use signal_hook::{
 };
 
 use self::{
-    alerts::{AlertedArray, Asked, Server},
+    alerts::AlertedArray,
     board::Board,
-    checks::{Record, Round},
+    checks::Round,
     chores::Chores,
-    phase::{Action, Course, Ending, Phase},
+    kept::Kept,
+    phase::{Action, Ending, Phase},
     secretary::{Errand, Secretary},
-    threads::{Follower, Heard, News},
+    threads::{Heard, News},
     tls::Tls,
 };
 use crate::{
@@ -101,8 +104,6 @@ const TICK: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_secs(10);
 /// The same where they only could have been started by another process.
 const LOOK_STOPPED: Duration = Duration::from_mins(1);
-/// Names of events that are counted of an array.
-const EVENTS_MAX: usize = 64;
 /// How long the end waits for what is still to be kept or sent.
 const FINISH: Duration = Duration::from_secs(2);
 /// Names another folder for what outlives a boot.
@@ -193,30 +194,6 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
 pub fn state_folder() -> PathBuf {
     let given = std::env::var_os(STATE_VARIABLE).map(PathBuf::from).filter(|path| path.is_absolute());
     given.unwrap_or_else(|| PathBuf::from(STATE_FOLDER))
-}
-
-/// An array that is to be served.
-struct Kept {
-    /// What it is called.
-    label: String,
-    uuid: Option<String>,
-    course: Course,
-    /// Counts its servers, so that what threads say of an old one isn't taken for the new one's.
-    run: u64,
-    follower: Option<Follower>,
-    duties: Duties,
-    /// How its checks stand.
-    record: Record,
-    /// No check begins before.
-    check_not_before: Duration,
-    /// Its disks were asked how they are, or were to be.
-    visited: bool,
-    /// What those that said anything said the last time.
-    disks: Vec<DiskHealth>,
-    /// What its server said the last time, if it did.
-    detail: Option<Detail>,
-    /// How often each event has happened.
-    events: BTreeMap<String, u64>,
 }
 
 /// Looks for members.
@@ -443,20 +420,7 @@ impl Daemon {
         for ((mut wanted, key), label) in all.into_iter().zip(keys).zip(labels) {
             wanted.label = label;
             let now = self.now();
-            let kept = self.arrays.entry(key.clone()).or_insert_with(|| Kept {
-                label: wanted.label.clone(),
-                uuid: None,
-                course: Course::new(now),
-                run: 0,
-                follower: None,
-                duties: Duties::default(),
-                record: Record::default(),
-                check_not_before: now,
-                visited: false,
-                disks: Vec::new(),
-                detail: None,
-                events: BTreeMap::new(),
-            });
+            let kept = self.arrays.entry(key.clone()).or_insert_with(|| Kept::new(wanted.label.clone(), now));
             kept.label.clone_from(&wanted.label);
             kept.duties = wanted.duties();
             let known = wanted.uuid().map(|uuid| uuid.to_string()).or(kept.uuid.clone());
@@ -725,76 +689,5 @@ fn left_to_others(state: State) -> State {
         State::Ready => State::Late { why: "is for the service manager to start".to_owned(), enough: false },
         State::Late { why, .. } => State::Late { why, enough: false },
         state => state,
-    }
-}
-
-impl Kept {
-    /// Progress is shown by what tells of a sync. Names are those of this program, whose number a server of
-    /// another version can't raise without end.
-    fn count(&mut self, event: &str) {
-        let is_progress = event.strip_prefix("Rebuild").is_some_and(|rest| rest.parse::<u64>().is_ok());
-        if !is_progress && (self.events.contains_key(event) || self.events.len() < EVENTS_MAX) {
-            *self.events.entry(event.to_owned()).or_default() += 1;
-        }
-    }
-
-    /// Whether it has a server, or is about to.
-    fn is_busy(&self) -> bool {
-        matches!(self.course.phase, Phase::Serving { .. } | Phase::Starting { .. })
-    }
-
-    /// The control socket of its server, if that answers.
-    fn answering(&self) -> Option<PathBuf> {
-        match &self.course.phase {
-            Phase::Serving { control, silent: None, .. } => Some(control.clone()),
-            _ => None,
-        }
-    }
-
-    fn alerted(&self) -> AlertedArray<'_> {
-        AlertedArray { label: &self.label, uuid: self.uuid.as_deref() }
-    }
-
-    fn asked(&self) -> Asked<'_> {
-        let server = match self.course.phase {
-            Phase::Stopped { .. } => Server::Stopped,
-            _ if self.detail.is_some() => Server::Answers,
-            _ => Server::Unknown,
-        };
-        Asked { server, disks: &self.disks, detail: self.detail.as_ref(), check: self.uuid.is_some() }
-    }
-
-    fn status(&self, now: Duration) -> ArrayStatus {
-        let (state, since, why) = match &self.course.phase {
-            Phase::Waiting { why, since } => ("waiting", since, Some(why)),
-            Phase::Starting { since } => ("starting", since, None),
-            Phase::Serving { since, silent: None, .. } => ("serving", since, None),
-            Phase::Serving { since, silent: Some(why), .. } => ("silent", since, Some(why)),
-            Phase::Stopped { since } => ("stopped", since, None),
-            Phase::Failed { why, since, .. } => ("failed", since, Some(why)),
-        };
-        let control = match &self.course.phase {
-            Phase::Serving { control, .. } => Some(control.clone()),
-            _ => None,
-        };
-        let next_try = match &self.course.phase {
-            Phase::Failed { until, .. } => Some(until.saturating_sub(now).as_secs()),
-            _ => None,
-        };
-        let record = &self.record;
-        ArrayStatus {
-            array: self.label.clone(),
-            uuid: self.uuid.clone(),
-            state: state.to_owned(),
-            why: why.cloned(),
-            seconds: now.saturating_sub(*since).as_secs(),
-            control,
-            failures: self.course.failures,
-            next_try_seconds: next_try,
-            disks: self.disks.clone(),
-            events: self.events.clone(),
-            checked: record.completed,
-            checked_mismatched_sectors: record.completed.map(|_| record.completed_mismatched_sectors),
-        }
     }
 }
