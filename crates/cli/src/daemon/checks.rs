@@ -167,7 +167,7 @@ pub fn check(
     client.set_timeout(Some(LIMIT))?;
     let detail: Detail = client.call("detail", Value::Null)?;
     let mut record = records.of(uuid);
-    if let Some(why) = obstacle(&detail) {
+    if let Some(why) = obstacle(&detail, uuid) {
         return Ok(Round { record, how: Checked::NotNow(why), unkept: None });
     }
     let unkept = |error: io::Error| format!("how far the check is can't be kept: {error}");
@@ -219,7 +219,10 @@ pub fn check(
 }
 
 /// What has to be over before parity is compared.
-fn obstacle(detail: &Detail) -> Option<String> {
+fn obstacle(detail: &Detail, uuid: &str) -> Option<String> {
+    if detail.uuid != uuid {
+        return Some("another array's server has its control socket".to_owned());
+    }
     if detail.level == "raid0" {
         return Some("the array has no parity".to_owned());
     }
@@ -350,6 +353,13 @@ mod tests {
     }
 
     #[test]
+    fn the_parity_of_another_array_is_not_compared() {
+        let array = Detail { uuid: "another".to_owned(), ..super::super::health::tests::array() };
+        assert_eq!(obstacle(&array, "another"), None);
+        assert!(obstacle(&array, "data").is_some_and(|why| why.contains("another array")));
+    }
+
+    #[test]
     fn a_check_whose_server_hangs_ends() {
         let folder = tempfile::tempdir().unwrap();
         let control = folder.path().join("control");
@@ -357,7 +367,8 @@ mod tests {
         let is_asked = std::sync::atomic::AtomicBool::new(false);
         crate::daemon::fake::server(&control, move |_| {
             let is_first = !is_asked.swap(true, std::sync::atomic::Ordering::SeqCst);
-            is_first.then(|| serde_json::json!({ "result": super::super::health::tests::array() }))
+            let array = Detail { uuid: "data".to_owned(), ..super::super::health::tests::array() };
+            is_first.then(|| serde_json::json!({ "result": array }))
         });
         let records = Records(folder.path().to_owned());
         let short = Duration::from_millis(100);

@@ -115,9 +115,9 @@ enum Message {
     /// A look for members is over, which went by this generation of the configuration.
     Looked { generation: u64, found: Result<(Vec<Wanted>, Vec<String>), String> },
     /// What became of the start of a server.
-    Started { key: String, run: u64, outcome: Box<Outcome> },
+    Started { run: u64, outcome: Box<Outcome> },
     /// Of a server.
-    News { key: String, run: u64, news: News },
+    News { run: u64, news: News },
     /// What came of a check.
     Checked { key: String, outcome: Result<Round, String> },
     /// The disks were asked how they are.
@@ -384,8 +384,8 @@ impl Daemon {
                     Err(why) => self.log.warn(&format!("members were not looked for: {why}")),
                 }
             }
-            Message::Started { key, run, outcome } => self.started(&key, run, *outcome),
-            Message::News { key, run, news } => self.news(&key, run, news),
+            Message::Started { run, outcome } => self.started(run, *outcome),
+            Message::News { run, news } => self.news(run, news),
             Message::Call(command, answer) => {
                 let _ = answer.send(self.answer(command));
             }
@@ -466,9 +466,9 @@ impl Daemon {
     fn start(&mut self, key: &str, wanted: Wanted, state: State) {
         self.log.of(&wanted.label).note("is being started");
         let run = self.new_run(key);
-        if let Err(error) = threads::start(key.to_owned(), run, wanted, state, self.sender.clone()) {
+        if let Err(error) = threads::start(run, wanted, state, self.sender.clone()) {
             let why = format!("no server can be started: {error}");
-            self.started(key, run, Outcome::NotStarted(why));
+            self.started(run, Outcome::NotStarted(why));
         }
     }
 
@@ -493,14 +493,14 @@ impl Daemon {
         self.secretary.ask(Errand::Keep(told));
     }
 
-    /// The array, unless what is told is of an earlier server of it.
-    fn of_run(&mut self, key: &str, run: u64) -> Option<&mut Kept> {
-        self.arrays.get_mut(key).filter(|kept| kept.run == run)
+    /// The array with this server, and its key by now; none if the server is an earlier one.
+    fn of_run(&mut self, run: u64) -> Option<(&String, &mut Kept)> {
+        self.arrays.iter_mut().find(|(_, kept)| kept.run == run)
     }
 
-    fn started(&mut self, key: &str, run: u64, outcome: Outcome) {
+    fn started(&mut self, run: u64, outcome: Outcome) {
         let now = self.now();
-        let Some(kept) = self.of_run(key, run) else {
+        let Some((key, kept)) = self.of_run(run) else {
             // It isn't wanted any more; its server is left alone, but for its end.
             if let Outcome::Started(started) = outcome
                 && let Some(child) = started.into_child()
@@ -509,16 +509,16 @@ impl Daemon {
             }
             return;
         };
-        let label = kept.label.clone();
+        let (key, label) = (key.clone(), kept.label.clone());
         match outcome {
             Outcome::Started(started) => {
                 self.record(&label, "Started", &format!("was started: {}", started.in_words()), false);
                 let control = started.control().to_owned();
-                self.follow(key, control, started.into_child());
+                self.follow(&key, control, started.into_child());
             }
             Outcome::Served(control) => {
                 self.log.of(&label).note("was started by another process: its server is followed");
-                self.follow(key, control, None);
+                self.follow(&key, control, None);
             }
             Outcome::WouldStart { .. } => {}
             Outcome::NotStarted(why) => {
@@ -531,7 +531,7 @@ impl Daemon {
             }
         }
         if self.stopping {
-            self.stop(key);
+            self.stop(&key);
         }
     }
 
@@ -541,17 +541,20 @@ impl Daemon {
         kept.course.answers(control.clone(), now);
         self.chores.survey_soon(self.board.is_up());
         let known = (self.heard.get(&control).cloned(), self.since);
-        match threads::follow(key, run, control, child, known, &self.sender) {
+        let followed = (control, kept.uuid.clone());
+        match threads::follow(run, followed, child, known, &self.sender) {
             Ok(follower) => kept.follower = Some(follower),
             Err(error) => self.log.of(&kept.label).warn(&format!("its server can't be followed: {error}")),
         }
     }
 
-    fn news(&mut self, key: &str, run: u64, news: News) {
+    fn news(&mut self, run: u64, news: News) {
         let now = self.now();
-        let Some(kept) = self.of_run(key, run) else { return };
+        let Some((_, kept)) = self.of_run(run) else { return };
         let label = kept.label.clone();
         match news {
+            // Of two threads the other one has told of its end already.
+            News::Answers(_) if kept.follower.is_none() => {}
             News::Answers(control) => kept.course.answers(control, now),
             News::Silent(why) => kept.course.is_silent(why),
             News::Events { control, heard, events } => {
@@ -566,7 +569,7 @@ impl Daemon {
                     Ending::Ordered => self.record(&label, "Stopped", "was stopped", false),
                     Ending::Died(how) => self.record(&label, "ServerDied", how, true),
                 }
-                if let Some(kept) = self.of_run(key, run) {
+                if let Some((_, kept)) = self.of_run(run) {
                     kept.course.ended(ending, now);
                 }
             }
