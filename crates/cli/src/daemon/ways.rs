@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::alerts::Tell;
+use crate::called::host;
 
 /// How long a program may take to send an alert.
 pub const SEND_LIMIT: Duration = Duration::from_mins(1);
@@ -173,11 +174,6 @@ fn run(command: &mut Command, input: &str, output: Stdio, over: &AtomicBool) -> 
 fn end(child: &mut Child) {
     let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
     let _ = child.wait();
-}
-
-/// This machine's name.
-pub fn host() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// For programs.
