@@ -129,7 +129,13 @@ fn take(configuration: &Configuration, arguments: &IncrementalArguments) -> Resu
         return Err(Failure::new(why));
     }
     let Some(&entry) = entries.first() else {
-        return left(&format!("its array {name} ({uuid}) is not configured"));
+        // Of these only the daemon starts one that becomes whole.
+        let is_meant = configuration.scan.all && !arguments.start.dry_run;
+        return if is_meant && ask_daemon::have_it_look() {
+            Ok(handed_over(path))
+        } else {
+            left(&format!("its array {name} ({uuid}) is not configured"))
+        };
     };
     if !allows(configuration, entry, path) {
         return left(&format!("the configuration has members of {} elsewhere only", entry.label()));
@@ -148,6 +154,10 @@ fn take(configuration: &Configuration, arguments: &IncrementalArguments) -> Resu
     }
 }
 
+fn handed_over(path: &Path) -> Said {
+    Said::nothing(path, "handed-over", "the daemon looks at it")
+}
+
 /// Starts the array if this device was the last that it lacked.
 fn start(
     configuration: &Configuration,
@@ -156,7 +166,7 @@ fn start(
 ) -> Result<Said, Failure> {
     let wanted = of_one(configuration, entry, false);
     if !arguments.start.dry_run && ask_daemon::have_it_look() {
-        return Ok(Said::nothing(&arguments.device, "handed-over", "the daemon looks at it"));
+        return Ok(handed_over(&arguments.device));
     }
     let state = wanted.state();
     if let State::Late { why, .. } = &state {

@@ -48,6 +48,8 @@ pub struct Wanted {
     by_uuid: Option<Uuid>,
     /// What it is called where another array has its name.
     called: Option<String>,
+    /// What the daemon does for it.
+    duties: Duties,
 }
 
 /// What is to become of it.
@@ -79,6 +81,11 @@ impl Wanted {
         self.called.clone().unwrap_or_else(|| stem(&self.name().unwrap_or_default(), &uuid))
     }
 
+    /// The control socket of the server that it has already.
+    pub fn served(&self) -> Option<&PathBuf> {
+        self.served.as_ref()
+    }
+
     /// The server of another array that has the control socket which its own would have.
     pub fn holder_of_its_name(&self) -> Option<Served> {
         let socket = place::folders().swap_remove(0).join(format!("{}.sock", self.stem()));
@@ -93,7 +100,7 @@ impl Wanted {
 
     /// What the daemon does for it.
     pub fn duties(&self) -> Duties {
-        self.entry.as_ref().map(|entry| entry.duties.clone()).unwrap_or_default()
+        self.duties.clone()
     }
 
     /// The command line of its server. `run`: members were waited for in vain.
@@ -296,6 +303,7 @@ fn of_entry(
         is_silent: seen.is_silent,
         by_uuid: None,
         called,
+        duties: entry.duties.clone(),
         entry: Some(entry.clone()),
     };
     if let Some(uuid) = entry.uuid {
@@ -318,6 +326,7 @@ fn without_entry(
         label: found.short_name(),
         entry: None,
         called: called_here(configuration, &found, all, served),
+        duties: configuration.duties.clone(),
         found: Some(found),
         servers: Vec::new(),
         unit: None,

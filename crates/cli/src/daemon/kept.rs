@@ -14,6 +14,7 @@ use super::{
     phase::{Course, Phase},
     threads::Follower,
 };
+use crate::assemble::Wanted;
 
 /// Names of events that are counted of an array.
 const EVENTS_MAX: usize = 64;
@@ -73,6 +74,15 @@ impl Kept {
     /// Whether it has a server, or is about to.
     pub fn is_busy(&self) -> bool {
         matches!(self.course.phase, Phase::Serving { .. } | Phase::Starting { .. })
+    }
+
+    /// Whether it is the array that is wanted: by the UUID, or by the server where that isn't known.
+    pub fn is(&self, wanted: &Wanted) -> bool {
+        match (wanted.uuid(), &self.course.phase) {
+            (Some(uuid), _) => self.uuid == Some(uuid.to_string()),
+            (None, Phase::Serving { control, .. }) => wanted.served() == Some(control),
+            (None, _) => false,
+        }
     }
 
     /// The control socket of its server, if that answers.

@@ -205,6 +205,8 @@ struct Look {
     last: Option<Instant>,
     /// Another one is wanted.
     wanted: bool,
+    /// What isn't found by the next one is known no more.
+    forgets: bool,
     /// The block devices at the last look.
     devices: Vec<String>,
 }
@@ -349,7 +351,9 @@ impl Daemon {
             return;
         }
         let now = self.now();
-        let sought = self.arrays.values().any(|kept| kept.course.is_sought(now));
+        // Which arrays there are only a look tells where all are meant.
+        let sought =
+            self.configuration.scan.all || self.arrays.values().any(|kept| kept.course.is_sought(now));
         let waits = self.arrays.values().any(|kept| matches!(kept.course.phase, Phase::Waiting { .. }));
         let due = |last: Instant| last.elapsed() >= if waits { LOOK } else { LOOK_STOPPED };
         let is_retry = |kept: &Kept| matches!(kept.course.phase, Phase::Failed { until, .. } if now >= until);
@@ -411,8 +415,8 @@ impl Daemon {
         }
         self.remarks = remarks;
         let keys: Vec<String> = all.iter().map(Wanted::identity).collect();
-        // What has no server and isn't there any more is forgotten: with `assemble = "all"` that can be.
-        self.arrays.retain(|key, kept| keys.contains(key) || kept.is_busy());
+        self.rekey(&all, &keys);
+        let forgets = self.forget_absent(&keys);
         let others = self.arrays.iter().filter(|(key, _)| !keys.contains(key)).map(|(_, kept)| &kept.label);
         let others = others.chain(self.left_out.iter().map(|(label, _)| label));
         let labels =
@@ -439,10 +443,46 @@ impl Daemon {
                 }
             }
         }
-        let left_out = self.left_out.iter().map(|(label, _)| AlertedArray { label, uuid: None });
-        let known: Vec<AlertedArray<'_>> = self.arrays.values().map(Kept::alerted).chain(left_out).collect();
-        let told = self.chores.book.forget(&known);
-        self.send_alerts(told);
+        if forgets {
+            let left_out = self.left_out.iter().map(|(label, _)| AlertedArray { label, uuid: None });
+            let known: Vec<AlertedArray<'_>> =
+                self.arrays.values().map(Kept::alerted).chain(left_out).collect();
+            let told = self.chores.book.forget(&known);
+            self.send_alerts(told);
+        }
+    }
+
+    /// Has each array under the key that it has now: with `assemble = "all"` an entry may have come for one
+    /// that is kept without.
+    fn rekey(&mut self, all: &[Wanted], keys: &[String]) {
+        for (wanted, key) in all.iter().zip(keys) {
+            let is_it = |(old, kept): &(&String, &Kept)| !keys.contains(old) && kept.is(wanted);
+            let Some(old) = self.arrays.iter().find(is_it).map(|(old, _)| old.clone()) else { continue };
+            let Some(mut moved) = self.arrays.remove(&old) else { continue };
+            // What is being asked for it is told under the old key.
+            moved.visited = false;
+            if self.arrays.get(key).is_none_or(|other| !other.is_busy()) {
+                self.arrays.insert(key.clone(), moved);
+            }
+        }
+    }
+
+    /// Forgets what isn't to be served any more, and says whether what is not known now is that.
+    ///
+    /// With `assemble = "all"` an array without an entry is known by its members alone, and one look may miss
+    /// them: a disk is slow to answer, or the kernel has them for a while. So only the look after a `reload`
+    /// forgets; and what a person has stopped not even that, for it would be started when it is found again.
+    fn forget_absent(&mut self, keys: &[String]) -> bool {
+        let (all, now) = (self.configuration.scan.all, self.now());
+        let forgets = std::mem::take(&mut self.look.forgets) || !all;
+        let stays = |kept: &Kept| all && (!forgets || matches!(kept.course.phase, Phase::Stopped { .. }));
+        self.arrays.retain(|key, kept| keys.contains(key) || kept.is_busy() || stays(kept));
+        let why = "no member of it was found that is free".to_owned();
+        let absent = State::Late { why, enough: false };
+        for (_, kept) in self.arrays.iter_mut().filter(|(key, _)| !keys.contains(key)) {
+            kept.course.looked(&absent, None, now);
+        }
+        forgets
     }
 
     /// A reason for waiting is told when it is new.
@@ -661,7 +701,7 @@ impl Daemon {
         self.unserved = None;
         self.keep_listening();
         self.generation += 1;
-        self.look.wanted = true;
+        (self.look.wanted, self.look.forgets) = (true, true);
         Ok(Reloaded { files, changes, unserved: self.unserved.clone() })
     }
 

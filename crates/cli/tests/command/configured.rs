@@ -76,6 +76,8 @@ impl Drop for Configured {
 }
 
 pub const SCAN: &str = "[scan]\ndevices = ['@/member*']\n[defaults]\nshards = 1\n";
+/// The same, with all arrays served that are found.
+pub const ALL: &str = "[scan]\ndevices = ['@/member*']\nassemble = 'all'\n[defaults]\nshards = 1\n";
 pub const DATA: &str = "[scan]\ndevices = ['@/member*']\n[defaults]\nshards = 1\n[[array]]\nname = 'data'\n";
 
 /// The UUIDs of two arrays that are both called data.
