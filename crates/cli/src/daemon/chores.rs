@@ -14,7 +14,8 @@ use super::{
     checks::{self, Checked, Moment, Records, Round},
     groups::{self, Grouped, Move, Moved},
     health,
-    secretary::{Errand, Kept},
+    kept::Kept,
+    secretary::{self, Errand},
     threads,
 };
 use crate::patience::Pulse;
@@ -31,7 +32,7 @@ const CHECK_PAUSE: Duration = Duration::from_hours(1);
 /// What is under way, and what is known from before.
 pub struct Chores {
     pub records: Records,
-    /// The array that is being checked.
+    /// The UUID of the array that is being checked.
     checking: Option<String>,
     survey: Survey,
     visit: Visit,
@@ -52,7 +53,7 @@ impl Chores {
             visit: Visit::default(),
             lacking: groups::Memory::default(),
             moves: false,
-            book: Kept::of(folder).open,
+            book: secretary::Kept::of(folder).open,
         }
     }
 
@@ -99,31 +100,33 @@ impl Daemon {
             return;
         }
         let (now, moment) = (self.now(), Moment::now());
-        let due = self.arrays.iter().find(|(_, kept)| {
+        let due = self.arrays.values().find(|kept| {
             now >= kept.check_not_before
                 && kept.uuid.is_some()
                 && kept.answering().is_some()
                 && checks::is_due(&kept.duties, &kept.record, moment, now)
         });
-        let Some((key, kept)) = due else { return };
+        let Some(kept) = due else { return };
         let (Some(control), Some(uuid)) = (kept.answering(), kept.uuid.clone()) else { return };
-        let (key, window) = (key.clone(), kept.duties.check_window);
-        let (records, sender, of_thread) = (self.chores.records.clone(), self.sender.clone(), key.clone());
+        let (window, checking) = (kept.duties.check_window, uuid.clone());
+        let (records, sender) = (self.chores.records.clone(), self.sender.clone());
         let spawned = threads::spawn("check", move || {
             let outcome = checks::check(&control, &uuid, window, &records, Pulse::of);
             let outcome = outcome.map_err(|failure| failure.sentence().to_owned());
-            let _ = sender.send(Message::Checked { key: of_thread, outcome });
+            let _ = sender.send(Message::Checked { uuid, outcome });
         });
         match spawned {
-            Ok(()) => self.chores.checking = Some(key),
+            Ok(()) => self.chores.checking = Some(checking),
             Err(error) => self.log.warn(&format!("no check can begin: {error}")),
         }
     }
 
-    pub fn checked(&mut self, key: &str, outcome: Result<Round, String>) {
+    pub fn checked(&mut self, uuid: &str, outcome: Result<Round, String>) {
         self.chores.checking = None;
         let now = self.now();
-        let Some(kept) = self.arrays.get_mut(key) else { return };
+        // By the UUID: an edit of its entry gives an array another key.
+        let its_own = |kept: &&mut Kept| kept.uuid.as_deref() == Some(uuid);
+        let Some(kept) = self.arrays.values_mut().find(its_own) else { return };
         let log = self.log.of(&kept.label);
         let mut pause = CHECK_PAUSE;
         let outcome = outcome.map(|Round { record, how, unkept }| {
@@ -148,8 +151,7 @@ impl Daemon {
             Ok(Checked::Stopped) => log.note("its check was stopped, and goes on in an hour"),
             Ok(Checked::NotNow(why)) => log.note(&format!("is not checked now: {why}")),
             Err(why) => {
-                kept.record =
-                    kept.uuid.as_deref().map(|uuid| self.chores.records.of(uuid)).unwrap_or_default();
+                kept.record = self.chores.records.of(uuid);
                 log.warn(&format!("its check failed: {why}"));
             }
         }

@@ -119,7 +119,7 @@ enum Message {
     /// Of a server.
     News { run: u64, news: News },
     /// What came of a check.
-    Checked { key: String, outcome: Result<Round, String> },
+    Checked { uuid: String, outcome: Result<Round, String> },
     /// The disks were asked how they are.
     Visited(health::Visit),
     /// How things are, for the HTTP server.
@@ -393,7 +393,7 @@ impl Daemon {
             Message::Call(command, answer) => {
                 let _ = answer.send(self.answer(command));
             }
-            Message::Checked { key, outcome } => self.checked(&key, outcome),
+            Message::Checked { uuid, outcome } => self.checked(&uuid, outcome),
             Message::Surveyed(details) => self.surveyed(details),
             Message::Moved(moved) => self.moved(moved),
             Message::Acted { array, sentence } => {
