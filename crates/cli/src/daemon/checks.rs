@@ -15,6 +15,7 @@ use pinstripe_config::duties::{Duties, Every, Window};
 use pinstripe_control::{
     Detail,
     client::{Client, ClientError},
+    detail::Compared,
     maintenance::{CheckParameters, CheckResult, SyncChange, SyncParameters, SyncResult},
 };
 use serde::{Deserialize, Serialize};
@@ -54,6 +55,21 @@ pub struct Record {
 }
 
 impl Record {
+    /// Takes what a server says of all parity, which a person has had checked or repaired, for what the
+    /// latest round found, and for the one that isn't over. False if it says nothing new.
+    pub fn take_over(&mut self, compared: Compared) -> bool {
+        let Compared { time, mismatched_sectors } = compared;
+        let is_older = self.completed.is_some_and(|completed| completed > time);
+        let is_known =
+            self.completed == Some(time) && self.completed_mismatched_sectors == mismatched_sectors;
+        if is_older || is_known {
+            return false;
+        }
+        (self.open, self.next_sector, self.mismatched_sectors) = (false, 0, 0);
+        (self.completed, self.completed_mismatched_sectors) = (Some(time), mismatched_sectors);
+        true
+    }
+
     /// A round is over.
     fn complete(&mut self, now: u64) {
         self.open = false;
@@ -124,7 +140,7 @@ impl Records {
         serde_json::from_slice(&text).unwrap_or_default()
     }
 
-    fn put(&self, uuid: &str, record: &Record) -> io::Result<()> {
+    pub fn put(&self, uuid: &str, record: &Record) -> io::Result<()> {
         let text = serde_json::to_string(record)? + "\n";
         replace(&self.0, &Self::name(uuid), text.as_bytes())
     }

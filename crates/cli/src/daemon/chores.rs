@@ -2,6 +2,10 @@
 
 use std::{
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -33,8 +37,10 @@ const CHECK_PAUSE: Duration = Duration::from_hours(1);
 pub struct Chores {
     pub records: Records,
     /// The UUID of the array that is being checked.
-    checking: Option<String>,
-    survey: Survey,
+    pub checking: Option<String>,
+    /// A record is being kept of a check that a person has asked for.
+    recording: Arc<AtomicBool>,
+    pub survey: Survey,
     visit: Visit,
     /// Arrays without a spare.
     lacking: groups::Memory,
@@ -49,6 +55,7 @@ impl Chores {
         Self {
             records: Records(folder.to_owned()),
             checking: None,
+            recording: Arc::default(),
             survey: Survey::default(),
             visit: Visit::default(),
             lacking: groups::Memory::default(),
@@ -158,6 +165,39 @@ impl Daemon {
         kept.check_not_before = now + pause;
     }
 
+    /// What checks and repairs have found that persons asked for counts as much as what the daemon's own have
+    /// found.
+    fn take_over_checks(&mut self) {
+        for kept in self.arrays.values_mut() {
+            let (Some(uuid), Some(detail)) = (&kept.uuid, &kept.detail) else { continue };
+            // One that is under way keeps the record itself. What isn't taken now the server says again.
+            let is_free = self.chores.checking.as_ref() != Some(uuid)
+                && !self.chores.recording.load(Ordering::Relaxed)
+                && detail.uuid == *uuid;
+            let Some(compared) = detail.compared.filter(|_| is_free) else { continue };
+            if kept.record.take_over(compared) {
+                let log = self.log.of(&kept.label);
+                log.note(&format!(
+                    "all its parity was compared: {} sectors don't match",
+                    compared.mismatched_sectors
+                ));
+                let (records, uuid, record) =
+                    (self.chores.records.clone(), uuid.clone(), kept.record.clone());
+                let recording = Arc::clone(&self.chores.recording);
+                recording.store(true, Ordering::Relaxed);
+                // A disk that is slow is waited for there. If it is full, the server says it again to the next
+                // daemon.
+                let spawned = threads::spawn("record", move || {
+                    let _ = records.put(&uuid, &record);
+                    recording.store(false, Ordering::Relaxed);
+                });
+                if spawned.is_err() {
+                    self.chores.recording.store(false, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
     fn tell(&mut self, notes: Vec<groups::Note>) {
         for note in notes {
             self.record(&note.label, note.event, &note.sentence, note.alarming);
@@ -233,6 +273,7 @@ impl Daemon {
                 kept.detail = Some(detail);
             }
         }
+        self.take_over_checks();
         let now = self.now();
         self.board.sample(now, self.arrays.iter().map(|(key, kept)| (key, kept.detail.as_ref())));
         self.move_spare();

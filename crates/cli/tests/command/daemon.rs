@@ -591,6 +591,38 @@ fn parity_is_checked_when_the_configuration_says_so_and_what_was_found_outlives_
     assert_eq!(of(&status, "data")["state"], "serving", "{status}");
 }
 
+/// What a person does about a mismatch counts at once, and not when the next check is due.
+#[test]
+fn an_alert_of_parity_is_over_when_a_repair_has_made_it_match_and_begins_with_a_check_by_hand() {
+    let every = DATA.replace("shards = 1\n", "shards = 1\ncheck-every = '30d'\n");
+    let configured = Configured::new(&every);
+    configured.world.raid5(3);
+    configured.world.poke("member0", MEMBER_BYTES - (64 << 10), &pattern(5, 4096));
+    let daemon = Daemon::start(&configured, &[]);
+    let is_told = |status: &Value| {
+        status["alerts"].as_array().unwrap().iter().any(|alert| alert["alert"] == "Mismatch")
+    };
+    daemon.wait("it is told", is_told);
+    // What compares a part says nothing of the rest.
+    assert_eq!(configured.run(&["check", "data", "--to", "8"]).status, 0);
+    thread::sleep(Duration::from_secs(6));
+    assert!(is_told(&daemon.status().unwrap()));
+    configured.run(&["repair", "data"]).ok();
+    let status = daemon.wait("it is over", |status| !is_told(status));
+    assert_eq!(of(&status, "data")["checked_mismatched_sectors"], 0, "{status}");
+    daemon.signal("TERM");
+    assert_eq!(daemon.ended(), Some(0));
+    configured.run(&["stop", "data"]).ok();
+
+    configured.world.poke("member1", MEMBER_BYTES - (64 << 10), &pattern(6, 4096));
+    let daemon = Daemon::start(&configured, &[]);
+    daemon.wait_for("data", "serving");
+    thread::sleep(Duration::from_secs(1));
+    assert!(!is_told(&daemon.status().unwrap()), "it outlives the daemon, and isn't due again");
+    assert_eq!(configured.run(&["check", "data"]).status, 1);
+    daemon.wait("it is told again", is_told);
+}
+
 #[test]
 fn a_member_whose_disk_says_that_it_fails_is_replaced_by_a_spare() {
     let configured = Configured::new("");
