@@ -87,7 +87,7 @@ struct Survey {
     /// Something has happened since they were asked.
     soon: bool,
     /// When they were asked the last time.
-    last: Option<Duration>,
+    pub last: Option<Duration>,
 }
 
 impl Daemon {
