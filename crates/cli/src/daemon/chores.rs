@@ -45,7 +45,9 @@ pub struct Chores {
     /// Arrays without a spare.
     lacking: groups::Memory,
     /// A spare is being moved.
-    moves: bool,
+    pub moves: bool,
+    /// When the last move was over.
+    moved: Option<Duration>,
     pub book: Book,
 }
 
@@ -60,6 +62,7 @@ impl Chores {
             visit: Visit::default(),
             lacking: groups::Memory::default(),
             moves: false,
+            moved: None,
             book: secretary::Kept::of(folder).open,
         }
     }
@@ -81,7 +84,7 @@ struct Visit {
 
 /// Asks servers how their arrays are.
 #[derive(Default)]
-struct Survey {
+pub struct Survey {
     /// They are being asked.
     under_way: bool,
     /// Something has happened since they were asked.
@@ -270,6 +273,8 @@ impl Daemon {
         }
         for (key, detail) in details {
             if let Some(kept) = self.arrays.get_mut(&key) {
+                // What was replaced is none of the array's any more, also while its server says nothing.
+                kept.disks.retain(|disk| alerts::is_part(&detail, &disk.device));
                 kept.detail = Some(detail);
             }
         }
@@ -290,7 +295,10 @@ impl Daemon {
         });
         let grouped: Vec<(Grouped, Detail)> = grouped.collect();
         let chosen = groups::choose(&grouped, &mut self.chores.lacking, now);
-        let Some(Move { from, to, spare }) = chosen.filter(|_| !self.chores.moves) else { return };
+        // What servers said before a move was over they may not say any more.
+        let is_old = self.chores.moved.is_some_and(|moved| self.chores.survey.last <= Some(moved));
+        let chosen = chosen.filter(|_| !self.chores.moves && !is_old);
+        let Some(Move { from, to, spare }) = chosen else { return };
         let (giving, wanting) = (grouped[from].0.clone(), grouped[to].0.clone());
         let sender = self.sender.clone();
         let spawned = threads::spawn("move", move || {
@@ -300,7 +308,7 @@ impl Daemon {
     }
 
     pub fn moved(&mut self, moved: Moved) {
-        self.chores.moves = false;
+        (self.chores.moves, self.chores.moved) = (false, Some(self.now()));
         if let Some(refused) = moved.refused {
             self.chores.lacking.refuse(refused, self.now());
         }
