@@ -47,6 +47,8 @@ mod reload;
 mod secretary;
 mod sender;
 mod socket;
+#[cfg(test)]
+mod tests;
 mod threads;
 mod tls;
 mod ways;
