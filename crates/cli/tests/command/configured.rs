@@ -829,6 +829,8 @@ fn an_assembler_waits_for_its_turn_with_an_array() {
         std::thread::sleep(Duration::from_millis(500));
         assert!(!other.is_finished(), "it is another one's turn");
         assert_eq!(configured.run(&["list"]).ok().out, "no array is served\n");
+        let hurried = configured.run(&["assemble", "--name", "data", "--timeout", "1"]);
+        hurried.refused(1, &["another start of it is under way", "for 1 seconds"]);
         turn.unlock().unwrap();
         assert_eq!(other.join().unwrap(), "started");
     });
