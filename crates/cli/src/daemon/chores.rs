@@ -188,8 +188,7 @@ impl Daemon {
                     (self.chores.records.clone(), uuid.clone(), kept.record.clone());
                 let recording = Arc::clone(&self.chores.recording);
                 recording.store(true, Ordering::Relaxed);
-                // A disk that is slow is waited for there. If it is full, the server says it again to the next
-                // daemon.
+                // A disk that is slow is waited for there. If it is full, the server tells the next one.
                 let spawned = threads::spawn("record", move || {
                     let _ = records.put(&uuid, &record);
                     recording.store(false, Ordering::Relaxed);
