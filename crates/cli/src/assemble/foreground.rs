@@ -143,7 +143,8 @@ fn served(label: &str, control: &Path) -> Failure {
 /// Returns only if that can't be. The turn ends with the exec: a process that starts the array in the moment
 /// between that and the server's locks is refused by these, or this one is.
 fn become_server(wanted: &Wanted, which: &Which, run: bool) -> Failure {
-    let turn = match Turn::of(wanted) {
+    let waits = || supervisor::tell_waiting("waits: another start of it is under way");
+    let turn = match Turn::of(wanted, Duration::MAX, waits) {
         Ok(Ok(turn)) => turn,
         Ok(Err(control)) => return served(&wanted.label, &control),
         Err(failure) => return failure,

@@ -24,6 +24,7 @@ use super::{
     mounts::{self, Mount, unit_of},
 };
 use crate::{
+    called::host,
     command_line::ConfigUnitsArguments,
     failure::Failure,
     output,
@@ -117,7 +118,7 @@ pub fn unit(configuration: &Configuration, entry: &Array) -> Option<String> {
 /// All files but those of entries that are `wrong`, and what a person should know.
 fn generated(configuration: &Configuration, wrong: &[Place], fstab: &str) -> (Vec<Generated>, Vec<String>) {
     let (mut files, mut remarks) = (Vec::new(), Vec::new());
-    let mounts = mounts::mounts(fstab, configuration);
+    let mounts = mounts::mounts(fstab, configuration, &host());
     for entry in configuration.arrays.iter().filter(|entry| !wrong.contains(&entry.place)) {
         let Some(unit) = unit(configuration, entry) else {
             remarks.push(format!(

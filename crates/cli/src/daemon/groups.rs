@@ -49,12 +49,17 @@ pub struct Memory {
     lacking: BTreeMap<String, Duration>,
     /// Spares that an array could not have, by its key, and when it may be offered them again.
     refused: BTreeMap<(String, String), Duration>,
+    /// Arrays that are offered no spare before then.
+    waiting: BTreeMap<String, Duration>,
 }
 
 impl Memory {
     /// Remembers what an array could not have.
     pub fn refuse(&mut self, refused: Refused, now: Duration) {
-        let pause = if refused.for_good { REFUSED } else { NOT_NOW };
+        let pause = if refused.answer == Answer::Refused { REFUSED } else { NOT_NOW };
+        if refused.answer == Answer::Unknown {
+            self.waiting.insert(refused.key.clone(), now + pause);
+        }
         self.refused.insert((refused.key, refused.spare), now + pause);
     }
 }
@@ -65,6 +70,7 @@ pub fn choose(arrays: &[(Grouped, Detail)], memory: &mut Memory, now: Duration) 
     let is_lacking = |key: &str| lacking.iter().any(|index| arrays[*index].0.key == key);
     memory.lacking.retain(|key, _| is_lacking(key));
     memory.refused.retain(|(key, _), until| is_lacking(key) && now < *until);
+    memory.waiting.retain(|key, until| is_lacking(key) && now < *until);
     for to in lacking {
         let (wanting, detail) = &arrays[to];
         let since = *memory.lacking.entry(wanting.key.clone()).or_insert(now);
@@ -72,7 +78,7 @@ pub fn choose(arrays: &[(Grouped, Detail)], memory: &mut Memory, now: Duration) 
             failed.reconnecting.as_ref().is_some_and(|reconnecting| !reconnecting.given_up)
         };
         let patience = if detail.failed.iter().any(comes_back) { EMPTY_RECONNECTING } else { EMPTY };
-        if now.saturating_sub(since) < patience {
+        if now.saturating_sub(since) < patience || memory.waiting.contains_key(&wanting.key) {
             continue;
         }
         for (from, (giving, other)) in arrays.iter().enumerate() {
@@ -122,8 +128,18 @@ pub struct Refused {
     /// The array's key.
     key: String,
     spare: String,
-    /// A server has refused it. If not, the reason may be over soon.
-    for_good: bool,
+    answer: Answer,
+}
+
+/// What was said to an offer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    /// A server has refused it.
+    Refused,
+    /// The reason may be over soon.
+    NotNow,
+    /// The spare may have it, or be on its way: a further one would be one too many.
+    Unknown,
 }
 
 /// Moves a spare.
@@ -142,9 +158,9 @@ pub fn carry_out(giving: &Grouped, wanting: &Grouped, spare: &str) -> Moved {
             ],
             refused: None,
         },
-        Err(Unmoved { why, for_good }) => {
+        Err(Unmoved { why, answer }) => {
             let sentence = format!("could not get {spare}, a spare of {}: {why}", giving.label);
-            let refused = Some(Refused { key: wanting.key.clone(), spare: spare.to_owned(), for_good });
+            let refused = Some(Refused { key: wanting.key.clone(), spare: spare.to_owned(), answer });
             Moved { notes: vec![note(&wanting.label, true, sentence)], refused }
         }
     }
@@ -153,8 +169,7 @@ pub fn carry_out(giving: &Grouped, wanting: &Grouped, spare: &str) -> Moved {
 /// Why a spare didn't move.
 struct Unmoved {
     why: String,
-    /// See [`Refused`].
-    for_good: bool,
+    answer: Answer,
 }
 
 fn connect(control: &Path) -> Result<Client, ClientError> {
@@ -163,16 +178,30 @@ fn connect(control: &Path) -> Result<Client, ClientError> {
     Ok(client)
 }
 
+fn answer(error: &ClientError) -> Answer {
+    match error {
+        ClientError::Call(refused) if refused.code != code::STOPPING => Answer::Refused,
+        _ => Answer::NotNow,
+    }
+}
+
+/// A server may have done, or may still do, what it was asked for.
+fn unknown(error: &ClientError) -> Unmoved {
+    let why = format!("{error}; if neither array has it in the end, add it by hand");
+    Unmoved { why, answer: Answer::Unknown }
+}
+
 /// Takes a spare out of one array and puts it into another. If that can't have it, it goes back.
 fn move_spare(giving: &Grouped, wanting: &Grouped, spare: &str) -> Result<(), Unmoved> {
-    let words = |error: ClientError| {
-        let for_good = matches!(&error, ClientError::Call(refused) if refused.code != code::STOPPING);
-        Unmoved { why: error.to_string(), for_good }
-    };
+    let words = |error: ClientError| Unmoved { why: error.to_string(), answer: answer(&error) };
     // Before the spare is taken: a server that can't be reached would leave it nowhere.
     let mut wants = connect(&wanting.control).map_err(words)?;
     let mut gives = connect(&giving.control).map_err(words)?;
-    let _: DeviceResult = gives.call("remove", MemberName::Device(spare.to_owned())).map_err(words)?;
+    let taken = gives.call::<DeviceResult>("remove", MemberName::Device(spare.to_owned()));
+    taken.map_err(|error| match answer(&error) {
+        Answer::NotNow if !matches!(error, ClientError::Call(_)) => unknown(&error),
+        _ => words(error),
+    })?;
     // It holds the superblock of the array that gave it; a disk that has come under its name does not.
     let spare_of = Some(giving.uuid.clone());
     let add = AddParameters { device: spare.to_owned(), force: false, spare_of };
@@ -180,10 +209,7 @@ fn move_spare(giving: &Grouped, wanting: &Grouped, spare: &str) -> Result<(), Un
         Ok(_) => return Ok(()),
         Err(ClientError::Call(refused)) => refused,
         // It may still be at it, and must not meet the other array there.
-        Err(unknown) => {
-            let why = format!("{unknown}; if neither array has it in the end, add it by hand");
-            return Err(Unmoved { why, for_good: false });
-        }
+        Err(error) => return Err(unknown(&error)),
     };
     let why = match gives.call::<AddResult>("add", &add) {
         Ok(_) => format!("{refused}; it is {}'s spare again", giving.label),
@@ -191,7 +217,8 @@ fn move_spare(giving: &Grouped, wanting: &Grouped, spare: &str) -> Result<(), Un
             format!("{refused}; and {} did not take it back: {error}: add it by hand", giving.label)
         }
     };
-    Err(Unmoved { why, for_good: refused.code != code::STOPPING })
+    let answer = if refused.code == code::STOPPING { Answer::NotNow } else { Answer::Refused };
+    Err(Unmoved { why, answer })
 }
 
 #[cfg(test)]
@@ -241,7 +268,7 @@ mod tests {
         assert_eq!(choose(&arrays, &mut memory, at(109)), None);
         let expected = Move { from: 2, to: 0, spare: "/c1".into() };
         assert_eq!(choose(&arrays, &mut memory, at(110)), Some(expected));
-        memory.refuse(Refused { key: "a".into(), spare: "/c1".into(), for_good: true }, at(110));
+        memory.refuse(Refused { key: "a".into(), spare: "/c1".into(), answer: Answer::Refused }, at(110));
         assert_eq!(choose(&arrays, &mut memory, at(111)).unwrap().spare, "/c2");
         arrays[2].0.group = "other".into();
         assert_eq!(choose(&arrays, &mut memory, at(111)), None);
@@ -279,15 +306,15 @@ mod tests {
     #[test]
     fn a_spare_that_could_not_move_is_tried_again_the_later_if_it_was_refused() {
         let arrays = [array("a", 1, &[], &json!([])), array("c", 0, &["/c"], &json!([]))];
-        for (for_good, pause) in [(false, 60), (true, 3600)] {
+        for (answer, pause) in [(Answer::NotNow, 60), (Answer::Refused, 3600)] {
             let mut memory = Memory::default();
             choose(&arrays, &mut memory, at(0));
             assert!(choose(&arrays, &mut memory, at(10)).is_some());
-            memory.refuse(Refused { key: "a".into(), spare: "/c".into(), for_good }, at(10));
+            memory.refuse(Refused { key: "a".into(), spare: "/c".into(), answer }, at(10));
             assert_eq!(choose(&arrays, &mut memory, at(9 + pause)), None);
             assert!(choose(&arrays, &mut memory, at(10 + pause)).is_some());
             // Of an array that had a spare meanwhile nothing is remembered.
-            memory.refuse(Refused { key: "a".into(), spare: "/c".into(), for_good }, at(10 + pause));
+            memory.refuse(Refused { key: "a".into(), spare: "/c".into(), answer }, at(10 + pause));
             choose(&[array("a", 0, &[], &json!([])), arrays[1].clone()], &mut memory, at(11 + pause));
             choose(&arrays, &mut memory, at(12 + pause));
             assert!(choose(&arrays, &mut memory, at(22 + pause)).is_some());
@@ -302,7 +329,33 @@ mod tests {
         let giving = Grouped { control: control("c"), ..giving };
         let wanting = Grouped { control: control("a"), ..wanting };
         let moved = carry_out(&giving, &wanting, "/c");
-        let refused = Refused { key: "a".into(), spare: "/c".into(), for_good: false };
+        let refused = Refused { key: "a".into(), spare: "/c".into(), answer: Answer::NotNow };
         assert_eq!(moved.refused, Some(refused), "{:?}", moved.notes);
+    }
+
+    /// It may be at the first one still.
+    #[test]
+    fn an_array_whose_server_does_not_say_whether_it_has_a_spare_is_offered_no_other_one_for_a_while() {
+        let folder = tempfile::tempdir().unwrap();
+        let control = |name: &str| folder.path().join(name);
+        let mut arrays = [array("a", 1, &[], &json!([])), array("c", 0, &["/c1", "/c2"], &json!([]))];
+        // It ends the connection at a call to add a device.
+        let listener = std::os::unix::net::UnixListener::bind(control("a")).unwrap();
+        std::thread::spawn(move || {
+            let mut stream = listener.accept().unwrap().0;
+            let _ = std::io::Read::read(&mut stream, &mut [0; 64]);
+        });
+        let taken = json!({ "result": { "slot": null, "device": "/c1" } });
+        crate::daemon::fake::server(&control("c"), move |_| Some(taken.clone()));
+        (arrays[0].0.control, arrays[1].0.control) = (control("a"), control("c"));
+        let mut memory = Memory::default();
+        choose(&arrays, &mut memory, at(0));
+        assert!(choose(&arrays, &mut memory, at(10)).is_some());
+        let moved = carry_out(&arrays[1].0, &arrays[0].0, "/c1");
+        assert!(moved.notes[0].sentence.contains("if neither array has it"), "{:?}", moved.notes);
+        memory.refuse(moved.refused.unwrap(), at(10));
+        arrays[1].1.spares.remove(0);
+        assert_eq!(choose(&arrays, &mut memory, at(69)), None);
+        assert!(choose(&arrays, &mut memory, at(70)).is_some());
     }
 }

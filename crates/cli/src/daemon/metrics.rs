@@ -40,8 +40,9 @@ pub fn readiness(snapshot: &Snapshot) -> Result<(), String> {
     let bad = snapshot.status.arrays.iter().filter(is_bad);
     let words = |array: &ArrayStatus| format!("{}: {}\n", array.array, array.state);
     let silent: String = bad.map(words).collect();
-    let failed = snapshot.details.iter().flatten().filter(|detail| detail.state == "failed");
-    let failed = failed.map(|detail| format!("{}: failed\n", detail.name));
+    let all = snapshot.status.arrays.iter().zip(&snapshot.details);
+    let failed = all.filter(|(_, detail)| detail.as_ref().is_some_and(|detail| detail.state == "failed"));
+    let failed = failed.map(|(array, _)| format!("{}: failed\n", array.array));
     let left_out = snapshot.status.alerts.iter().filter(|alert| alert.alert == MISCONFIGURED);
     let left_out = left_out.map(|alert| format!("{}: its entry is wrong\n", alert.array));
     let all = silent + &failed.chain(left_out).collect::<String>();

@@ -7,8 +7,9 @@ use std::{
 };
 
 const FOLDER: &str = "/sys/class/block";
-/// Devices that aren't searched unless the configuration names them: those by which arrays are served, whose
-/// server may be the one that is to be started, and those that answer late or hold no arrays.
+/// Devices that aren't searched unless the configuration names them, and neither is what lies on them: those
+/// by which arrays are served, whose server may be the one that is to be started, and those that answer late
+/// or hold no arrays.
 const LEFT_OUT: [&str; 5] = ["ublkb", "nbd", "zram", "fd", "sr"];
 
 /// All that have any bytes, and what is wrong.
@@ -23,7 +24,7 @@ pub fn block_devices() -> (Vec<PathBuf>, Vec<String>) {
     let is_searched = |name: &String| {
         let folder = Path::new(FOLDER).join(name);
         let said = |what: &str| fs::read_to_string(folder.join(what)).unwrap_or_default();
-        !LEFT_OUT.iter().any(|kind| is_of(name, kind))
+        !lies_on_left_out(Path::new(FOLDER), name)
             && said("size").trim().parse::<u64>().is_ok_and(|sectors| sectors > 0)
             && said("hidden").trim() != "1"
     };
@@ -49,6 +50,19 @@ pub fn may_be_member(path: &Path) -> bool {
     use std::os::unix::fs::FileTypeExt;
     let (path, _) = pinstripe_runtime::uring::path_of(path);
     fs::metadata(path).map_or(true, |found| found.is_file() || found.file_type().is_block_device())
+}
+
+/// Whether a device is one of those that are left out, or lies on one, as mappings and their partitions can.
+fn lies_on_left_out(class: &Path, name: &str) -> bool {
+    if LEFT_OUT.iter().any(|kind| is_of(name, kind)) {
+        return true;
+    }
+    // A partition is in its disk's folder, which has what both lie on.
+    let Ok(folder) = class.join(name).canonicalize() else { return false };
+    let disk = if folder.join("partition").exists() { folder.parent().unwrap_or(&folder) } else { &folder };
+    let below = fs::read_dir(disk.join("slaves")).into_iter().flatten().flatten();
+    let mut below = below.filter_map(|entry| entry.file_name().into_string().ok());
+    below.any(|below| lies_on_left_out(class, &below))
 }
 
 /// Whether a device's name is `kind` and a number.
@@ -97,6 +111,33 @@ mod tests {
         assert!(left_out("ublkb0") && left_out("nbd12") && left_out("sr0") && left_out("nbd0p1"));
         assert!(!left_out("sda") && !left_out("srx") && !left_out("nvme0n1") && !left_out("dm-0"));
         assert_eq!(node("cciss!c0d0"), Path::new("/dev/cciss/c0d0"));
+    }
+
+    /// Their reads would wait for the server that is to be started.
+    #[test]
+    fn what_lies_on_what_serves_arrays_is_not_searched_either() {
+        let folder = tempfile::tempdir().unwrap();
+        let class = folder.path();
+        let device = |name: &str, below: &[&str]| {
+            fs::create_dir_all(class.join(name).join("slaves")).unwrap();
+            for below in below {
+                fs::write(class.join(name).join("slaves").join(below), "").unwrap();
+            }
+        };
+        device("sda", &[]);
+        device("ublkb0", &[]);
+        device("dm-0", &["ublkb0"]);
+        device("dm-1", &["sda", "dm-0"]);
+        device("dm-2", &["sda"]);
+        fs::create_dir(class.join("dm-1/dm-1p1")).unwrap();
+        fs::write(class.join("dm-1/dm-1p1/partition"), "1").unwrap();
+        std::os::unix::fs::symlink("dm-1/dm-1p1", class.join("dm-1p1")).unwrap();
+        for name in ["ublkb0", "dm-0", "dm-1", "dm-1p1"] {
+            assert!(lies_on_left_out(class, name), "{name}");
+        }
+        for name in ["sda", "dm-2", "not-there"] {
+            assert!(!lies_on_left_out(class, name), "{name}");
+        }
     }
 
     #[test]

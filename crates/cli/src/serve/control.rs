@@ -12,7 +12,7 @@ use pinstripe_block::rate::RateLimit;
 use pinstripe_control::{
     AddParameters, AddResult, CallError, Command, Detail, DeviceResult, PROTOCOL, REQUEST_BYTES_MAX,
     ReplaceParameters, StopParameters, UpgradeParameters, Version, code,
-    detail::Client,
+    detail::{Client, Compared},
     limit::{Limit, LimitParameters},
     parse, response,
 };
@@ -85,6 +85,8 @@ struct Inner {
     adding: Cell<bool>,
     added: Signal,
     looks: Rc<Looks>,
+    /// What the latest check or repair of all parity left.
+    compared: Cell<Option<Compared>>,
 }
 
 impl ControlServer {
@@ -106,6 +108,7 @@ impl ControlServer {
             adding: Cell::new(false),
             added: Signal::default(),
             looks: Looks::new(),
+            compared: Cell::default(),
         }))
     }
 
@@ -244,6 +247,7 @@ impl Inner {
         detail.clients = clients::list(&self.front_ends);
         detail.limit = limit::now(&self.limit);
         detail.recorded = self.recorder.is_on(shard::now());
+        detail.compared = self.compared.get();
         detail
     }
 
@@ -357,10 +361,14 @@ impl Inner {
                 serde_json::to_value(grow::journal_mode(&array, parameters, &self.journal).await?)
             }
             Command::Check(parameters) => serde_json::to_value(
-                maintenance::check(&array, parameters).await.map_err(|error| refusal::sync(&error))?,
+                maintenance::check(&array, parameters, &self.compared)
+                    .await
+                    .map_err(|error| refusal::sync(&error))?,
             ),
             Command::Repair(parameters) => serde_json::to_value(
-                maintenance::repair(&array, parameters).await.map_err(|error| refusal::sync(&error))?,
+                maintenance::repair(&array, parameters, &self.compared)
+                    .await
+                    .map_err(|error| refusal::sync(&error))?,
             ),
             Command::Sync(parameters) => serde_json::to_value(
                 maintenance::sync(&array, parameters).map_err(|error| refusal::sync(&error))?,

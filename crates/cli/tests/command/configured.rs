@@ -76,10 +76,12 @@ impl Drop for Configured {
 }
 
 pub const SCAN: &str = "[scan]\ndevices = ['@/member*']\n[defaults]\nshards = 1\n";
+/// The same, with all arrays served that are found.
+pub const ALL: &str = "[scan]\ndevices = ['@/member*']\nassemble = 'all'\n[defaults]\nshards = 1\n";
 pub const DATA: &str = "[scan]\ndevices = ['@/member*']\n[defaults]\nshards = 1\n[[array]]\nname = 'data'\n";
 
 /// The UUIDs of two arrays that are both called data.
-fn two_of_one_name(configured: &Configured) -> [String; 2] {
+pub fn two_of_one_name(configured: &Configured) -> [String; 2] {
     let members = configured.world.members(6);
     [&members[..3], &members[3..]].map(|members| {
         configured.world.create(&["--level", "5", "--name", "data", "--assume-clean"], members).ok();
@@ -123,6 +125,35 @@ fn all_arrays_of_one_name_are_served_and_which_one_has_it_is_no_chance() {
     configured.kill_server("data");
     wait_until("it is gone", || configured.run(&["list"]).out == "no array is served\n");
     assert_eq!((control(low), control(high)), (format!("data_{}.sock", &low[..8]), "data.sock".to_owned()));
+}
+
+/// Also where each entry says where its members are.
+#[test]
+fn entries_with_members_of_their_own_agree_on_which_array_has_the_name() {
+    let configured = Configured::new(SCAN);
+    let uuids = two_of_one_name(&configured);
+    let high = uuids.iter().max().unwrap();
+    let entry = |(index, uuid): (usize, &String)| {
+        let first = 3 * index;
+        let members: Vec<String> = (first..first + 3).map(|number| format!("'@/member{number}'")).collect();
+        format!("[[array]]\nuuid = '{uuid}'\nname = 'data'\nmembers = [{}]\n", members.join(", "))
+    };
+    let entries: Vec<String> = uuids.iter().enumerate().map(entry).collect();
+    configured.write("pinstripe.toml", &format!("[defaults]\nshards = 1\n{}", entries.concat()));
+    let started = configured.assemble();
+    let called = |array: &Value| array["control"].as_str().unwrap().rsplit_once('/').unwrap().1.to_owned();
+    for (uuid, array) in uuids.iter().zip(&started) {
+        let expected =
+            if uuid == high { format!("data_{}.sock", &high[..8]) } else { "data.sock".to_owned() };
+        assert_eq!((array["uuid"].as_str().unwrap(), called(array)), (uuid.as_str(), expected));
+    }
+    // And where a device that appears is what completes it.
+    for name in ["data", &format!("data_{}", &high[..8])] {
+        configured.run(&["stop", name]).ok();
+    }
+    let slot = if *high == uuids[0] { 0 } else { 3 };
+    let ran = configured.run(&["incremental", &format!("member{slot}"), "--json"]).ok().json();
+    assert_eq!(called(&ran), format!("data_{}.sock", &high[..8]), "{ran}");
 }
 
 #[test]
@@ -485,6 +516,13 @@ fn what_a_client_writes_takes_no_member_away_and_gives_it_to_no_array() {
     let both = format!("{SCAN}[[array]]\nuuid = '{own}'\n[[array]]\nuuid = '{other}'\n");
     configured.write("pinstripe.toml", &both);
     configured.run(&["assemble", "--scan"]).refused(1, &["nothing tells which one is its own"]);
+    // As the units of both ask, each for its own.
+    for how in [&["--name", &own][..], &["--foreground", "--name", &own]] {
+        let words = [&["assemble"], how].concat();
+        configured.run(&words).refused(1, &["nothing tells which one is its own"]);
+    }
+    assert_eq!(configured.run(&["assemble", "--uuid", &own, "--json"]).ok().json()[0]["state"], "started");
+    world.run(&["stop", "own"]).ok();
 }
 
 #[test]
@@ -791,6 +829,8 @@ fn an_assembler_waits_for_its_turn_with_an_array() {
         std::thread::sleep(Duration::from_millis(500));
         assert!(!other.is_finished(), "it is another one's turn");
         assert_eq!(configured.run(&["list"]).ok().out, "no array is served\n");
+        let hurried = configured.run(&["assemble", "--name", "data", "--timeout", "1"]);
+        hurried.refused(1, &["another start of it is under way", "for 1 seconds"]);
         turn.unlock().unwrap();
         assert_eq!(other.join().unwrap(), "started");
     });
@@ -843,6 +883,10 @@ fn two_entries_of_one_array_and_two_arrays_of_one_name_are_refused() {
     configured
         .run(&["assemble", "--scan"])
         .refused(1, &["are of one array", "pinstripe.toml:5", "pinstripe.toml:7"]);
+    // It is none of mdadm's for that.
+    let told = configured.run(&["incremental", "--export", "member0"]).ok().out;
+    assert_eq!(told, format!("PINSTRIPE_ARRAY={uuid}\n"));
+    configured.run(&["incremental", "member0"]).refused(1, &["pinstripe.toml:5", "pinstripe.toml:7"]);
     let others: Vec<String> = (3..6).map(|slot| world.file(&format!("member{slot}"), MEMBER_BYTES)).collect();
     world.create(&["--level", "5", "--name", "data", "--assume-clean"], &others).ok();
     configured.write("pinstripe.toml", DATA);
