@@ -471,6 +471,10 @@ pub struct ServeArguments {
     /// Leave the session of the terminal; what `assemble` starts does
     #[arg(long, hide = true)]
     pub own_session: bool,
+    /// Look for members also where devices have joined the array under earlier servers; what `assemble`
+    /// starts does
+    #[arg(long, hide = true)]
+    pub joined: bool,
     /// Take the place of the server that is this process until now; `upgrade` has it so
     #[arg(long, hide = true, value_name = "ROLE")]
     pub succession: Option<Role>,

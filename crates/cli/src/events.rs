@@ -16,18 +16,18 @@ use serde_json::Value;
 use crate::{
     ask_daemon,
     command_line::{EventsArguments, Since},
-    daemon::state_folder,
     failure::Failure,
     history::{Age, Begin, HISTORY, HISTORY_BEFORE, Told},
     output,
     scan::Served,
+    state,
 };
 
 /// How often it is looked for new events.
 const LOOK: Duration = Duration::from_millis(500);
 
 pub fn run(arguments: &EventsArguments) -> Result<(), Failure> {
-    let folder = state_folder();
+    let folder = state::folder();
     let failed = |name: &str, error: &io::Error| {
         Failure::new(format!("the history {} can't be read: {error}", folder.join(name).display()))
     };

@@ -16,7 +16,7 @@ use crate::{
     command_line::IncrementalArguments,
     configuration,
     failure::Failure,
-    output,
+    joined, output,
     scan::{Served, look_at},
 };
 
@@ -137,7 +137,7 @@ fn take(configuration: &Configuration, arguments: &IncrementalArguments) -> Resu
             left(&format!("its array {name} ({uuid}) is not configured"))
         };
     };
-    if !allows(configuration, entry, path) {
+    if !allows(configuration, entry, path) && !joined::has(uuid, path) {
         return left(&format!("the configuration has members of {} elsewhere only", entry.label()));
     }
     if !entry.auto {

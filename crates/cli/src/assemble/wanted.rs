@@ -15,8 +15,9 @@ use crate::{
     command_line::Which,
     configuration::units,
     failure::Failure,
+    joined::{self, Joined},
     member::is_over,
-    scan::{FoundArray, LIMIT, Seen, Served, scan_within, slots},
+    scan::{FoundArray, LIMIT, Seen, Served, slots},
 };
 
 /// Bytes of an array's name.
@@ -32,6 +33,8 @@ pub struct Wanted {
     pub found: Option<FoundArray>,
     /// Its members on servers, which `serve` looks at.
     pub servers: Vec<PathBuf>,
+    /// Those on servers that have joined it while it was served. `serve` looks at them, too.
+    joined: Vec<Joined>,
     /// The unit of the package that serves it, if one can.
     pub unit: Option<String>,
     /// Options of its server.
@@ -107,6 +110,7 @@ impl Wanted {
     pub fn serve_words(&self, run: bool) -> Vec<String> {
         let mut words = vec!["serve".to_owned()];
         words.extend(self.words.iter().cloned());
+        words.push("--joined".to_owned());
         words.extend(run.then(|| "--run".to_owned()));
         words.extend(self.by_uuid.map(|uuid| format!("--uuid={uuid}")));
         words.extend(self.called.iter().map(|called| format!("--called={called}")));
@@ -153,14 +157,17 @@ impl Wanted {
         if found.members.iter().any(|member| member.path.to_str().is_none()) {
             return State::Hopeless("a member's path is no UTF-8: name it by another one".to_owned());
         }
-        let (missing, awaited) = (found.missing(), found.awaited());
+        let (mut missing, mut awaited) = (found.missing(), found.awaited());
+        let may_be_on_server = |slot: usize| self.joined.iter().any(|joined| joined.slot == Some(slot));
+        missing.retain(|slot| !may_be_on_server(*slot));
+        awaited.retain(|slot| !may_be_on_server(*slot));
         if !self.servers.is_empty() {
             // Which slots they have only `serve` sees.
             let lacking = missing.len().saturating_sub(self.servers.len());
             let why = format!("{lacking} more of its members on this machine must be here");
             return if lacking == 0 { State::Ready } else { State::Late { why, enough: false } };
         }
-        if !found.is_enough() {
+        if missing.len() > usize::from(found.freshest.array.level.parity_count()) {
             let words = format!("too few members are here: {}", slots(&missing, "missing"));
             return State::Late { why: words, enough: false };
         }
@@ -243,11 +250,11 @@ impl<'a> Look<'a> {
     fn at(configuration: &Configuration, entries: &[&'a Array], all: bool, limit: Duration) -> Self {
         let mut everywhere = Seen::default();
         if all || entries.iter().any(|entry| entry.members.is_empty()) {
-            everywhere = scan_within(configuration.scan.devices.as_deref(), limit);
+            everywhere = joined::scan_within(configuration.scan.devices.as_deref(), limit);
         }
         let own = entries.iter().filter(|entry| !entry.members.is_empty());
         let own: Vec<(&Array, Seen)> =
-            own.map(|entry| (*entry, scan_within(Some(&entry.members), limit))).collect();
+            own.map(|entry| (*entry, joined::scan_within(Some(&entry.members), limit))).collect();
         let all = iter::once(&everywhere).chain(own.iter().map(|(_, seen)| seen));
         let remarks = all.flat_map(|seen| seen.remarks.clone()).collect();
         Self { everywhere, own, remarks }
@@ -295,6 +302,7 @@ fn of_entry(
         label: entry.label(),
         found: found.cloned(),
         servers: names.filter(|path| is_server(&path.to_string_lossy())).collect(),
+        joined: found.map(|found| joined::on_servers(found.uuid)).unwrap_or_default(),
         unit,
         words: entry.words(),
         served: None,
@@ -327,6 +335,7 @@ fn without_entry(
         entry: None,
         called: called_here(configuration, &found, all, served),
         duties: configuration.duties.clone(),
+        joined: joined::on_servers(found.uuid),
         found: Some(found),
         servers: Vec::new(),
         unit: None,

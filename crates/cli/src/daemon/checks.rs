@@ -21,8 +21,7 @@ use pinstripe_control::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::secretary::replace;
-use crate::{failure::Failure, history::CLOCK_MIN, patience::Pulse};
+use crate::{failure::Failure, history::CLOCK_MIN, patience::Pulse, state};
 
 /// How often it is looked how far a check is, and whether its window is still open.
 const LOOK: Duration = Duration::from_secs(10);
@@ -142,7 +141,7 @@ impl Records {
 
     pub fn put(&self, uuid: &str, record: &Record) -> io::Result<()> {
         let text = serde_json::to_string(record)? + "\n";
-        replace(&self.0, &Self::name(uuid), text.as_bytes())
+        state::replace(&self.0, &Self::name(uuid), text.as_bytes())
     }
 }
 

@@ -94,7 +94,7 @@ use crate::{
     log::{self, Entry},
     scan::block_device_generations,
     serve::{ServerLog, default_folder, severity},
-    supervisor,
+    state, supervisor,
 };
 
 /// How often it is tried again to listen where that could not be.
@@ -108,9 +108,6 @@ const LOOK: Duration = Duration::from_secs(10);
 const LOOK_STOPPED: Duration = Duration::from_mins(1);
 /// How long the end waits for what is still to be kept or sent.
 const FINISH: Duration = Duration::from_secs(2);
-/// Names another folder for what outlives a boot.
-const STATE_VARIABLE: &str = "PINSTRIPE_STATE_DIR";
-const STATE_FOLDER: &str = "/var/lib/pinstripe";
 
 /// What the other threads tell.
 enum Message {
@@ -162,7 +159,7 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
     for problem in problems.iter().flat_map(|problems| &problems.0) {
         log.warn(&format!("the configuration has an error: {problem}"));
     }
-    let state = state_folder();
+    let state = state::folder();
     let secretary = Secretary::new(&state, &configuration.alerts, arguments.alerts_by.as_deref(), &log)?;
     let daemon = Daemon {
         given: arguments.configuration.config.clone(),
@@ -190,12 +187,6 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
         log,
     };
     daemon.run(&messages, socket)
-}
-
-/// The folder for what outlives a boot.
-pub fn state_folder() -> PathBuf {
-    let given = std::env::var_os(STATE_VARIABLE).map(PathBuf::from).filter(|path| path.is_absolute());
-    given.unwrap_or_else(|| PathBuf::from(STATE_FOLDER))
 }
 
 /// Looks for members.

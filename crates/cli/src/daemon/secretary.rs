@@ -38,6 +38,7 @@ use super::{
 use crate::{
     history::{HISTORY, HISTORY_BEFORE, Told},
     serve::ServerLog,
+    state::replace,
 };
 
 /// The alerts that aren't over, and those that are still to be sent.
@@ -484,16 +485,6 @@ impl Scribe {
             }
         }
     }
-}
-
-/// A file of the folder, whole or not at all, and for the daemon's user only.
-pub fn replace(folder: &Path, name: &str, text: &[u8]) -> io::Result<()> {
-    fs::create_dir_all(folder)?;
-    let mut file = tempfile::NamedTempFile::new_in(folder)?;
-    file.write_all(text)?;
-    file.as_file().sync_all()?;
-    file.persist(folder.join(name)).map_err(|error| error.error)?;
-    fs::File::open(folder)?.sync_all()
 }
 
 /// The configuration of the moment.

@@ -27,7 +27,7 @@ use crate::{
     command_line::ReleaseArguments,
     configuration,
     failure::Failure,
-    list, output, patience,
+    joined, list, output, patience,
     scan::{FoundArray, Served, shown},
     systemd,
 };
@@ -121,6 +121,8 @@ impl Plan {
         give_back().map_err(|failure: Failure| self.say_stopped(&failure))?;
         systemd::reload(arguments.configuration.config.as_deref());
         forget(&self.array.short_name(), self.array.uuid);
+        // What can't be removed leads to devices that are looked at in vain.
+        let _ = joined::keep(self.array.uuid, &[]);
         ask_daemon::have_it_reload();
         if arguments.assemble {
             self.assemble()?;

@@ -30,6 +30,7 @@ use super::{
     Served, clients, devices,
     front::{FrontEnds, Leavers},
     grow,
+    joining::Keeper,
     journal::ServerLog,
     limit,
     looks::Looks,
@@ -71,6 +72,7 @@ struct Inner {
     limit: Arc<RateLimit>,
     recorder: Arc<Recorder>,
     kinds: devices::Kinds,
+    keeper: Rc<Keeper>,
     reconnector: Rc<Reconnector>,
     stopping: Rc<Stopping>,
     leavers: Rc<Leavers>,
@@ -98,6 +100,7 @@ impl ControlServer {
             limit: Arc::clone(&served.limit),
             recorder: Arc::clone(&served.recorder),
             kinds: served.kinds,
+            keeper: Rc::clone(&served.keeper),
             reconnector,
             stopping: Rc::clone(&served.stopping),
             leavers: Rc::clone(&served.leavers),
@@ -447,7 +450,8 @@ impl Inner {
         let identity = random_uuid().map_err(|failure| refused(failure.sentence()))?;
         let source = newcomer.source();
         let name = source.name();
-        let added = newcomer.join(array.add_over(source, identity, newcomer.marks())).await;
+        let adding = Box::pin(array.add_over(source, identity, newcomer.marks()));
+        let added = newcomer.join(self.keeper.joins(&name, array, adding)).await;
         let added = added.map_err(|error| refusal::command(&error))?;
         let recovery = match added {
             Added::Spare => "none",
@@ -481,9 +485,12 @@ impl Inner {
         };
         let marks = with.as_ref().map(devices::Newcomer::marks).unwrap_or_default();
         let source = with.as_ref().map(devices::Newcomer::source);
-        let replacing = array.replace_over(slot, source, identity, marks);
+        let replacing = Box::pin(array.replace_over(slot, source, identity, marks));
         let replaced = match &with {
-            Some(newcomer) => newcomer.join(replacing).await,
+            Some(newcomer) => {
+                let name = newcomer.source().name();
+                newcomer.join(self.keeper.joins(&name, array, replacing)).await
+            }
             None => replacing.await,
         };
         let device = replaced.map_err(|error| said(&error))?;

@@ -202,7 +202,7 @@ fn an_array_is_found_configured_assembled_used_and_stopped() {
 
     let would = configured.run(&["assemble", "--scan", "--dry-run"]).ok().out;
     assert!(
-        would.contains("data: would start: serve --shards=1 -- ") && would.contains("member2"),
+        would.contains("data: would start: serve --shards=1 --joined -- ") && would.contains("member2"),
         "{would}"
     );
     assert_eq!(configured.run(&["list"]).ok().out, "no array is served\n");
@@ -657,6 +657,77 @@ fn a_device_that_the_next_start_would_not_find_is_warned_of() {
     // One that the configuration says nothing of was started by hand.
     configured.write("pinstripe.toml", SCAN);
     assert_eq!(add("other"), "");
+}
+
+#[test]
+fn what_has_joined_is_a_member_at_the_next_start_and_a_copy_of_it_or_another_device_is_none() {
+    let configured = Configured::new(&format!("{DATA}members = ['@/member[0-2]']\n"));
+    let world = &configured.world;
+    world.raid5(3);
+    let started = || {
+        let started = configured.assemble().remove(0);
+        assert_eq!(started["state"], "started", "{started}");
+        started
+    };
+    let pid = started()["pid"].as_u64().unwrap();
+    world.file("new", MEMBER_BYTES);
+    configured.run(&["fail", "data", "member1"]).ok();
+    let new = world.path("new").display().to_string();
+    configured.run(&["add", "data", &new, "--wait"]).ok();
+    crate::daemon::signal(pid, "-KILL");
+    wait_until("gone", || !world.path(&format!("/proc/{pid}")).exists());
+
+    let again = started();
+    assert_eq!(again["degraded"], false, "{again}");
+    let detail = configured.run(&["detail", "data", "--json"]).ok().json();
+    assert_eq!(detail["members"][1]["device"], new, "{detail}");
+    configured.run(&["check", "data"]).ok();
+    configured.run(&["stop", "data"]).ok();
+
+    // When it appears, the array is complete.
+    fs::rename(&new, world.path("away")).unwrap();
+    configured.run(&["assemble", "--scan"]).refused(1, &["slot 1 is missing"]);
+    fs::rename(world.path("away"), &new).unwrap();
+    let said = configured.run(&["incremental", &new]).ok().out;
+    assert!(said.starts_with("data: started") && !said.contains("degraded"), "{said}");
+    configured.run(&["stop", "data"]).ok();
+
+    // Another copy of it that the configuration names is the one that counts.
+    fs::copy(world.path("new"), world.path("copy")).unwrap();
+    configured.write("pinstripe.toml", &format!("{DATA}members = ['@/member[02]', '@/copy']\n"));
+    assert_eq!(started()["degraded"], false);
+    let detail = configured.run(&["detail", "data", "--json"]).ok().json();
+    assert!(detail["members"][1]["device"].as_str().unwrap().ends_with("/copy"), "{detail}");
+    configured.run(&["stop", "data"]).ok();
+
+    // What is another array's by now is left alone.
+    configured.write("pinstripe.toml", &format!("{DATA}members = ['@/member[0-2]']\n"));
+    let others = ["new".to_owned(), world.file("one", MEMBER_BYTES), world.file("two", MEMBER_BYTES)];
+    world.create(&["--level", "5", "--name", "other", "--force"], &others).ok();
+    let before = world.hashes(&["new".to_owned()]);
+    let ran = configured.run(&["assemble", "--scan"]);
+    ran.refused(1, &["slot 1 is missing"]);
+    assert_eq!(world.hashes(&["new".to_owned()]), before);
+}
+
+#[test]
+fn what_is_removed_or_can_not_be_kept_is_not_looked_for() {
+    let configured = Configured::new(&format!("{DATA}members = ['@/member[0-2]']\n"));
+    let world = &configured.world;
+    world.raid5(3);
+    world.file("new", MEMBER_BYTES);
+    let started = configured.assemble().remove(0);
+    let kept = || fs::read_dir(world.path("state/joined")).map_or(0, Iterator::count);
+    assert_eq!(kept(), 0);
+    configured.run(&["add", "data", "new"]).ok();
+    assert_eq!(kept(), 1);
+    configured.run(&["remove", "data", "new"]).ok();
+    wait_until("forgotten", || kept() == 0);
+    fs::remove_dir(world.path("state/joined")).unwrap();
+    fs::write(world.path("state/joined"), "").unwrap();
+    configured.run(&["add", "data", "new"]).ok();
+    let log = fs::read_to_string(started["log"].as_str().unwrap()).unwrap();
+    assert!(log.contains("can't be kept in") && log.contains("name them in its [[array]]"), "{log}");
 }
 
 #[test]

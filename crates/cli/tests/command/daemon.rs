@@ -504,8 +504,8 @@ fn in_a_container_the_arrays_are_stopped_with_the_daemon() {
 #[test]
 fn an_array_without_a_spare_gets_one_of_its_group() {
     let configured = Configured::new(&format!(
-        "{}spare-group = 'shelf'\n[[array]]\nname = 'data'\n[[array]]\nname = 'other'\n",
-        SCAN.trim_end_matches('\n').to_owned() + "\n"
+        "{SCAN}spare-group = 'shelf'\n[[array]]\nname = 'data'\nmembers = ['@/member[0-2]']\n\
+         [[array]]\nname = 'other'\nmembers = ['@/member[3-6]']\n"
     ));
     let members: Vec<String> =
         (0..7).map(|number| configured.world.file(&format!("member{number}"), MEMBER_BYTES)).collect();
@@ -537,6 +537,21 @@ fn an_array_without_a_spare_gets_one_of_its_group() {
     daemon.says("other: has given its spare");
     assert_eq!(configured.nbd("data").read(0, 128 << 10), data);
     configured.run(&["check", "data"]).ok();
+    drop(daemon);
+
+    // It is found at the next start, though the entry of the array names others.
+    for array in ["data", "other"] {
+        configured.run(&["stop", array]).ok();
+    }
+    for started in configured.run(&["assemble", "--scan", "--json"]).ok().json().as_array().unwrap() {
+        assert_eq!(
+            (&started["state"], &started["degraded"]),
+            (&"started".into(), &false.into()),
+            "{started}"
+        );
+    }
+    assert!(rebuilt());
+    assert_eq!(configured.nbd("data").read(0, 128 << 10), data);
 }
 
 #[test]

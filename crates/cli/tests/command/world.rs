@@ -117,6 +117,7 @@ impl World {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pinstripe"));
         command.args(arguments).current_dir(self.folder.path());
         command.env("PINSTRIPE_RUNTIME_DIR", self.path("pinstripe"));
+        command.env("PINSTRIPE_STATE_DIR", self.path("state"));
         command.stdin(Stdio::null());
         command
     }
