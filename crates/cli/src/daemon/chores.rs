@@ -5,6 +5,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
+        mpsc::Receiver,
     },
     time::Duration,
 };
@@ -13,7 +14,7 @@ use pinstripe_config::duties::Health;
 use pinstripe_control::Detail;
 
 use super::{
-    Daemon, Message,
+    Daemon, Message, TICK,
     alerts::{self, AlertedArray, Asked, Book, Tell},
     checks::{self, Checked, Moment, Records, Round},
     groups::{self, Grouped, Move, Moved},
@@ -22,7 +23,7 @@ use super::{
     secretary::{self, Errand},
     threads,
 };
-use crate::patience::Pulse;
+use crate::{patience::Pulse, supervisor};
 
 /// How often servers are asked how their arrays are.
 const SURVEY: Duration = Duration::from_secs(5);
@@ -30,6 +31,8 @@ const SURVEY: Duration = Duration::from_secs(5);
 const SURVEY_SOON: Duration = Duration::from_secs(1);
 /// How often disks are asked how they are.
 const HEALTH: Duration = Duration::from_hours(1);
+/// How long the end waits for a spare that is on its way.
+const MOVE_MAX: Duration = Duration::from_secs(30);
 /// Pause after a check that could not be, or that a person has stopped.
 const CHECK_PAUSE: Duration = Duration::from_hours(1);
 
@@ -304,6 +307,23 @@ impl Daemon {
             let _ = sender.send(Message::Moved(groups::carry_out(&giving, &wanting, &spare)));
         });
         self.chores.moves = spawned.is_ok();
+    }
+
+    /// Lets a spare arrive that is on its way: an end in between would leave it in neither array. Not for
+    /// ever.
+    pub fn finish_move(&mut self, messages: &Receiver<Message>) {
+        let end = self.now() + MOVE_MAX;
+        while self.chores.moves && self.now() < end {
+            supervisor::tell_alive();
+            if let Ok(Message::Moved(moved)) = messages.recv_timeout(TICK) {
+                self.moved(moved);
+            }
+        }
+        if self.chores.moves {
+            self.log.warn(
+                "ends while a spare moves between arrays: if neither has it in the end, add it by hand",
+            );
+        }
     }
 
     pub fn moved(&mut self, moved: Moved) {

@@ -277,6 +277,7 @@ impl Daemon {
             }
         }
         supervisor::tell_status("ends");
+        self.finish_move(messages);
         drop(socket);
         let left = self.busy();
         let words = if left.is_empty() {
