@@ -7,10 +7,12 @@ use std::{
 };
 
 const FOLDER: &str = "/sys/class/block";
-/// Devices that aren't searched unless the configuration names them, and neither is what lies on them: those
-/// by which arrays are served, whose server may be the one that is to be started, and those that answer late
-/// or hold no arrays.
+/// Devices that aren't searched unless the configuration names them: those by which arrays are served, whose
+/// server may be the one that is to be started, and those that answer late or hold no arrays. Nor what lies
+/// on them: a look at a volume of an array would wait for that array's server.
 const LEFT_OUT: [&str; 5] = ["ublkb", "nbd", "zram", "fd", "sr"];
+/// Devices that lie on each other.
+const DEPTH_MAX: usize = 16;
 
 /// All that have any bytes, and what is wrong.
 pub fn block_devices() -> (Vec<PathBuf>, Vec<String>) {
@@ -24,7 +26,7 @@ pub fn block_devices() -> (Vec<PathBuf>, Vec<String>) {
     let is_searched = |name: &String| {
         let folder = Path::new(FOLDER).join(name);
         let said = |what: &str| fs::read_to_string(folder.join(what)).unwrap_or_default();
-        !lies_on_left_out(Path::new(FOLDER), name)
+        !is_left_out(Path::new(FOLDER), name, 0)
             && said("size").trim().parse::<u64>().is_ok_and(|sectors| sectors > 0)
             && said("hidden").trim() != "1"
     };
@@ -52,17 +54,22 @@ pub fn may_be_member(path: &Path) -> bool {
     fs::metadata(path).map_or(true, |found| found.is_file() || found.file_type().is_block_device())
 }
 
-/// Whether a device is one of those that are left out, or lies on one, as mappings and their partitions can.
-fn lies_on_left_out(class: &Path, name: &str) -> bool {
-    if LEFT_OUT.iter().any(|kind| is_of(name, kind)) {
-        return true;
-    }
-    // A partition is in its disk's folder, which has what both lie on.
-    let Ok(folder) = class.join(name).canonicalize() else { return false };
-    let disk = if folder.join("partition").exists() { folder.parent().unwrap_or(&folder) } else { &folder };
-    let below = fs::read_dir(disk.join("slaves")).into_iter().flatten().flatten();
-    let mut below = below.filter_map(|entry| entry.file_name().into_string().ok());
-    below.any(|below| lies_on_left_out(class, &below))
+/// Whether a device of this folder isn't searched.
+fn is_left_out(folder: &Path, name: &str, depth: usize) -> bool {
+    LEFT_OUT.iter().any(|kind| is_of(name, kind))
+        || depth < DEPTH_MAX && below(folder, name).iter().any(|name| is_left_out(folder, name, depth + 1))
+}
+
+/// The devices on which one lies: a partition on its disk, a loop device on what it shows if that is a
+/// device.
+fn below(folder: &Path, name: &str) -> Vec<String> {
+    let own = folder.join(name);
+    let slaves = fs::read_dir(own.join("slaves")).into_iter().flatten().flatten();
+    let disk = || own.canonicalize().ok()?.parent()?.file_name()?.to_str().map(str::to_owned);
+    let backing = fs::read_to_string(own.join("loop/backing_file")).unwrap_or_default();
+    let shown = backing.trim_end().strip_prefix("/dev/").map(|path| path.replace('/', "!"));
+    let disk = own.join("partition").exists().then(disk).flatten();
+    slaves.filter_map(|entry| entry.file_name().into_string().ok()).chain(disk).chain(shown).collect()
 }
 
 /// Whether a device's name is `kind` and a number.
@@ -113,31 +120,45 @@ mod tests {
         assert_eq!(node("cciss!c0d0"), Path::new("/dev/cciss/c0d0"));
     }
 
-    /// Their reads would wait for the server that is to be started.
+    /// As the kernel has it of logical volumes on an array and on its partition, of a loop device over one,
+    /// and of others.
     #[test]
-    fn what_lies_on_what_serves_arrays_is_not_searched_either() {
-        let folder = tempfile::tempdir().unwrap();
-        let class = folder.path();
-        let device = |name: &str, below: &[&str]| {
-            fs::create_dir_all(class.join(name).join("slaves")).unwrap();
+    fn what_lies_on_an_array_is_not_searched() {
+        let sys = tempfile::tempdir().unwrap();
+        let folder = sys.path().join("class/block");
+        let devices = sys.path().join("devices");
+        let put = |place: &str, below: &[&str]| {
+            let own = devices.join(place);
+            fs::create_dir_all(own.join("slaves")).unwrap();
             for below in below {
-                fs::write(class.join(name).join("slaves").join(below), "").unwrap();
+                fs::write(own.join("slaves").join(below), "").unwrap();
+            }
+            fs::create_dir_all(&folder).unwrap();
+            let name = own.file_name().unwrap();
+            std::os::unix::fs::symlink(&own, folder.join(name)).unwrap();
+            if place.contains('/') {
+                fs::write(own.join("partition"), "1").unwrap();
             }
         };
-        device("sda", &[]);
-        device("ublkb0", &[]);
-        device("dm-0", &["ublkb0"]);
-        device("dm-1", &["sda", "dm-0"]);
-        device("dm-2", &["sda"]);
-        fs::create_dir(class.join("dm-1/dm-1p1")).unwrap();
-        fs::write(class.join("dm-1/dm-1p1/partition"), "1").unwrap();
-        std::os::unix::fs::symlink("dm-1/dm-1p1", class.join("dm-1p1")).unwrap();
-        for name in ["ublkb0", "dm-0", "dm-1", "dm-1p1"] {
-            assert!(lies_on_left_out(class, name), "{name}");
+        put("ublkb0", &[]);
+        put("ublkb0/ublkb0p1", &[]);
+        put("sda", &[]);
+        put("sda/sda1", &[]);
+        put("dm-0", &["ublkb0"]);
+        put("dm-1", &["sda1", "ublkb0p1"]);
+        put("dm-2", &["dm-1"]);
+        put("dm-3", &["sda1"]);
+        put("md0", &["dm-2"]);
+        put("md0/md0p1", &[]);
+        put("loop0", &[]);
+        put("loop1", &[]);
+        for (name, shown) in [("loop0", "/dev/dm-0\n"), ("loop1", "/srv/dm-0\n")] {
+            fs::create_dir(folder.join(name).join("loop")).unwrap();
+            fs::write(folder.join(name).join("loop/backing_file"), shown).unwrap();
         }
-        for name in ["sda", "dm-2", "not-there"] {
-            assert!(!lies_on_left_out(class, name), "{name}");
-        }
+        let names = ["sda", "sda1", "dm-0", "dm-1", "dm-2", "dm-3", "md0", "md0p1", "loop0", "loop1"];
+        let searched: Vec<&str> = names.into_iter().filter(|name| !is_left_out(&folder, name, 0)).collect();
+        assert_eq!(searched, ["sda", "sda1", "dm-3", "loop1"]);
     }
 
     #[test]
