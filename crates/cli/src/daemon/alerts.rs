@@ -170,6 +170,8 @@ pub enum Server {
     Answers,
     /// A person has ended it.
     Stopped,
+    /// It has died, and none answers since.
+    Died,
     Unknown,
 }
 
@@ -179,8 +181,9 @@ impl Asked<'_> {
 
     fn settles(self, subject: &Subject) -> bool {
         match subject.kind.as_str() {
+            "NotServed" => matches!(self.server, Server::Answers | Server::Stopped),
             // One that has ended can't be silent.
-            "NotServed" | "Silent" => self.server != Server::Unknown,
+            "Silent" => self.server != Server::Unknown,
             "DiskFailing" => {
                 self.disks.iter().any(|disk| disk.device == subject.device)
                     || self.detail.is_some_and(|detail| !is_part(detail, &subject.device))
@@ -349,6 +352,7 @@ mod tests {
             ("NotServed", Asked { server: Server::Stopped, ..NONE }),
             ("Silent", Asked { server: Server::Answers, ..NONE }),
             ("Silent", Asked { server: Server::Stopped, ..NONE }),
+            ("Silent", Asked { server: Server::Died, ..NONE }),
             ("BadSectors", Asked { server: Server::Answers, ..NONE }),
             ("Mismatch", Asked { check: true, ..NONE }),
         ];

@@ -101,6 +101,7 @@ impl Kept {
         let server = match self.course.phase {
             Phase::Stopped { .. } => Server::Stopped,
             _ if self.detail.is_some() => Server::Answers,
+            Phase::Failed { .. } | Phase::Waiting { .. } if self.course.failures > 0 => Server::Died,
             _ => Server::Unknown,
         };
         Asked { server, disks: &self.disks, detail: self.detail.as_ref(), check: self.uuid.is_some() }
