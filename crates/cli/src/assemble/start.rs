@@ -338,6 +338,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_start_waits_for_another_one_as_long_as_its_limit_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let lock_within = |name: &str, limit| lock_within(folder.path(), name, limit, || {}).unwrap();
+        let first = lock(folder.path(), "data").unwrap();
+        assert!(lock_within("data", 2 * LOOK).is_none());
+        assert!(lock_within("other", Duration::ZERO).is_some());
+        drop(first);
+        assert!(lock_within("data", Duration::ZERO).is_some());
+    }
+
+    #[test]
     fn a_program_that_was_replaced_starts_its_successor_and_one_that_was_removed_itself() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pinstripe");

@@ -597,6 +597,8 @@ mod tests {
         let mut failed = snapshot("data", "serving");
         failed.details[0].as_mut().unwrap().state = "failed".to_owned();
         assert_eq!(readiness(&failed), Err("data: failed\n".to_owned()));
+        failed.status.arrays[0].array = "data (1)".to_owned();
+        assert_eq!(readiness(&failed), Err("data (1): failed\n".to_owned()), "one of two of this name");
         let mut left_out = snapshot("data", "serving");
         let (array, message) = ("other".to_owned(), String::new());
         let alert = MISCONFIGURED.to_owned();

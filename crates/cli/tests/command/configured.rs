@@ -515,12 +515,14 @@ fn what_a_client_writes_takes_no_member_away_and_gives_it_to_no_array() {
     // What both ask for is as unclear as before.
     let both = format!("{SCAN}[[array]]\nuuid = '{own}'\n[[array]]\nuuid = '{other}'\n");
     configured.write("pinstripe.toml", &both);
-    configured.run(&["assemble", "--scan"]).refused(1, &["nothing tells which one is its own"]);
+    let (unclear, before) = (["nothing tells which one is its own"], world.hashes(&members));
+    configured.run(&["assemble", "--scan"]).refused(1, &unclear);
     // As the units of both ask, each for its own.
-    for how in [&["--name", &own][..], &["--foreground", "--name", &own]] {
-        let words = [&["assemble"], how].concat();
-        configured.run(&words).refused(1, &["nothing tells which one is its own"]);
+    for uuid in [&own, &other] {
+        configured.run(&["assemble", "--name", uuid]).refused(1, &unclear);
+        configured.run(&["assemble", "--foreground", "--name", uuid]).refused(1, &unclear);
     }
+    assert_eq!(world.hashes(&members), before);
     assert_eq!(configured.run(&["assemble", "--uuid", &own, "--json"]).ok().json()[0]["state"], "started");
     world.run(&["stop", "own"]).ok();
 }
