@@ -3,7 +3,7 @@
 //! ```text
 //!   parts      target/deb: manual pages, completions, changelog, made by the release build and git
 //!   checks     every command has its page, shells can read the completions, systemd takes the units and
-//!              finds them hardened
+//!              finds them hardened, an idle server is small
 //!   package    cargo-deb puts parts and packaging/ together; crates/cli/Cargo.toml says what goes where
 //!   checks     the package has what it should have, and lintian finds nothing
 //! ```
@@ -11,11 +11,12 @@
 use std::{
     collections::BTreeSet,
     fs,
+    io::{BufRead, BufReader},
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 /// The version of cargo-deb that is installed under `target/tools`.
@@ -23,9 +24,15 @@ const CARGO_DEB: &str = "3.8.0";
 /// `systemd-analyze security` may say this much, in tenths, of the units as they are: the one that serves
 /// anything, and the daemon's, which has what smartctl needs.
 const EXPOSURE: u32 = 25;
+/// And this much of an array that is mounted for all, of which the system can't be hidden.
+const EXPOSURE_WITH_FUSE: u32 = 38;
+/// And this much of what sends alerts: what it runs is for the configuration to say.
+const EXPOSURE_OF_ALERTS: u32 = 70;
 /// And this much of an array without ublk and fuse, as systemd's generator has it, and of the daemon without
 /// capabilities.
 const EXPOSURE_WITHOUT_CAPABILITIES: u32 = 20;
+/// An idle server with two shards has no more resident than this, in KiB: 40 MB.
+const IDLE_KIB: u64 = 40_000_000 / 1024;
 /// Files of the package beside the manual pages.
 const CONTENTS: &[&str] = &[
     "etc/pinstripe/pinstripe.toml",
@@ -49,8 +56,15 @@ const CONTENTS: &[&str] = &[
     "usr/share/zsh/vendor-completions/_pinstripe",
 ];
 /// The documents that it has. What they point to beside each other and beside [`DIST`] isn't there.
-const DOCUMENTS: &[&str] =
-    &["admin.md", "configuration.md", "fault-model.md", "install.md", "metrics.md", "operate.md"];
+const DOCUMENTS: &[&str] = &[
+    "admin.md",
+    "configuration.md",
+    "control-protocol.md",
+    "fault-model.md",
+    "install.md",
+    "metrics.md",
+    "operate.md",
+];
 /// The folder with what is for other programs, as documents point to it, and where the package has it.
 const DIST: [&str; 2] = ["../dist/", "/usr/share/pinstripe/"];
 /// The unit of what is done beside serving, and those that it has send alerts.
@@ -62,6 +76,7 @@ const DAEMON_ALONE: &str = "pinstripe-daemon-alone.service";
 const CONFIGURATION: &str = "\
 [[array]]\nname = \"plain\"\nweight = 200\n\
 [[array]]\nname = \"ublk\"\nublk = true\n\
+[[array]]\nname = \"sockets\"\nvhost-user = \"/run/vm/a\"\nsocket-group = \"disk\"\n\
 [[array]]\nname = \"fuse\"\nfuse = \"/srv/disk\"\nmembers = [\"/srv/a\", \"/srv/b\"]\n\
 [[array]]\nname = \"remote\"\ndhchap-secrets = \"/etc/pinstripe/secrets\"\n\
 members = [\"nvme-tcp://192.0.2.1:4420/nqn.2026-01.com.example:a?nsid=1\"]\n\
@@ -81,24 +96,22 @@ pub fn run(root: &Path, deb: &Deb) -> Result<()> {
     parts.check_pages()?;
     parts.check_completions()?;
     parts.check_units(root)?;
+    parts.check_memory()?;
     if deb.parts {
         println!("deb: the parts are right");
         return Ok(());
     }
-    let package = build(root)?;
-    check_contents(&package, &parts.pages()?)?;
-    said(
-        Command::new("lintian").args(["--fail-on", "error,warning"]).arg(&package),
-        "lintian: apt-get install lintian",
-    )?;
-    println!("deb: {}", package.display());
+    println!("deb: {}", parts.package(root)?.display());
     Ok(())
 }
 
-/// The package without those checks: where it is.
+/// The package, with the checks of it as it is and of its completions: where it is. Its units are started
+/// where this is for.
 pub fn package(root: &Path) -> Result<PathBuf> {
-    Parts::make(root)?;
-    build(root)
+    crate::packages::ensure_package_checks()?;
+    let parts = Parts::make(root)?;
+    parts.check_completions()?;
+    parts.package(root)
 }
 
 /// The output of a command that must succeed. `from` says where to get it.
@@ -140,6 +153,17 @@ impl Parts {
         Ok(parts)
     }
 
+    /// Puts them together, and checks what has come of it.
+    fn package(&self, root: &Path) -> Result<PathBuf> {
+        let package = build(root)?;
+        check_contents(&package, &self.pages()?)?;
+        said(
+            Command::new("lintian").args(["--fail-on", "error,warning"]).arg(&package),
+            "lintian: apt-get install lintian",
+        )?;
+        Ok(package)
+    }
+
     fn pinstripe(&self, words: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
         command.args(words);
@@ -169,6 +193,41 @@ impl Parts {
                 said(Command::new(shell).arg("-n").arg(script), shell)?;
             }
         }
+        Ok(())
+    }
+
+    /// What an idle server takes: many arrays of a machine have one each.
+    fn check_memory(&self) -> Result<()> {
+        let folder = self.folder.join("idle");
+        fs::create_dir_all(&folder)?;
+        let here = |words: &[&str]| {
+            let mut command = self.pinstripe(words);
+            command.current_dir(&folder).env("PINSTRIPE_RUNTIME_DIR", folder.join("run"));
+            command
+        };
+        let members = ["member0", "member1", "member2"];
+        for member in members {
+            fs::File::create(folder.join(member))?.set_len(8 << 20)?;
+        }
+        let create = ["create", "--level", "5", "--name", "idle", "--assume-clean"];
+        said(here(&create).args(members), "pinstripe")?;
+        let serve = ["serve", "--shards", "2", "--json"];
+        let mut server = here(&serve).args(members).stdout(Stdio::piped()).spawn()?;
+        let output = server.stdout.take().context("standard output is a pipe")?;
+        // Read until the server's end: what it says at last has a reader.
+        let mut lines = BufReader::new(output).lines().map_while(Result::ok);
+        let ready = lines.any(|line| line.contains("\"ready\""));
+        let status = fs::read_to_string(format!("/proc/{}/status", server.id()));
+        if let Err(error) = said(&mut here(&["stop", "--all"]), "pinstripe") {
+            server.kill()?;
+            return Err(error);
+        }
+        ensure!(server.wait()?.success() && ready, "the idle server has failed");
+        let status = status?;
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
+        let kib: u64 = resident.trim().trim_end_matches(" kB").parse().context("its memory")?;
+        ensure!(kib <= IDLE_KIB, "an idle server has {kib} KiB of memory, more than {IDLE_KIB}");
+        println!("deb: an idle server has {kib} KiB of memory");
         Ok(())
     }
 
@@ -205,18 +264,20 @@ impl Parts {
             ("pinstripe@ublk.service", EXPOSURE),
             ("pinstripe@plain.service", EXPOSURE_WITHOUT_CAPABILITIES),
             ("pinstripe@remote.service", EXPOSURE_WITHOUT_CAPABILITIES),
+            ("pinstripe@sockets.service", EXPOSURE),
+            ("pinstripe@fuse.service", EXPOSURE_WITH_FUSE),
             (store, EXPOSURE_WITHOUT_CAPABILITIES),
             (DAEMON, EXPOSURE),
             (DAEMON_ALONE, EXPOSURE_WITHOUT_CAPABILITIES),
         ];
-        for unit in limits.iter().map(|(unit, _)| *unit).chain(["pinstripe@fuse.service"]) {
+        for (unit, _) in limits {
             if unit.starts_with("pinstripe@") {
                 fs::write(units.join(unit), &template)?;
             }
             verify(&units.join(unit))?;
         }
         verify(&units.join("pinstripe.target"))?;
-        for (unit, limit) in limits {
+        for (unit, limit) in limits.into_iter().chain([(ALERT[1], EXPOSURE_OF_ALERTS)]) {
             let mut security = Command::new("systemd-analyze");
             security.args(["security", "--no-pager", "--offline=true", &format!("--threshold={limit}")]);
             said(security.arg(units.join(unit)), "systemd")?;
@@ -274,6 +335,10 @@ fn for_package(text: &str) -> String {
             made.extend(["](", target, ")"]);
         } else if let Some(opening) = made.rfind('[') {
             made.remove(opening);
+            // Of a picture.
+            if made[..opening].ends_with('!') {
+                made.remove(opening - 1);
+            }
         }
         rest = after;
     }
@@ -333,9 +398,9 @@ mod tests {
 
     #[test]
     fn documents_of_the_package_point_to_nothing_that_it_does_not_have() {
-        let text = "See [a](operate.md#b), [c](#d), [e [f](decisions/0001-g.md), [h](https://i.example) and\n\
+        let text = "See [a](operate.md#b), [c](#d), [e [f](decisions/0001-g.md), ![p](q.png), [h](https://i.example) and\n\
                     [the rules](../dist/prometheus/pinstripe.rules.yml), [f](../dist/grafana/pinstripe.json). [x] y";
-        let made = "See [a](operate.md#b), [c](#d), [e f, [h](https://i.example) and\n\
+        let made = "See [a](operate.md#b), [c](#d), [e f, p, [h](https://i.example) and\n\
                     [the rules](/usr/share/pinstripe/prometheus/pinstripe.rules.yml), \
                     [f](/usr/share/pinstripe/grafana/pinstripe.json). [x] y";
         assert_eq!(for_package(text), made);

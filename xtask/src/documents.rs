@@ -27,6 +27,11 @@ const WALKS: [Shown; 3] = [
     Shown { page: "CONTRIBUTING.md", from: "### Tests of a level", to: "## License" },
 ];
 
+/// The page with what to do about each alert, and where alerts are from.
+const ALERTS: &str = "docs/operate.md";
+const ALERT_RULES: &str = "dist/prometheus/pinstripe.rules.yml";
+const ALERT_KINDS: &str = "crates/cli/src/daemon/alerts.rs";
+
 /// Pages of their day: they may name files as they were.
 const HISTORY: [&str; 2] = ["docs/decisions/", "docs/results/"];
 
@@ -59,6 +64,10 @@ pub fn check(root: &Path, documents: &[String], sources: &[String]) -> Result<Ve
     }
     if documents.iter().any(|file| file == RULES.page) {
         findings.extend(rules_not_shown(&read(root, RULES.page)?));
+    }
+    if documents.iter().any(|file| file == ALERTS) {
+        let (rules, kinds) = (read(root, ALERT_RULES)?, read(root, ALERT_KINDS)?);
+        findings.extend(alerts_not_told(&read(root, ALERTS)?, &rules, &kinds));
     }
     Ok(findings)
 }
@@ -141,6 +150,29 @@ fn defects(text: &str) -> impl Iterator<Item = String> {
     lines.filter(|name| name.chars().all(char::is_alphanumeric)).map(str::to_owned)
 }
 
+/// Alerts of Prometheus' rules and of the daemon without a row that says what they mean.
+fn alerts_not_told(page: &str, rules: &str, kinds: &str) -> Vec<Finding> {
+    let told: Vec<&str> = page.lines().filter(|line| line.starts_with("| `")).collect();
+    let is_told = |name: &str| {
+        let name = format!("`{name}`");
+        told.iter().filter_map(|row| row.split('|').nth(1)).any(|cell| cell.contains(&name))
+    };
+    let of_rules = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: "));
+    let quoted = |text| str::trim_start(text).strip_prefix('"').and_then(|text| text.split('"').next());
+    let is_kind =
+        |name: &&str| name.starts_with(char::is_uppercase) && name.chars().all(char::is_alphanumeric);
+    // As they are raised, and those that have a name for themselves.
+    let of_daemon = ["add(", ": &str ="].into_iter().flat_map(|before| kinds.split(before).skip(1));
+    let of_daemon = of_daemon.filter_map(quoted).filter(is_kind);
+    let missing = of_rules.chain(of_daemon).filter(|name| !is_told(name));
+    let finding = |name: &str| Finding {
+        file: ALERTS.to_owned(),
+        line: 1,
+        message: format!("no row says what the alert {name} means"),
+    };
+    missing.map(finding).collect()
+}
+
 /// Rules without a row in the table of what shows them.
 fn rules_not_shown(page: &str) -> Vec<Finding> {
     let rules = (1..).zip(page.lines()).filter_map(|(number, line)| {
@@ -212,6 +244,19 @@ mod tests {
         let found = |text: &str| unknown_files("page.md", text, &sources).len();
         assert_eq!(found("`read.rs`, `io/read.rs`, `engine/io/read.rs` and `xtask/src/main.rs`"), 0);
         assert_eq!(found("`ead.rs`\nread.rs, `*_read.rs`, `a b.rs`"), 1);
+    }
+
+    #[test]
+    fn an_alert_that_no_row_tells_of_is_found() {
+        let page = "`Late`, | `x` |\n| `Silent`, `PinstripeSilent` | `Failed` | `Odd` |\n";
+        let rules = "rules:\n  - alert: PinstripeSilent\n    expr: x\n  - alert: PinstripeLate\n";
+        let kinds = "const A: &str = \"Odd\";\nadd(\"Silent\", x);\nadd(\n    \"Failed\",\n x.add(\"a b\")";
+        let found: Vec<_> =
+            alerts_not_told(page, rules, kinds).iter().map(|finding| finding.message.clone()).collect();
+        assert_eq!(found.len(), 3, "{found:?}");
+        for (message, name) in found.iter().zip(["PinstripeLate", "Failed", "Odd"]) {
+            assert!(message.ends_with(&format!("the alert {name} means")), "{message}");
+        }
     }
 
     #[test]

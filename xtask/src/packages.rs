@@ -72,6 +72,13 @@ pub fn ensure_mmdebstrap() -> Result<()> {
     ensure_for("the image of Debian", &["mmdebstrap"], "/usr/bin/mmdebstrap")
 }
 
+/// Installs what checks the Debian package: lintian, and shells for their completions.
+pub fn ensure_package_checks() -> Result<()> {
+    ensure_for("lintian's check", &["lintian"], "/usr/bin/lintian")?;
+    ensure_for("completions for zsh", &["zsh"], "/usr/bin/zsh")?;
+    ensure_for("completions for fish", &["fish"], "/usr/bin/fish")
+}
+
 /// Installs what `apps/ycsb` and its measurement need.
 pub fn ensure_rocksdb() -> Result<()> {
     ensure_for("RocksDB's client", &["librocksdb-dev"], "/usr/include/rocksdb/c.h")?;

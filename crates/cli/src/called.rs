@@ -29,6 +29,16 @@ pub enum Entry {
     None,
 }
 
+/// This machine's name.
+pub fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Whether an array that is called so is another host's.
+pub fn is_foreign(name: &str, host: &str) -> bool {
+    name.split_once(':').is_some_and(|(own, _)| own != host)
+}
+
 /// What the array `uuid` is called instead of `name`; nothing if it has the name itself. `holder`: the array
 /// that is served under the name.
 pub fn called(name: &str, uuid: Uuid, holder: Option<Uuid>, claims: &[Claim]) -> Option<String> {

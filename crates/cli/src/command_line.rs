@@ -384,8 +384,8 @@ pub struct ServeArguments {
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = pinstripe_control::size::memory)]
     pub cache: ByteSize,
     /// Memory that the server may take in all, at least 64 MiB beside the cache, the program and 40 MiB for
-    /// each shard. Clients wait where there is none [default: 1 GiB for what they ask and get, 1 GiB to
-    /// compute parity]
+    /// each shard, 80 MiB with TLS. Clients wait where there is none [default: 1 GiB for what they ask and
+    /// get, 1 GiB to compute parity]
     #[arg(long, value_name = "SIZE", value_parser = pinstripe_control::size::memory)]
     pub memory_max: Option<ByteSize>,
     /// Seconds that a member may take for a request. After that, it is dropped. 0 means no limit
@@ -471,6 +471,10 @@ pub struct ServeArguments {
     /// Leave the session of the terminal; what `assemble` starts does
     #[arg(long, hide = true)]
     pub own_session: bool,
+    /// Look for members also where devices have joined the array under earlier servers; what `assemble`
+    /// starts does
+    #[arg(long, hide = true)]
+    pub joined: bool,
     /// Take the place of the server that is this process until now; `upgrade` has it so
     #[arg(long, hide = true, value_name = "ROLE")]
     pub succession: Option<Role>,

@@ -16,18 +16,18 @@ use serde_json::Value;
 use crate::{
     ask_daemon,
     command_line::{EventsArguments, Since},
-    daemon::state_folder,
     failure::Failure,
     history::{Age, Begin, HISTORY, HISTORY_BEFORE, Told},
     output,
     scan::Served,
+    state,
 };
 
 /// How often it is looked for new events.
 const LOOK: Duration = Duration::from_millis(500);
 
 pub fn run(arguments: &EventsArguments) -> Result<(), Failure> {
-    let folder = state_folder();
+    let folder = state::folder();
     let failed = |name: &str, error: &io::Error| {
         Failure::new(format!("the history {} can't be read: {error}", folder.join(name).display()))
     };
@@ -97,15 +97,24 @@ struct Wanted<'a> {
     arrays: BTreeSet<String>,
 }
 
+/// Whether the array that is called `label` in the history may be meant by `name`: beside another one of its
+/// name it has its UUID there.
+fn is_called(label: &str, name: &str) -> bool {
+    let is_beside = |rest: &str| rest.starts_with(" (") && rest.ends_with(')');
+    label.strip_prefix(name).is_some_and(|rest| rest.is_empty() || is_beside(rest))
+}
+
 impl Wanted<'_> {
     /// An array that was asked for is one that the history has, or that there is now: without events its
     /// name may be right, and without either it is none.
     fn check_array(&self) -> Result<(), Failure> {
-        let Some(name) = self.arguments.array.as_ref().filter(|name| !self.arrays.contains(*name)) else {
+        let Some(name) = self.arguments.array.as_ref() else { return Ok(()) };
+        if self.arrays.iter().any(|array| is_called(array, name)) {
             return Ok(());
-        };
+        }
         let is_configured = || {
-            let configuration = Configuration::load(None).unwrap_or_default();
+            // An error in it may be of another array.
+            let configuration = Configuration::known(None);
             configuration.arrays.iter().any(|array| array.label() == *name)
         };
         let is_served = || Served::all().0.iter().any(|served| served.detail.name == *name);
@@ -164,7 +173,7 @@ impl Wanted<'_> {
     }
 
     fn shown(&self, line: &Told, value: &Value) -> Option<String> {
-        let is_meant = self.arguments.array.as_ref().is_none_or(|array| *array == line.array)
+        let is_meant = self.arguments.array.as_ref().is_none_or(|name| is_called(&line.array, name))
             && (line.alarming || !self.arguments.alarming);
         if !is_meant {
             return None;
@@ -183,3 +192,19 @@ impl Wanted<'_> {
 
 /// The last second that can be written as a date.
 const LAST_DATE: u64 = 253_402_300_799;
+
+#[cfg(test)]
+mod tests {
+    use super::is_called;
+
+    #[test]
+    fn an_array_beside_another_one_of_its_name_is_meant_by_the_name_too() {
+        let beside = "data (6d41c174:a7)";
+        for (label, name) in [("data", "data"), (beside, "data"), (beside, beside)] {
+            assert!(is_called(label, name), "{label} {name}");
+        }
+        for (label, name) in [("data2", "data"), ("dat", "data"), ("data (x", "data"), ("data", beside)] {
+            assert!(!is_called(label, name), "{label} {name}");
+        }
+    }
+}

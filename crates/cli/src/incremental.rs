@@ -12,12 +12,12 @@ use serde_json::{Value, json};
 
 use crate::{
     ask_daemon,
-    assemble::{Outcome, Report, State, Way, allows, of_entry, searched, settle},
+    assemble::{Outcome, Report, State, Way, allows, of_one, settle},
     command_line::IncrementalArguments,
     configuration,
     failure::Failure,
-    output,
-    scan::{Served, look_at, scan},
+    joined, output,
+    scan::{Served, look_at},
 };
 
 pub fn run(arguments: &IncrementalArguments) -> Result<(), Failure> {
@@ -69,8 +69,8 @@ impl Said {
 struct Owner<'a> {
     uuid: Uuid,
     name: String,
-    /// Its entry in the configuration.
-    entry: Option<&'a Array>,
+    /// Its entries in the configuration: one, or all of them are wrong.
+    entries: Vec<&'a Array>,
 }
 
 /// The array that a device belongs to, or why it is of none.
@@ -91,17 +91,8 @@ fn array_of<'a>(configuration: &'a Configuration, path: &Path) -> Result<Result<
     let mut all = std::iter::once(superblock).chain(&candidate.rivals);
     let superblock = all.find(is_configured).unwrap_or(superblock);
     let (uuid, name) = (superblock.array.set_uuid, superblock.array.name.to_string());
-    let mut entries = configuration.arrays.iter().filter(|entry| entry.is(uuid, &name));
-    let entry = entries.next();
-    if let (Some(one), Some(other)) = (entry, entries.next()) {
-        return Err(Failure::new(format!(
-            "{}: the entries {} and {} are both of its array: keep one of them",
-            path.display(),
-            one.place,
-            other.place
-        )));
-    }
-    Ok(Ok(Owner { uuid, name, entry }))
+    let entries = configuration.arrays.iter().filter(|entry| entry.is(uuid, &name)).collect();
+    Ok(Ok(Owner { uuid, name, entries }))
 }
 
 /// What udev's rules want to know of a device; nothing if it is left alone. Where members are searched for
@@ -110,16 +101,16 @@ fn array_of<'a>(configuration: &'a Configuration, path: &Path) -> Result<Result<
 ///
 /// Nor is a member mdadm's if its array is served here without being configured. What appears then is another
 /// way to a member that the server has open (a second path, a loop device over a file), or one that was away:
-/// the kernel, which knows neither, would assemble and write them. An array whose entry is wrong isn't
-/// mdadm's, and has no unit until that is mended.
+/// the kernel, which knows neither, would assemble and write them. An array whose entry is wrong, or that has
+/// two, isn't mdadm's, and has no unit until that is mended.
 fn export(usable: &Usable, path: &Path) -> Result<String, Failure> {
     let Usable { configuration, wrong, .. } = usable;
-    let Ok(Owner { uuid, entry, .. }) = array_of(configuration, path)? else { return Ok(String::new()) };
-    let unit = match entry {
-        Some(entry) => configuration::units::unit(configuration, entry)
+    let Ok(Owner { uuid, entries, .. }) = array_of(configuration, path)? else { return Ok(String::new()) };
+    let unit = match entries.as_slice() {
+        [entry] => configuration::units::unit(configuration, entry)
             .filter(|_| entry.auto && !wrong.contains(&entry.place)),
-        None if place::is_served(&uuid.to_string()) => None,
-        None => return Ok(String::new()),
+        [] if !place::is_served(&uuid.to_string()) => return Ok(String::new()),
+        _ => None,
     };
     let unit = unit.map(|unit| format!("PINSTRIPE_UNIT={unit}\n")).unwrap_or_default();
     Ok(format!("PINSTRIPE_ARRAY={uuid}\n{unit}"))
@@ -128,12 +119,25 @@ fn export(usable: &Usable, path: &Path) -> Result<String, Failure> {
 fn take(configuration: &Configuration, arguments: &IncrementalArguments) -> Result<Said, Failure> {
     let path = &arguments.device;
     let left = |why: &str| Ok(Said::nothing(path, "left-alone", why));
-    let (uuid, entry) = match array_of(configuration, path)? {
-        Ok(Owner { uuid, entry: Some(entry), .. }) => (uuid, entry),
-        Ok(Owner { uuid, name, .. }) => return left(&format!("its array {name} ({uuid}) is not configured")),
+    let Owner { uuid, name, entries } = match array_of(configuration, path)? {
+        Ok(owner) => owner,
         Err(why) => return left(&why),
     };
-    if !allows(configuration, entry, path) {
+    if let [one, other, ..] = entries[..] {
+        let (path, one, other) = (path.display(), &one.place, &other.place);
+        let why = format!("{path}: the entries {one} and {other} are both of its array: keep one of them");
+        return Err(Failure::new(why));
+    }
+    let Some(&entry) = entries.first() else {
+        // Of these only the daemon starts one that becomes whole.
+        let is_meant = configuration.scan.all && !arguments.start.dry_run;
+        return if is_meant && ask_daemon::have_it_look() {
+            Ok(handed_over(path))
+        } else {
+            left(&format!("its array {name} ({uuid}) is not configured"))
+        };
+    };
+    if !allows(configuration, entry, path) && !joined::has(uuid, path) {
         return left(&format!("the configuration has members of {} elsewhere only", entry.label()));
     }
     if !entry.auto {
@@ -150,15 +154,19 @@ fn take(configuration: &Configuration, arguments: &IncrementalArguments) -> Resu
     }
 }
 
+fn handed_over(path: &Path) -> Said {
+    Said::nothing(path, "handed-over", "the daemon looks at it")
+}
+
 /// Starts the array if this device was the last that it lacked.
 fn start(
     configuration: &Configuration,
     entry: &Array,
     arguments: &IncrementalArguments,
 ) -> Result<Said, Failure> {
-    let wanted = of_entry(configuration, entry, &scan(searched(configuration, entry)), &Served::all().0);
+    let wanted = of_one(configuration, entry, false);
     if !arguments.start.dry_run && ask_daemon::have_it_look() {
-        return Ok(Said::nothing(&arguments.device, "handed-over", "the daemon looks at it"));
+        return Ok(handed_over(&arguments.device));
     }
     let state = wanted.state();
     if let State::Late { why, .. } = &state {

@@ -17,7 +17,7 @@ use crate::{
     assemble::{allows, searched},
     command_line::{AddArguments, FailArguments, GrowArguments, RemoveArguments, ReplaceArguments},
     failure::Failure,
-    member, output, patience,
+    joined, member, output, patience,
     progress::{LOOK, bar, show},
     steer::fetch,
 };
@@ -126,7 +126,7 @@ pub fn replace(arguments: &ReplaceArguments) -> Result<(), Failure> {
 }
 
 /// Warns where the configuration has an entry of the array that does not lead to a device which has joined:
-/// the array would lack that at its next start, perhaps after months.
+/// a start finds that only as long as this machine has what its server keeps.
 fn warn_if_unfound(client: &mut Client, device: &str) {
     let (Ok(configuration), Ok(detail)) = (Configuration::load(None), fetch(client)) else { return };
     let Ok(uuid) = detail.uuid.parse() else { return };
@@ -145,8 +145,9 @@ fn warn_if_unfound(client: &mut Client, device: &str) {
             format!("\"members\" of the [[array]] in {}", entry.place)
         };
         output::remark(&format!(
-            "pinstripe: warning: {what} does not lead to {}: add it there, or the next start lacks it",
-            printable(device)
+            "pinstripe: warning: {what} does not lead to {}: add it there. Until then a start finds it by what is kept in {}",
+            printable(device),
+            joined::place(uuid).display()
         ));
     }
 }

@@ -13,6 +13,8 @@ use crate::failure::Failure;
 const PROGRAM_BYTES: u64 = 64 << 20;
 /// What the connections of a shard have for themselves: staging and small answers.
 const CONNECTIONS_BYTES: u64 = 40 << 20;
+/// The same where they may be of TLS, which has a message of its own on the way in and on the way out.
+const TLS_CONNECTIONS_BYTES: u64 = 2 * CONNECTIONS_BYTES;
 /// Less than this is no use to clients.
 const LEAST_BYTES: u64 = 64 << 20;
 
@@ -35,19 +37,22 @@ pub struct Division {
 }
 
 impl Division {
-    /// Of `--memory-max` for so many shards, with `kept` bytes for caches; without it as it comes.
-    pub fn new(max: Option<ByteSize>, shards: usize, kept: ByteSize) -> Result<Self, Failure> {
+    /// Of `--memory-max` for so many shards, with `kept` bytes for caches; without it as it comes. `tls`:
+    /// clients may come by it.
+    pub fn new(max: Option<ByteSize>, shards: usize, kept: ByteSize, tls: bool) -> Result<Self, Failure> {
         let usual = RuntimeConfig::unpinned(shards).arena_bytes;
         let Some(max) = max else {
             return Ok(Self { arena: usual, requests: BUDGET_BYTES, work: BUDGET_BYTES });
         };
         let count = shards as u64;
-        let fixed = kept.0.saturating_add(PROGRAM_BYTES + count * CONNECTIONS_BYTES);
+        let connections = connections_bytes(tls);
+        let fixed = kept.0.saturating_add(PROGRAM_BYTES + count * connections);
         let least = fixed.saturating_add(LEAST_BYTES);
         let Some(rest) = max.0.checked_sub(fixed).filter(|rest| *rest >= LEAST_BYTES) else {
             return Err(Failure::usage(format!(
-                "--memory-max {max} is too little for {shards} shards and caches of {kept}: {} is needed; fewer --shards or a smaller \
+                "--memory-max {max} is too little for {shards} shards{} and caches of {kept}: {} is needed; fewer --shards or a smaller \
                  --cache need less",
+                if tls { ", with TLS," } else { "" },
                 ByteSize(least)
             )));
         };
@@ -75,6 +80,10 @@ impl Division {
     }
 }
 
+fn connections_bytes(tls: bool) -> u64 {
+    if tls { TLS_CONNECTIONS_BYTES } else { CONNECTIONS_BYTES }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -83,11 +92,17 @@ mod tests {
 
     #[test]
     fn what_is_divided_is_no_more_than_there_is() {
-        for (max, shards, cache) in
-            [(256, 1, 0), (512, 2, 64), (1024, 4, 64), (4096, 16, 512), (65536, 8, 64)]
-        {
-            let division = Division::new(Some(ByteSize(max * MIB)), shards, ByteSize(cache * MIB)).unwrap();
-            let of_shards = shards as u64 * (2 * division.arena as u64 + CONNECTIONS_BYTES);
+        for (max, shards, cache, tls) in [
+            (256, 1, 0, false),
+            (512, 2, 64, false),
+            (512, 2, 64, true),
+            (1024, 4, 64, false),
+            (4096, 16, 512, true),
+            (65536, 8, 64, false),
+        ] {
+            let (all, kept) = (ByteSize(max * MIB), ByteSize(cache * MIB));
+            let division = Division::new(Some(all), shards, kept, tls).unwrap();
+            let of_shards = shards as u64 * (2 * division.arena as u64 + connections_bytes(tls));
             let parts = (division.requests + division.work) as u64;
             assert!(PROGRAM_BYTES + cache * MIB + of_shards + parts <= max * MIB, "{division:?}");
             assert!(division.requests <= BUDGET_BYTES && division.arena <= 64 << 20, "{division:?}");
@@ -97,10 +112,14 @@ mod tests {
 
     #[test]
     fn too_little_is_refused_with_what_is_needed() {
-        let of = |mib: u64| Division::new(Some(ByteSize(mib * MIB)), 2, ByteSize(64 * MIB));
+        let of = |mib: u64| Division::new(Some(ByteSize(mib * MIB)), 2, ByteSize(64 * MIB), false);
+        let by_tls = |mib: u64| Division::new(Some(ByteSize(mib * MIB)), 2, ByteSize(64 * MIB), true);
+        let refused = by_tls(351).unwrap_err().sentence().to_owned();
+        assert!(refused.contains("352 MiB is needed") && refused.contains("TLS"), "{refused}");
+        assert!(by_tls(352).is_ok());
         let refused = of(271).unwrap_err().sentence().to_owned();
         assert!(refused.contains("272 MiB is needed") && refused.contains("--shards"), "{refused}");
         assert!(of(272).is_ok());
-        assert_eq!(Division::new(None, 2, ByteSize(0)).unwrap().requests, BUDGET_BYTES);
+        assert_eq!(Division::new(None, 2, ByteSize(0), false).unwrap().requests, BUDGET_BYTES);
     }
 }

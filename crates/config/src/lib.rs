@@ -277,6 +277,8 @@ pub struct Configuration {
     pub targets: Vec<Target>,
     /// What `[defaults]` says: for arrays that have no `[[array]]`.
     pub defaults: Settings,
+    /// What it says that the daemon does for them.
+    pub duties: Duties,
     /// The files that were read.
     pub files: Vec<PathBuf>,
 }
@@ -484,7 +486,7 @@ impl Reader {
         let mut wrong = Vec::new();
         let mut of_daemon = Vec::new();
         let mut configuration = Configuration { files, ..Configuration::default() };
-        let (mut auto, mut duties) = (None, Duties::default());
+        let mut auto = None;
         let mut places = BTreeMap::new();
         let (mut web_tls, mut metrics_tls, mut page) = (RawTls::default(), RawTls::default(), None);
         let mut arrays = Vec::new();
@@ -499,7 +501,7 @@ impl Reader {
                 Section::Defaults(defaults) => {
                     configuration.defaults.extend(defaults.settings);
                     auto = defaults.auto.or(auto);
-                    duties = defaults.duties.or(&duties);
+                    configuration.duties = defaults.duties.or(&configuration.duties);
                 }
                 Section::Scan(scan) => {
                     configuration.scan.devices = configuration.scan.devices.take().or(scan.devices);
@@ -530,7 +532,7 @@ impl Reader {
         wrong.extend(targets_named_twice(&configuration.targets));
         for file::RawArray { mut array, auto: own } in arrays {
             array.auto = own.or(auto).unwrap_or(true);
-            array.duties = array.duties.or(&duties);
+            array.duties = array.duties.or(&configuration.duties);
             for (name, setting) in &configuration.defaults {
                 array.settings.entry(name).or_insert_with(|| setting.clone());
             }

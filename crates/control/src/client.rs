@@ -102,7 +102,10 @@ impl Client {
         if matches!(connected, Err(ClientError::NotServed { .. }))
             && let Some(path) = place::by_uuid(array)
         {
-            connected = Self::connect_to(array, &path.to_string_lossy());
+            // A server that was killed has left its link, and another array may have its socket by now.
+            let is_it =
+                |detail: &Value| detail["uuid"].as_str().map(place::digits) == Some(place::digits(array));
+            connected = Self::connect_to(array, &path.to_string_lossy()).and_then(|it| it.of(is_it));
         }
         let (Err(ClientError::NotServed { .. }), Some((_, short))) = (&connected, array.split_once(':'))
         else {
@@ -112,18 +115,19 @@ impl Client {
             return connected;
         }
         // Sockets are called by the name alone, and the array of another host may have the same one.
-        match Self::connect_to(array, short).and_then(Self::named) {
+        let is_it = |detail: &Value| detail["full_name"] == array;
+        match Self::connect_to(array, short).and_then(|it| it.of(is_it)) {
             Err(ClientError::NotServed { .. }) => connected,
             found => found,
         }
     }
 
-    /// Itself, if the server's array has the name that was asked for.
-    fn named(mut self) -> Result<Self, ClientError> {
+    /// Itself, if the server's array is the one that was asked for.
+    fn of(mut self, is_it: impl Fn(&Value) -> bool) -> Result<Self, ClientError> {
         self.set_timeout(Some(SEND_LIMIT))?;
         let detail: Value = self.call("detail", Value::Null)?;
         self.set_timeout(None)?;
-        if detail["full_name"] == self.array.as_str() {
+        if is_it(&detail) {
             return Ok(self);
         }
         Err(ClientError::NotServed { array: self.array, path: PathBuf::new() })

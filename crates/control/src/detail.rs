@@ -9,7 +9,7 @@ use crate::limit::Limit;
 use crate::size::ByteSize;
 use crate::text::{printable, table};
 
-/// See the module.
+/// Of `detail`: the array.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Detail {
     /// The array's name, without the host.
@@ -57,6 +57,10 @@ pub struct Detail {
     pub regions_to_resync_by_part: Vec<u64>,
     /// What resync, recovery, check or repair is under way.
     pub sync: Option<Sync>,
+    /// What the latest check or repair left that compared all parity, since the server has begun; none if
+    /// there was none, or stripes could not be read.
+    #[serde(default)]
+    pub compared: Option<Compared>,
     /// Whether it stands still, and none begins (MD: `frozen`).
     pub sync_paused: bool,
     /// What it gets whatever users do, in KiB of each member per second.
@@ -229,6 +233,15 @@ pub struct Bitmap {
     /// Devices of which it was out of date at the start, so that all bits counted as set.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outdated: Vec<String>,
+}
+
+/// What a check or repair of all parity left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Compared {
+    /// When it was over, in seconds since the epoch.
+    pub time: u64,
+    /// Sectors with parity that does not match. What a repair has made match isn't counted.
+    pub mismatched_sectors: u64,
 }
 
 /// The journal device.

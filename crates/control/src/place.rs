@@ -85,6 +85,13 @@ impl Link {
         let _ = std::fs::remove_file(&new);
         std::os::unix::fs::symlink(path, &new).ok()?;
         std::fs::rename(&new, &link).ok()?;
+        // The server has the socket: others that had it were killed.
+        for other in std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()) {
+            let is_link = other.extension().is_some_and(|extension| extension == LINK) && other != link;
+            if is_link && std::fs::read_link(&other).is_ok_and(|socket| socket == path) {
+                let _ = std::fs::remove_file(&other);
+            }
+        }
         Some(Self { link, socket: path.to_owned() })
     }
 }
@@ -97,10 +104,15 @@ impl Drop for Link {
     }
 }
 
+/// The digits of a UUID, however it is written.
+pub fn digits(uuid: &str) -> String {
+    uuid.replace([':', '-'], "").to_ascii_lowercase()
+}
+
 /// The control socket of the array with this UUID, as `detail`, MD or udev write it; `None` if it is none, or
 /// none is linked.
 pub fn by_uuid(text: &str) -> Option<PathBuf> {
-    let digits = text.replace([':', '-'], "").to_ascii_lowercase();
+    let digits = digits(text);
     if digits.len() != UUID_DIGITS || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;
     }
@@ -162,7 +174,8 @@ mod tests {
     #[test]
     fn a_link_takes_the_place_of_another_one_in_one_step_and_goes_with_its_own_server() {
         let folder = tempfile::tempdir().unwrap();
-        let new = |socket: &str| Link::new(folder.path(), "01:23", Path::new(socket)).unwrap();
+        let new_of = |uuid: &str, socket: &str| Link::new(folder.path(), uuid, Path::new(socket)).unwrap();
+        let new = |socket: &str| new_of("01:23", socket);
         let place = folder.path().join("0123.link");
         let leads_to = || std::fs::read_link(&place).ok();
         let first = new("/a.sock");
@@ -171,6 +184,12 @@ mod tests {
         drop(first);
         assert_eq!(leads_to(), Some("/b.sock".into()), "the other one's");
         drop(second);
+        assert_eq!(leads_to(), None);
+        // A server that was killed leaves its own, and what has its socket then takes it away.
+        let killed = std::mem::ManuallyDrop::new(new("/a.sock"));
+        let _other = new_of("45:67", "/b.sock");
+        assert_eq!(leads_to(), Some(killed.socket.clone()));
+        let _successor = new_of("89:ab", "/a.sock");
         assert_eq!(leads_to(), None);
 
         let links = std::thread::scope(|scope| {

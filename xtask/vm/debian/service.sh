@@ -6,8 +6,37 @@ cat >/usr/local/sbin/tell <<'TELL'
 #!/bin/sh
 echo "$1 $2 $3 $(grep NoNewPrivs /proc/self/status | cut -f 2)" >>/var/log/told
 TELL
-chmod 755 /usr/local/sbin/tell
-sed -i '1i [alerts]\nprogram = "/usr/local/sbin/tell"\n' /etc/pinstripe/pinstripe.toml
+# A mail program that calls one that is set-group-ID, as those do that have a spool. (The kernel heeds that of no script.)
+install -m 2755 -g mail /usr/bin/id /usr/local/sbin/spool
+cat >/usr/sbin/sendmail <<'SENDMAIL'
+#!/bin/sh
+{ echo "sendmail $* in the group $(/usr/local/sbin/spool -gn)"; cat; } >>/var/log/mailed
+SENDMAIL
+chmod 755 /usr/local/sbin/tell /usr/sbin/sendmail
+# What is posted to it is one line of a file.
+perl -MIO::Socket::INET -e '
+    my $hook = IO::Socket::INET->new(LocalAddr => "127.0.0.1", LocalPort => 8099, Listen => 5, ReuseAddr => 1) or die;
+    while (my $client = $hook->accept) {
+        my ($length, $body) = (0, "");
+        while (<$client>) { $length = $1 if /^content-length: *(\d+)/i; last if /^\r?$/ }
+        read $client, $body, $length;
+        open my $file, ">>", "/var/log/hooked"; print $file "$body\n"; close $file;
+        print $client "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"; close $client;
+    }' &
+hook=$!
+mkdir -p /etc/pinstripe/conf.d
+cat >/etc/pinstripe/conf.d/watch.toml <<'TOML'
+[alerts]
+program = "/usr/local/sbin/tell"
+mail = "root"
+webhook = "http://127.0.0.1:8099/hook"
+
+[metrics]
+listen = "127.0.0.1:9660"
+
+[web]
+listen = "127.0.0.1:9661"
+TOML
 systemctl enable --now pinstripe-daemon || die "start the daemon"
 start_load
 
@@ -52,6 +81,13 @@ progress "degraded"
 until_true 90 "status does not show it" degraded
 until_true 60 "the program of alerts is not run" \
     grep -qx 'raised Degraded data 0' /var/log/told
+until_true 60 "no mail is sent" grep -q '^Subject: pinstripe on debian: Degraded of data$' /var/log/mailed
+grep -qx 'sendmail -i -t in the group mail' /var/log/mailed || die "the mail program: $(cat /var/log/mailed)"
+until_true 60 "nothing is posted" grep -q '"alert":"Degraded"' /var/log/hooked
+curl -sSf http://127.0.0.1:9660/healthz >/tmp/web || die "it says of itself: $(cat /tmp/web)"
+curl -sSf http://127.0.0.1:9660/metrics >/tmp/web || die "no metrics"
+grep '^pinstripe_array_degraded{.*} 1$' /tmp/web | grep -q '"data"' || die "the metrics: $(grep degraded /tmp/web)"
+curl -sSf http://127.0.0.1:9661/login >/tmp/web || die "no page: $(journalctl -u pinstripe-daemon -n 20 --no-pager)"
 only_md0
 no_errors
 out step pulled
@@ -68,8 +104,14 @@ until_true 60 "it was not taken back by the bitmap" taken_back
 progress "whole again"
 end_load
 until_true 60 "that it is over is not told" grep -qx 'cleared Degraded data 0' /var/log/told
-rm /usr/local/sbin/tell /var/log/told
-sed -i 1,3d /etc/pinstripe/pinstripe.toml
+say "a test alert comes by all ways"
+pinstripe daemon --test-alert --alerts-by /run/pinstripe-alert.sock || die "the test alert"
+for place in told mailed hooked; do
+    grep -q Test /var/log/$place || die "the test alert is not in $place: $(cat /var/log/$place)"
+done
+kill $hook
+rm /usr/local/sbin/tell /usr/local/sbin/spool /usr/sbin/sendmail /var/log/told /var/log/mailed /var/log/hooked
+rm /etc/pinstripe/conf.d/watch.toml
 pinstripe reload || die "reload"
 pinstripe check data || die "parity does not match"
 only_md0
@@ -86,5 +128,6 @@ only_md0
 systemctl start srv-net.mount || die "the mount does not have it started"
 no_errors
 out step stopped
+. /job/kinds.sh
 . /job/hung.sh
 . /job/upgrade.sh

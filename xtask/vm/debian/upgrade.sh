@@ -2,6 +2,7 @@
 
 say "upgrade"
 server=$(main_pid pinstripe@data)
+daemon=$(main_pid pinstripe-daemon)
 start_load
 apt-get install --yes --quiet /job/second.deb || die "apt-get install of the upgrade"
 [ "$(dpkg-query --showformat='${Version}' --show pinstripe)" = "$(cat /job/second)" ] || die "it is not upgraded"
@@ -11,6 +12,8 @@ case $(readlink "/proc/$server/exe") in
 *) die "the server has the old program: $(journalctl -u pinstripe@data -n 20 --no-pager)" ;;
 esac
 progress "after the upgrade"
+is_another pinstripe-daemon "$daemon" || die "the upgrade has not restarted the daemon"
+[ "$(readlink "/proc/$(main_pid pinstripe-daemon)/exe")" = /usr/bin/pinstripe ] || die "the daemon has the old program"
 until_true 60 "the daemon does not answer" pinstripe status
 say "the server takes the new program"
 systemctl kill --signal=KILL pinstripe@data

@@ -44,6 +44,7 @@ use crate::{
 /// Becomes the server of the array, or says why not. `limit`: how long to wait for enough members.
 pub fn run(configuration: &Configuration, which: &Which, limit: Duration) -> Failure {
     let begun = Instant::now();
+    let mut enough_since = None;
     // Without an entry it has to be found at the first look.
     let look = if configuration.scan.all { scan::LIMIT } else { scan::LIMIT_AGAIN };
     loop {
@@ -59,7 +60,14 @@ pub fn run(configuration: &Configuration, which: &Which, limit: Duration) -> Fai
                 wanted.label
             ));
         }
-        match course(wanted.state(), wanted.patience(), begun.elapsed(), limit) {
+        let state = wanted.state();
+        let is_enough = matches!(state, State::Late { enough: true, .. });
+        enough_since = is_enough.then(|| enough_since.unwrap_or_else(Instant::now));
+        let waited = Waited {
+            in_all: begun.elapsed(),
+            with_enough: enough_since.map(|since: Instant| since.elapsed()).unwrap_or_default(),
+        };
+        match course(state, wanted.patience(), waited, limit) {
             Course::Wait(why) => {
                 supervisor::tell_waiting(&format!("waits: {why}"));
                 thread::sleep(LOOK);
@@ -118,16 +126,29 @@ enum Course {
     GiveUp(String),
 }
 
-fn course(state: State, patience: Option<Duration>, waited: Duration, limit: Duration) -> Course {
-    match state {
-        State::Served(control) => Course::Served(control),
-        State::Hopeless(why) => Course::GiveUp(why),
-        State::Ready => Course::Start { run: false },
-        State::Late { enough: true, .. } if patience.is_some_and(|patience| waited >= patience) => {
+/// How long members have been waited for.
+#[derive(Clone, Copy)]
+struct Waited {
+    in_all: Duration,
+    /// Since the others were enough.
+    with_enough: Duration,
+}
+
+/// Late members that could be done without are waited for from when the others are there: where disks come
+/// one by one, the last one isn't done without.
+fn course(state: State, patience: Option<Duration>, waited: Waited, limit: Duration) -> Course {
+    match (state, patience) {
+        (State::Served(control), _) => Course::Served(control),
+        (State::Hopeless(why), _) => Course::GiveUp(why),
+        (State::Ready, _) => Course::Start { run: false },
+        (State::Late { enough: true, .. }, Some(patience)) if waited.with_enough >= patience => {
             Course::Start { run: true }
         }
-        State::Late { why, .. } if waited >= limit.max(patience.unwrap_or_default()) => Course::GiveUp(why),
-        State::Late { why, .. } => Course::Wait(why),
+        (State::Late { enough: true, why }, Some(_)) => Course::Wait(why),
+        (State::Late { why, .. }, patience) if waited.in_all >= limit.max(patience.unwrap_or_default()) => {
+            Course::GiveUp(why)
+        }
+        (State::Late { why, .. }, _) => Course::Wait(why),
     }
 }
 
@@ -143,7 +164,8 @@ fn served(label: &str, control: &Path) -> Failure {
 /// Returns only if that can't be. The turn ends with the exec: a process that starts the array in the moment
 /// between that and the server's locks is refused by these, or this one is.
 fn become_server(wanted: &Wanted, which: &Which, run: bool) -> Failure {
-    let turn = match Turn::of(wanted) {
+    let waits = || supervisor::tell_waiting("waits: another start of it is under way");
+    let turn = match Turn::of(wanted, Duration::MAX, waits) {
         Ok(Ok(turn)) => turn,
         Ok(Err(control)) => return served(&wanted.label, &control),
         Err(failure) => return failure,
@@ -245,6 +267,12 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn late(enough: bool, patience: Option<Duration>, waited: Duration) -> Course {
+        late_after(Duration::ZERO, enough, patience, waited)
+    }
+
+    /// The same where the others were enough only after a time.
+    fn late_after(time: Duration, enough: bool, patience: Option<Duration>, in_all: Duration) -> Course {
+        let waited = Waited { in_all, with_enough: in_all.saturating_sub(time) };
         course(State::Late { why: "late".to_owned(), enough }, patience, waited, 60 * SECOND)
     }
 
@@ -258,7 +286,12 @@ mod tests {
         assert_eq!(late(false, Some(5 * SECOND), 59 * SECOND), wait);
         assert_eq!(late(false, Some(90 * SECOND), 89 * SECOND), wait);
         assert_eq!(late(false, Some(90 * SECOND), 90 * SECOND), give_up);
-        assert_eq!(course(State::Ready, None, SECOND, SECOND), Course::Start { run: false });
+        let waited = Waited { in_all: SECOND, with_enough: SECOND };
+        assert_eq!(course(State::Ready, None, waited, SECOND), Course::Start { run: false });
+        // The disk before the last one has come after 59 seconds.
+        let after = 59 * SECOND;
+        assert_eq!(late_after(after, true, Some(5 * SECOND), 63 * SECOND), wait);
+        assert_eq!(late_after(after, true, Some(5 * SECOND), 64 * SECOND), Course::Start { run: true });
     }
 
     #[test]

@@ -15,7 +15,7 @@ mod start;
 mod wanted;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     thread,
     time::{Duration, Instant},
@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 
 pub use foreground::forget;
 pub use start::{Started, how, lock};
-pub use wanted::{State, Wanted, allows, of_entry, searched, wanted};
+pub use wanted::{State, Wanted, allows, of_one, searched, wanted};
 
 use start::{start, start_unit};
 
@@ -191,6 +191,7 @@ fn assemble(configuration: &Configuration, which: &Which, way: Way) -> Result<Ve
         Report::new(wanted, settle(wanted, state, way))
     };
     let (mut done, mut units, mut reports) = (BTreeSet::new(), Vec::new(), Vec::new());
+    let mut enough_since = BTreeMap::new();
     loop {
         // What is named and has no entry must be found at the first look.
         let look = if which.scan && !configuration.scan.all && !way.dry_run { LIMIT_AGAIN } else { LIMIT };
@@ -202,8 +203,15 @@ fn assemble(configuration: &Configuration, which: &Which, way: Way) -> Result<Ve
             // A disk that is slow to answer may have what is missing, and the others don't wait for it.
             let slow = if wanted.may_be_late() { LIMIT } else { Duration::ZERO };
             let patience = wanted.patience().unwrap_or_default().max(slow);
+            // A member that could be done without is waited for from when the others are there.
+            let since = if let State::Late { enough: true, .. } = state {
+                *enough_since.entry(wanted.key()).or_insert_with(Instant::now)
+            } else {
+                enough_since.remove(&wanted.key());
+                begun
+            };
             if let State::Late { enough, .. } = state
-                && begun.elapsed() < patience
+                && since.elapsed() < patience
                 && !way.dry_run
             {
                 if let Some(unit) = way.unit(&wanted).filter(|_| enough) {

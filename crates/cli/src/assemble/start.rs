@@ -17,7 +17,10 @@ use pinstripe_control::{
     size::ByteSize,
     text::{printable, printable_lines, shell_word},
 };
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::{
+    fs::{FlockOperation, OFlags, flock},
+    io::Errno,
+};
 use serde_json::{Value, json};
 
 use super::{Outcome, Wanted};
@@ -114,7 +117,7 @@ pub fn start_unit(wanted: &Wanted, unit: &str, limit: Duration) -> Result<Outcom
 /// Starts `words`, which is a `serve`, unless another process did so meanwhile.
 pub fn start(wanted: &Wanted, words: &[String], limit: Duration) -> Result<Outcome, Failure> {
     // Held until the server answers or has ended. The server doesn't inherit it.
-    let turn = match Turn::of(wanted)? {
+    let turn = match Turn::of(wanted, limit, || {})? {
         Ok(turn) => turn,
         Err(control) => return Ok(Outcome::Served(control)),
     };
@@ -229,12 +232,19 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Waits for it; or the control socket of the server that the array has by then.
-    pub fn of(wanted: &Wanted) -> Result<Result<Self, PathBuf>, Failure> {
+    /// Waits for it, for `limit` at most; or the control socket of the server that the array has by then.
+    /// `waits` is called as long as it does.
+    pub fn of(wanted: &Wanted, limit: Duration, waits: impl Fn()) -> Result<Result<Self, PathBuf>, Failure> {
         let folder = default_folder()?;
         let uuid = wanted.uuid().map(|uuid| uuid.to_string()).unwrap_or_default();
         let stem = wanted.stem();
-        let lock = lock(&folder, &if uuid.is_empty() { stem.clone() } else { uuid.replace(':', "") })?;
+        let name = if uuid.is_empty() { stem.clone() } else { uuid.replace(':', "") };
+        let Some(lock) = lock_within(&folder, &name, limit, waits)? else {
+            return Err(Failure::new(format!(
+                "another start of it is under way, and has not ended for {} seconds",
+                limit.as_secs()
+            )));
+        };
         let served = wanted.server_in(&Served::all().0);
         Ok(served.map_or(Ok(Self { folder, stem, _lock: lock }), Err))
     }
@@ -242,13 +252,41 @@ impl Turn {
 
 /// Waits for the lock of this name.
 pub fn lock(folder: &Path, name: &str) -> Result<File, Failure> {
-    let path = folder.join(format!("{name}.lock"));
-    let failed = |error: std::io::Error| Failure::new(format!("can't lock {}: {error}", path.display()));
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(no_follow());
-    let file = options.open(&path).map_err(failed)?;
+    let (file, failed) = lock_file(folder, name)?;
     flock(&file, FlockOperation::LockExclusive).map_err(|error| failed(error.into()))?;
     Ok(file)
+}
+
+/// The same, for `limit` at most, and nothing if that wasn't enough. `waits` is called meanwhile.
+fn lock_within(
+    folder: &Path,
+    name: &str,
+    limit: Duration,
+    waits: impl Fn(),
+) -> Result<Option<File>, Failure> {
+    let (file, failed) = lock_file(folder, name)?;
+    let begun = Instant::now();
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(Some(file)),
+            Err(Errno::AGAIN) if begun.elapsed() >= limit => return Ok(None),
+            Err(Errno::AGAIN) => {
+                waits();
+                thread::sleep(LOOK);
+            }
+            Err(error) => return Err(failed(error.into())),
+        }
+    }
+}
+
+/// The file of a lock, and what is said where it fails.
+fn lock_file(folder: &Path, name: &str) -> Result<(File, impl Fn(std::io::Error) -> Failure), Failure> {
+    let path = folder.join(format!("{name}.lock"));
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(no_follow());
+    let opened = options.open(&path);
+    let failed = move |error| Failure::new(format!("can't lock {}: {error}", path.display()));
+    opened.map_err(&failed).map(|file| (file, failed))
 }
 
 fn no_follow() -> i32 {
@@ -298,6 +336,17 @@ impl Log {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_start_waits_for_another_one_as_long_as_its_limit_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let lock_within = |name: &str, limit| lock_within(folder.path(), name, limit, || {}).unwrap();
+        let first = lock(folder.path(), "data").unwrap();
+        assert!(lock_within("data", 2 * LOOK).is_none());
+        assert!(lock_within("other", Duration::ZERO).is_some());
+        drop(first);
+        assert!(lock_within("data", Duration::ZERO).is_some());
+    }
 
     #[test]
     fn a_program_that_was_replaced_starts_its_successor_and_one_that_was_removed_itself() {

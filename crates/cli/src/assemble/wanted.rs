@@ -1,6 +1,7 @@
 //! Which arrays are meant, and what is to become of each. Looks, and changes nothing.
 
 use std::{
+    iter,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -10,12 +11,13 @@ use pinstripe_control::place::{self, stem};
 use pinstripe_md::identity::{Uuid, short_name};
 
 use crate::{
-    called::{Claim, Entry, called},
+    called::{Claim, Entry, called, host, is_foreign},
     command_line::Which,
     configuration::units,
     failure::Failure,
+    joined::{self, Joined},
     member::is_over,
-    scan::{FoundArray, Seen, Served, scan_within, slots},
+    scan::{FoundArray, LIMIT, Seen, Served, slots},
 };
 
 /// Bytes of an array's name.
@@ -31,6 +33,8 @@ pub struct Wanted {
     pub found: Option<FoundArray>,
     /// Its members on servers, which `serve` looks at.
     pub servers: Vec<PathBuf>,
+    /// Those on servers that have joined it while it was served. `serve` looks at them, too.
+    joined: Vec<Joined>,
     /// The unit of the package that serves it, if one can.
     pub unit: Option<String>,
     /// Options of its server.
@@ -47,6 +51,8 @@ pub struct Wanted {
     by_uuid: Option<Uuid>,
     /// What it is called where another array has its name.
     called: Option<String>,
+    /// What the daemon does for it.
+    duties: Duties,
 }
 
 /// What is to become of it.
@@ -78,6 +84,18 @@ impl Wanted {
         self.called.clone().unwrap_or_else(|| stem(&self.name().unwrap_or_default(), &uuid))
     }
 
+    /// The control socket of the server that it has already.
+    pub fn served(&self) -> Option<&PathBuf> {
+        self.served.as_ref()
+    }
+
+    /// The server of another array that has the control socket which its own would have.
+    pub fn holder_of_its_name(&self) -> Option<Served> {
+        let socket = place::folders().swap_remove(0).join(format!("{}.sock", self.stem()));
+        let is_other = |served: &Served| self.uuid().is_some_and(|uuid| !served.is(uuid));
+        Served::all().0.into_iter().find(|served| served.control == socket && is_other(served))
+    }
+
     /// How long its members are waited for.
     pub fn patience(&self) -> Option<Duration> {
         self.entry.as_ref()?.run_after().map(Duration::from_secs)
@@ -85,13 +103,14 @@ impl Wanted {
 
     /// What the daemon does for it.
     pub fn duties(&self) -> Duties {
-        self.entry.as_ref().map(|entry| entry.duties.clone()).unwrap_or_default()
+        self.duties.clone()
     }
 
     /// The command line of its server. `run`: members were waited for in vain.
     pub fn serve_words(&self, run: bool) -> Vec<String> {
         let mut words = vec!["serve".to_owned()];
         words.extend(self.words.iter().cloned());
+        words.push("--joined".to_owned());
         words.extend(run.then(|| "--run".to_owned()));
         words.extend(self.by_uuid.map(|uuid| format!("--uuid={uuid}")));
         words.extend(self.called.iter().map(|called| format!("--called={called}")));
@@ -138,14 +157,17 @@ impl Wanted {
         if found.members.iter().any(|member| member.path.to_str().is_none()) {
             return State::Hopeless("a member's path is no UTF-8: name it by another one".to_owned());
         }
-        let (missing, awaited) = (found.missing(), found.awaited());
+        let (mut missing, mut awaited) = (found.missing(), found.awaited());
+        let may_be_on_server = |slot: usize| self.joined.iter().any(|joined| joined.slot == Some(slot));
+        missing.retain(|slot| !may_be_on_server(*slot));
+        awaited.retain(|slot| !may_be_on_server(*slot));
         if !self.servers.is_empty() {
             // Which slots they have only `serve` sees.
             let lacking = missing.len().saturating_sub(self.servers.len());
             let why = format!("{lacking} more of its members on this machine must be here");
             return if lacking == 0 { State::Ready } else { State::Late { why, enough: false } };
         }
-        if !found.is_enough() {
+        if missing.len() > usize::from(found.freshest.array.level.parity_count()) {
             let words = format!("too few members are here: {}", slots(&missing, "missing"));
             return State::Late { why: words, enough: false };
         }
@@ -178,32 +200,92 @@ pub fn wanted(
     limit: Duration,
 ) -> Result<(Vec<Wanted>, Vec<String>), Failure> {
     let (served, mut remarks) = Served::all();
-    let mut everywhere = Seen::default();
     let all = !which.scan || configuration.scan.all;
-    if all || configuration.arrays.iter().any(|entry| entry.members.is_empty()) {
-        everywhere = scan_within(configuration.scan.devices.as_deref(), limit);
-        remarks.append(&mut everywhere.remarks);
-    }
-    let mut of_entries = Vec::new();
-    for entry in &configuration.arrays {
-        let own = (!entry.members.is_empty()).then(|| scan_within(Some(&entry.members), limit));
-        of_entries.push(of_entry(configuration, entry, own.as_ref().unwrap_or(&everywhere), &served));
-        remarks.extend(own.map(|own| own.remarks).unwrap_or_default());
-    }
+    let mut look = Look::at(configuration, &configuration.arrays.iter().collect::<Vec<_>>(), all, limit);
+    remarks.append(&mut look.remarks);
+    let entries = configuration.arrays.iter();
+    let of_entry = |entry| of_entry(configuration, entry, look.of(entry), &look.arrays(), &served);
+    let mut of_entries: Vec<Wanted> = entries.map(of_entry).collect();
     refuse_doubled(&mut of_entries);
     // What an entry is about is for that entry to say, also where it is unclear or its members are elsewhere.
     let has_entry =
         |found: &&FoundArray| configuration.arrays.iter().any(|entry| entry.is(found.uuid, &found.name));
-    let others = everywhere.arrays.iter().filter(|found| !has_entry(found));
-    let without = |found: &FoundArray| without_entry(configuration, found.clone(), &everywhere, &served);
+    let others = look.everywhere.arrays.iter().filter(|found| !has_entry(found));
+    let without = |found: &FoundArray| {
+        without_entry(configuration, found.clone(), &look.everywhere, &look.arrays(), &served)
+    };
     let others = others.map(without).collect();
     let all = select(which, configuration.scan.all, of_entries, others)?;
     remarks.extend(all.iter().filter_map(Wanted::renamed));
     Ok((all, remarks))
 }
 
-/// The one of `entry`, of which `seen` has what is found.
-pub fn of_entry(configuration: &Configuration, entry: &Array, seen: &Seen, served: &[Served]) -> Wanted {
+/// The one of `entry`. `is_free`: as if the kernel had let it go.
+pub fn of_one(configuration: &Configuration, entry: &Array, is_free: bool) -> Wanted {
+    // Another one may be called the same, or it isn't known before a look.
+    let own = entry.name.as_deref().map(short_name);
+    let is_rival = |name: &str| own.is_none_or(|own| own == short_name(name));
+    let entries = configuration.arrays.iter();
+    let entries: Vec<&Array> = entries.filter(|other| other.name.as_deref().is_none_or(is_rival)).collect();
+    let mut look = Look::at(configuration, &entries, false, LIMIT);
+    for found in look.all_arrays_mut().filter(|found| is_free && entry.is(found.uuid, &found.name)) {
+        for member in &mut found.members {
+            member.holders.clear();
+        }
+    }
+    of_entry(configuration, entry, look.of(entry), &look.arrays(), &Served::all().0)
+}
+
+/// What was found where members are searched for.
+struct Look<'a> {
+    /// Where those entries have their members that don't say where.
+    everywhere: Seen,
+    /// Where others say that they are.
+    own: Vec<(&'a Array, Seen)>,
+    remarks: Vec<String>,
+}
+
+impl<'a> Look<'a> {
+    /// Looks where these entries say; everywhere in any case where `all` is true.
+    fn at(configuration: &Configuration, entries: &[&'a Array], all: bool, limit: Duration) -> Self {
+        let mut everywhere = Seen::default();
+        if all || entries.iter().any(|entry| entry.members.is_empty()) {
+            everywhere = joined::scan_within(configuration.scan.devices.as_deref(), limit);
+        }
+        let own = entries.iter().filter(|entry| !entry.members.is_empty());
+        let own: Vec<(&Array, Seen)> =
+            own.map(|entry| (*entry, joined::scan_within(Some(&entry.members), limit))).collect();
+        let all = iter::once(&everywhere).chain(own.iter().map(|(_, seen)| seen));
+        let remarks = all.flat_map(|seen| seen.remarks.clone()).collect();
+        Self { everywhere, own, remarks }
+    }
+
+    /// What was found where an entry says.
+    fn of(&self, entry: &Array) -> &Seen {
+        let own = self.own.iter().find(|(own, _)| own.place == entry.place);
+        own.map_or(&self.everywhere, |(_, seen)| seen)
+    }
+
+    /// All arrays, wherever they were found: which of them has a name is for all of them the same.
+    fn arrays(&self) -> Vec<&FoundArray> {
+        let all = iter::once(&self.everywhere).chain(self.own.iter().map(|(_, seen)| seen));
+        all.flat_map(|seen| &seen.arrays).collect()
+    }
+
+    fn all_arrays_mut(&mut self) -> impl Iterator<Item = &mut FoundArray> {
+        let all = iter::once(&mut self.everywhere).chain(self.own.iter_mut().map(|(_, seen)| seen));
+        all.flat_map(|seen| &mut seen.arrays)
+    }
+}
+
+/// The one of `entry`, of which `seen` has what is found, and `all` every array.
+fn of_entry(
+    configuration: &Configuration,
+    entry: &Array,
+    seen: &Seen,
+    all: &[&FoundArray],
+    served: &[Served],
+) -> Wanted {
     let mut matching = seen.arrays.iter().filter(|found| entry.is(found.uuid, &found.name));
     let (found, second) = (matching.next(), matching.next());
     let unclear = found.zip(second).map(|(one, other)| {
@@ -215,11 +297,12 @@ pub fn of_entry(configuration: &Configuration, entry: &Array, seen: &Seen, serve
     let goes_by_uuid =
         |found: &FoundArray| unit.as_ref().is_none_or(|unit| unit.contains(&found.uuid.to_string()));
     let beside = found.filter(|found| goes_by_uuid(found));
-    let called = beside.and_then(|found| called_here(configuration, found, seen, served));
+    let called = beside.and_then(|found| called_here(configuration, found, all, served));
     let mut wanted = Wanted {
         label: entry.label(),
         found: found.cloned(),
         servers: names.filter(|path| is_server(&path.to_string_lossy())).collect(),
+        joined: found.map(|found| joined::on_servers(found.uuid)).unwrap_or_default(),
         unit,
         words: entry.words(),
         served: None,
@@ -228,6 +311,7 @@ pub fn of_entry(configuration: &Configuration, entry: &Array, seen: &Seen, serve
         is_silent: seen.is_silent,
         by_uuid: None,
         called,
+        duties: entry.duties.clone(),
         entry: Some(entry.clone()),
     };
     if let Some(uuid) = entry.uuid {
@@ -238,12 +322,20 @@ pub fn of_entry(configuration: &Configuration, entry: &Array, seen: &Seen, serve
     wanted
 }
 
-fn without_entry(configuration: &Configuration, found: FoundArray, seen: &Seen, served: &[Served]) -> Wanted {
+fn without_entry(
+    configuration: &Configuration,
+    found: FoundArray,
+    seen: &Seen,
+    all: &[&FoundArray],
+    served: &[Served],
+) -> Wanted {
     let defaults = &configuration.defaults;
     let mut wanted = Wanted {
         label: found.short_name(),
         entry: None,
-        called: called_here(configuration, &found, seen, served),
+        called: called_here(configuration, &found, all, served),
+        duties: configuration.duties.clone(),
+        joined: joined::on_servers(found.uuid),
         found: Some(found),
         servers: Vec::new(),
         unit: None,
@@ -262,13 +354,13 @@ fn without_entry(configuration: &Configuration, found: FoundArray, seen: &Seen, 
 fn called_here(
     configuration: &Configuration,
     found: &FoundArray,
-    seen: &Seen,
+    all: &[&FoundArray],
     served: &[Served],
 ) -> Option<String> {
     let name = found.short_name();
     let socket = place::folders().swap_remove(0).join(format!("{name}.sock"));
     let holder = served.iter().find(|served| served.control == socket);
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let host = host();
     let entry = |other: &FoundArray| {
         let entries = configuration.arrays.iter().filter(|entry| entry.auto);
         let own = entries.filter(|entry| entry.is(other.uuid, &other.name));
@@ -278,10 +370,10 @@ fn called_here(
     let claim = |other: &FoundArray| Claim {
         is_new: place::by_uuid(&other.uuid.to_string()).as_ref() != Some(&socket),
         entry: entry(other),
-        is_foreign: other.name.split_once(':').is_some_and(|(own, _)| own != host),
+        is_foreign: is_foreign(&other.name, &host),
         uuid: other.uuid,
     };
-    let rivals = seen.arrays.iter().filter(|other| other.short_name() == name);
+    let rivals = all.iter().copied().filter(|other| other.short_name() == name);
     let claims: Vec<Claim> = rivals.filter(|other| other.obstacle().is_none()).map(claim).collect();
     called(&name, found.uuid, holder.and_then(|served| served.detail.uuid.parse().ok()), &claims)
 }
@@ -342,8 +434,10 @@ fn select(
         (Some(uuid), _) => format!("the UUID {uuid}"),
         (None, name) => format!("the name {}", name.as_deref().unwrap_or_default()),
     };
+    // A person decides by `--uuid`. The unit of an entry asks by its name, which may be a UUID, and so does
+    // that of another entry: what both ask for is as unclear as before.
     if let Some(uuid) = uuid {
-        for wanted in &mut meant {
+        for wanted in meant.iter_mut().filter(|wanted| which.uuid.is_some() || wanted.entry.is_none()) {
             wanted.ask_for(uuid, |_| true);
         }
     }

@@ -84,6 +84,10 @@ pub struct DaemonArguments {
     /// package's pinstripe-alert@.service
     #[arg(long, conflicts_with_all = ["no_start", "stop_arrays", "web", "web_tls", "alerts_by", "json"])]
     pub send_alert: bool,
+    /// Send a test alert (`raised Test test`) by each way that [alerts] in the configuration gives, say what
+    /// came of it, and end. With --alerts-by as the package's daemon does: /run/pinstripe-alert.sock
+    #[arg(long, conflicts_with_all = ["no_start", "stop_arrays", "web", "web_tls", "send_alert", "json"])]
+    pub test_alert: bool,
     #[command(flatten)]
     pub log: LogOptions,
     /// Print what happens as JSON lines on standard output. The log is then written only if --log-format is

@@ -8,10 +8,10 @@
 use std::path::{Path, PathBuf};
 
 use pinstripe_config::{Array, Configuration};
-use pinstripe_md::identity::short_name;
+use pinstripe_md::identity::{Uuid, short_name};
 
 use super::units;
-use crate::called::beside;
+use crate::called::{Claim, Entry, beside, is_foreign};
 
 /// Where udev has the names of arrays that are block devices.
 const DEVICES: &str = "/dev/pinstripe/";
@@ -52,15 +52,15 @@ pub fn stop(mounts: &[&Mount]) -> String {
     )
 }
 
-/// The mounts of a file system table that are on configured arrays.
-pub fn mounts(fstab: &str, configuration: &Configuration) -> Vec<Mount> {
+/// The mounts of a file system table that are on configured arrays. `host`: this machine's name.
+pub fn mounts(fstab: &str, configuration: &Configuration, host: &str) -> Vec<Mount> {
     let mount = |line: &str| {
         let mut fields = line.split_whitespace();
         let (device, place, kind) = (fields.next()?, fields.next()?, fields.next()?);
         // A swap has no place, and the root is there before any generator.
         let place = Some(decoded(place)).filter(|place| place.starts_with('/') && kind != "swap")?;
         let device = decoded(device);
-        let array = array(&device, configuration)?;
+        let array = array(&device, configuration, host)?;
         let unit = unit_of(resolved(Path::new(&place)).to_str()?, "mount")?;
         Some(Mount { unit, device: unit_of(&device, "device")?, array })
     };
@@ -68,7 +68,7 @@ pub fn mounts(fstab: &str, configuration: &Configuration) -> Vec<Mount> {
 }
 
 /// The unit of the array that this device, or partition of one, is.
-fn array(device: &str, configuration: &Configuration) -> Option<String> {
+fn array(device: &str, configuration: &Configuration, host: &str) -> Option<String> {
     let name = device.strip_prefix(DEVICES)?;
     let disk = name.rsplit_once("-part").filter(|(_, number)| number.parse::<u32>().is_ok());
     let named = |name: &str| {
@@ -78,9 +78,14 @@ fn array(device: &str, configuration: &Configuration) -> Option<String> {
             let other = own.zip(entry.uuid).map(|(own, uuid)| beside(own, uuid));
             own.into_iter().chain(other.as_deref()).any(|own| in_dev(own) == in_dev(name))
         };
-        // Of two that are called the same as `assemble` does.
-        let entries = configuration.arrays.iter().filter(has_it);
-        let entry = entries.min_by_key(|entry| (!entry.auto, entry.uuid));
+        // Of two that are called the same as `assemble` does, as far as entries tell.
+        let claim = |entry: &&Array| Claim {
+            is_new: true,
+            entry: if entry.auto { Entry::Name } else { Entry::None },
+            is_foreign: entry.name.as_deref().is_some_and(|name| is_foreign(name, host)),
+            uuid: entry.uuid.unwrap_or(Uuid([0; 16])),
+        };
+        let entry = configuration.arrays.iter().filter(has_it).min_by_key(claim);
         entry.and_then(|entry| units::unit(configuration, entry))
     };
     named(name).or_else(|| named(disk?.0))
@@ -149,9 +154,11 @@ mod tests {
         let path = folder.path().join("pinstripe.toml");
         let text = "[[array]]\nname = 'data'\n[[array]]\nname = 'host:net-part1'\n\
             [[array]]\nname = 'a b'\nuuid = '6d41c174:a77e88e8:3d543c04:9a78354b'\n\
-            [[array]]\nname = 'two'\nuuid = '20000000:a77e88e8:3d543c04:9a78354b'\n[[array]]\nname = 'two'\nuuid = '10000000:a77e88e8:3d543c04:9a78354b'\n";
+            [[array]]\nname = 'two'\nuuid = '20000000:a77e88e8:3d543c04:9a78354b'\n[[array]]\nname = 'two'\nuuid = '10000000:a77e88e8:3d543c04:9a78354b'\n\
+            [[array]]\nname = 'away:both'\nuuid = '30000000:a77e88e8:3d543c04:9a78354b'\n\
+            [[array]]\nname = 'here:both'\nuuid = '40000000:a77e88e8:3d543c04:9a78354b'\n";
         std::fs::write(&path, text).unwrap();
-        let mounts = mounts(fstab, &load(Some(&path)).unwrap());
+        let mounts = mounts(fstab, &load(Some(&path)).unwrap(), "here");
         mounts.into_iter().map(|mount| (mount.unit, mount.array)).collect()
     }
 
@@ -173,6 +180,10 @@ mod tests {
         let [low, high] = ["1", "2"].map(|first| format!("{first}0000000:a77e88e8:3d543c04:9a78354b"));
         is("/dev/pinstripe/two /srv ext4", "srv.mount", &low);
         is("/dev/pinstripe/two_20000000-part1 /srv ext4", "srv.mount", &high);
+        // This host's has the name, as with `assemble`.
+        let own = low.replacen('1', "4", 1);
+        is("/dev/pinstripe/both /srv ext4", "srv.mount", &own);
+        is("/dev/pinstripe/both_30000000 /srv ext4", "srv.mount", &low.replacen('1', "3", 1));
         assert_eq!(
             found("/dev/pinstripe/data /a xfs\n# /dev/pinstripe/data /b xfs\n/dev/pinstripe/data /c xfs\n")
                 .len(),

@@ -24,6 +24,7 @@ use super::{
     mounts::{self, Mount, unit_of},
 };
 use crate::{
+    called::host,
     command_line::ConfigUnitsArguments,
     failure::Failure,
     output,
@@ -53,6 +54,12 @@ ProtectKernelLogs=no
 ProtectControlGroups=no
 ProtectProc=default
 SystemCallFilter=@mount";
+
+/// Socket files of clients are given away, which no unit may do otherwise.
+const WITH_SOCKETS_OF_OTHERS: &str = "\
+# The sockets of clients have another owner or group.
+CapabilityBoundingSet=CAP_CHOWN
+SystemCallFilter=@chown";
 
 /// A file of systemd's.
 #[derive(Debug, PartialEq, Eq)]
@@ -111,7 +118,7 @@ pub fn unit(configuration: &Configuration, entry: &Array) -> Option<String> {
 /// All files but those of entries that are `wrong`, and what a person should know.
 fn generated(configuration: &Configuration, wrong: &[Place], fstab: &str) -> (Vec<Generated>, Vec<String>) {
     let (mut files, mut remarks) = (Vec::new(), Vec::new());
-    let mounts = mounts::mounts(fstab, configuration);
+    let mounts = mounts::mounts(fstab, configuration, &host());
     for entry in configuration.arrays.iter().filter(|entry| !wrong.contains(&entry.place)) {
         let Some(unit) = unit(configuration, entry) else {
             remarks.push(format!(
@@ -163,6 +170,10 @@ fn more(entry: &Array) -> String {
     } else if !wants(entry, "ublk") {
         lines.push(WITHOUT_UBLK.to_owned());
     }
+    // After what takes all capabilities away: systemd adds up.
+    if ["socket-owner", "socket-group"].iter().any(|key| wants(entry, key)) {
+        lines.push(WITH_SOCKETS_OF_OTHERS.to_owned());
+    }
     lines.extend(
         entry.weight.iter().flat_map(|weight| ["CPU", "IO"].map(|of| format!("{of}Weight={weight}"))),
     );
@@ -182,8 +193,7 @@ fn more_of_target(target: &Target) -> String {
     {
         lines.push(format!("RequiresMountsFor={state}"));
     }
-    let device = |path: &String| unit_of(path.strip_prefix("/dev/").map(|_| path)?, "device");
-    for unit in target.devices.iter().filter_map(device) {
+    for unit in target.devices.iter().filter_map(|path| device_of(path)) {
         // systemd waits for it a while, and starts the target in any case, which says what is missing.
         lines.extend(["Wants", "After"].map(|key| format!("{key}={unit}")));
     }
@@ -200,6 +210,12 @@ fn more_of_target(target: &Target) -> String {
     command.extend(target.devices.iter().map(|device| quoted(device)));
     lines.push(format!("ExecStart={}", command.join(" ")));
     lines.join("\n") + "\n"
+}
+
+/// The unit of a device, which udev has systemd make. It does so for disks, and not for `/dev/ng0n1`.
+fn device_of(path: &str) -> Option<String> {
+    let name = path.strip_prefix("/dev/")?;
+    if name.starts_with("ng") { None } else { unit_of(path, "device") }
 }
 
 /// A word of a command line as systemd reads it.
@@ -359,6 +375,9 @@ mod tests {
             assert!(more.contains(words), "{more}");
         }
         assert!(!more.contains("After=srv"), "a file is no device");
+        let passed = text.replace("/dev/disk/by-id/x-1", "/dev/ng0n1");
+        let passed = texts(&passed).remove(0);
+        assert!(passed.contains("\"/dev/ng0n1\"") && !passed.contains(".device"), "{passed}");
         let (files, _) =
             generated(&configuration(&(text.to_owned() + "auto = false\nallow-missing = true\n")), &[], "");
         let [Generated::Text { text: more, .. }] = &files[..] else { panic!("{files:?}") };
@@ -387,6 +406,14 @@ mod tests {
         let files =
             texts("[[array]]\nname = 'a'\nmembers = ['/srv/x/*', 'pmem:/mnt/p/a', '/s*/b']\n").remove(0);
         assert!(files.contains("RequiresMountsFor=/mnt/p\nRequiresMountsFor=/srv/x\n"), "{files}");
+        for key in ["socket-owner = 'root'", "socket-group = 'disk'"] {
+            let given = texts(&format!("[defaults]\n{key}\n[[array]]\nname = 'a'\n")).remove(0);
+            let none = given.find("CapabilityBoundingSet=\n");
+            assert!(none.is_some() && none < given.find("CapabilityBoundingSet=CAP_CHOWN\n"), "{given}");
+            assert!(given.contains("\nSystemCallFilter=@chown\n"), "{given}");
+        }
+        let open = texts("[[array]]\nname = 'a'\nsocket-mode = '0666'\n").remove(0);
+        assert!(!open.to_lowercase().contains("chown"), "{open}");
         let remote = texts(
             "[[array]]\nname = 'a'\ndhchap-secrets = '/etc/100%'\n\
             members = ['nvme-tcp://192.0.2.1:4420/nqn.2026-01.com.example:a?nsid=1']\n",
@@ -408,6 +435,21 @@ mod tests {
             for name in SECRETS {
                 assert!(text.contains(&format!("LoadCredential={name}:/etc/{name}\n")), "{name}: {text}");
             }
+        }
+    }
+
+    #[test]
+    fn servers_of_arrays_and_targets_may_open_disks_both_ways_and_have_work_stand_back() {
+        for unit in [
+            include_str!("../../../../packaging/systemd/pinstripe@.service"),
+            include_str!("../../../../packaging/systemd/pinstripe-target@.service"),
+        ] {
+            for line in ["DeviceAllow=block-* rw", "DeviceAllow=char-nvme-generic rw"] {
+                assert!(unit.lines().any(|is| is == line), "{line}: {unit}");
+            }
+            let filters: Vec<&str> =
+                unit.lines().filter_map(|line| line.strip_prefix("SystemCallFilter=")).collect();
+            assert_eq!(filters.last(), Some(&"sched_setaffinity setpriority"), "after what takes it away");
         }
     }
 

@@ -132,7 +132,7 @@ pub fn left_out(array: &str, message: &str) -> (Subject, String) {
 }
 
 /// Whether a device is a member or a spare.
-fn is_part(detail: &Detail, device: &str) -> bool {
+pub fn is_part(detail: &Detail, device: &str) -> bool {
     let is_it = |member: &Member| member.device.as_deref() == Some(device);
     detail.members.iter().any(is_it) || detail.spares.iter().any(|spare| spare == device)
 }
@@ -170,6 +170,8 @@ pub enum Server {
     Answers,
     /// A person has ended it.
     Stopped,
+    /// It has died, and none answers since.
+    Died,
     Unknown,
 }
 
@@ -179,7 +181,9 @@ impl Asked<'_> {
 
     fn settles(self, subject: &Subject) -> bool {
         match subject.kind.as_str() {
-            "NotServed" => self.server != Server::Unknown,
+            "NotServed" => matches!(self.server, Server::Answers | Server::Stopped),
+            // One that has ended can't be silent.
+            "Silent" => self.server != Server::Unknown,
             "DiskFailing" => {
                 self.disks.iter().any(|disk| disk.device == subject.device)
                     || self.detail.is_some_and(|detail| !is_part(detail, &subject.device))
@@ -218,7 +222,8 @@ impl Book {
         for (subject, message) in current {
             // What it is about can change its words without being told anew.
             let known = own.iter().find(|own| is_same(own, &subject));
-            let (is_new, subject) = (known.is_none(), known.cloned().unwrap_or(subject));
+            let is_new = known.is_none();
+            let subject = known.cloned().unwrap_or_else(|| self.untaken(subject, array));
             let begun = Open { since: now, message: String::new(), uuid: None };
             let open = self.0.entry(subject.clone()).or_insert(begun);
             open.message = message;
@@ -228,6 +233,15 @@ impl Book {
             }
         }
         told
+    }
+
+    /// The same of an array whose alert would stand under the words of another one's that isn't over.
+    fn untaken(&self, subject: Subject, array: AlertedArray<'_>) -> Subject {
+        let is_taken = self.0.get(&subject).is_some_and(|open| !array.is(&subject, open));
+        match array.uuid.filter(|_| is_taken) {
+            Some(uuid) => Subject { array: format!("{} ({uuid})", subject.array), ..subject },
+            None => subject,
+        }
     }
 
     /// What is over because its array is none of those that are kept served.
@@ -337,6 +351,8 @@ mod tests {
             ("NotServed", Asked { server: Server::Answers, ..NONE }),
             ("NotServed", Asked { server: Server::Stopped, ..NONE }),
             ("Silent", Asked { server: Server::Answers, ..NONE }),
+            ("Silent", Asked { server: Server::Stopped, ..NONE }),
+            ("Silent", Asked { server: Server::Died, ..NONE }),
             ("BadSectors", Asked { server: Server::Answers, ..NONE }),
             ("Mismatch", Asked { check: true, ..NONE }),
         ];
@@ -437,6 +453,16 @@ mod tests {
         assert_eq!(kinds(&book.update(both[1], degraded("data (B)"), ALL, 4)), [("Degraded", false)]);
         let over = book.update(both[0], Vec::new(), ALL, 5);
         assert_eq!((over.len(), over[0].subject.array.as_str(), over[0].cleared), (1, "data", true));
+        // Both have been called the same, one after the other.
+        let mut same = Book::default();
+        same.update(called("data", "A"), degraded("data"), ALL, 1);
+        assert_eq!(kinds(&same.update(called("data", "B"), degraded("data"), ALL, 2)), [("Degraded", false)]);
+        let begun: Vec<(String, u64)> =
+            same.status().into_iter().map(|alert| (alert.array, alert.since)).collect();
+        assert_eq!(begun, [("data".to_owned(), 1), ("data (B)".to_owned(), 2)]);
+        assert!(same.update(called("data", "A"), degraded("data"), ALL, 3).is_empty());
+        let over = same.update(called("data", "B"), Vec::new(), ALL, 4);
+        assert_eq!((over.len(), over[0].subject.array.as_str()), (1, "data (B)"));
         // The array of this name isn't the one that it was.
         let told = book.forget(&[called("data", "A"), called("data (B)", "C")]);
         assert_eq!((told.len(), told[0].subject.array.as_str()), (1, "data (B)"));

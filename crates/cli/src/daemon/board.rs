@@ -15,7 +15,6 @@ use tokio::sync::watch;
 use super::{
     Daemon, Message, listen, scheme,
     tls::Tls,
-    ways::host,
     web::{
         self, Token,
         last_hour::{Counters, LastHour},
@@ -23,6 +22,7 @@ use super::{
     },
 };
 use crate::{
+    called::host,
     failure::Failure,
     history::{self, Told},
 };

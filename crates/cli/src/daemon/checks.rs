@@ -15,13 +15,13 @@ use pinstripe_config::duties::{Duties, Every, Window};
 use pinstripe_control::{
     Detail,
     client::{Client, ClientError},
+    detail::Compared,
     maintenance::{CheckParameters, CheckResult, SyncChange, SyncParameters, SyncResult},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::secretary::replace;
-use crate::{failure::Failure, history::CLOCK_MIN, patience::Pulse};
+use crate::{failure::Failure, history::CLOCK_MIN, patience::Pulse, state};
 
 /// How often it is looked how far a check is, and whether its window is still open.
 const LOOK: Duration = Duration::from_secs(10);
@@ -54,6 +54,21 @@ pub struct Record {
 }
 
 impl Record {
+    /// Takes what a server says of all parity, which a person has had checked or repaired, for what the
+    /// latest round found, and for the one that isn't over. False if it says nothing new.
+    pub fn take_over(&mut self, compared: Compared) -> bool {
+        let Compared { time, mismatched_sectors } = compared;
+        let is_older = self.completed.is_some_and(|completed| completed > time);
+        let is_known =
+            self.completed == Some(time) && self.completed_mismatched_sectors == mismatched_sectors;
+        if is_older || is_known {
+            return false;
+        }
+        (self.open, self.next_sector, self.mismatched_sectors) = (false, 0, 0);
+        (self.completed, self.completed_mismatched_sectors) = (Some(time), mismatched_sectors);
+        true
+    }
+
     /// A round is over.
     fn complete(&mut self, now: u64) {
         self.open = false;
@@ -124,9 +139,9 @@ impl Records {
         serde_json::from_slice(&text).unwrap_or_default()
     }
 
-    fn put(&self, uuid: &str, record: &Record) -> io::Result<()> {
+    pub fn put(&self, uuid: &str, record: &Record) -> io::Result<()> {
         let text = serde_json::to_string(record)? + "\n";
-        replace(&self.0, &Self::name(uuid), text.as_bytes())
+        state::replace(&self.0, &Self::name(uuid), text.as_bytes())
     }
 }
 
@@ -167,7 +182,7 @@ pub fn check(
     client.set_timeout(Some(LIMIT))?;
     let detail: Detail = client.call("detail", Value::Null)?;
     let mut record = records.of(uuid);
-    if let Some(why) = obstacle(&detail) {
+    if let Some(why) = obstacle(&detail, uuid) {
         return Ok(Round { record, how: Checked::NotNow(why), unkept: None });
     }
     let unkept = |error: io::Error| format!("how far the check is can't be kept: {error}");
@@ -219,7 +234,10 @@ pub fn check(
 }
 
 /// What has to be over before parity is compared.
-fn obstacle(detail: &Detail) -> Option<String> {
+fn obstacle(detail: &Detail, uuid: &str) -> Option<String> {
+    if detail.uuid != uuid {
+        return Some("another array's server has its control socket".to_owned());
+    }
     if detail.level == "raid0" {
         return Some("the array has no parity".to_owned());
     }
@@ -350,6 +368,13 @@ mod tests {
     }
 
     #[test]
+    fn the_parity_of_another_array_is_not_compared() {
+        let array = Detail { uuid: "another".to_owned(), ..super::super::health::tests::array() };
+        assert_eq!(obstacle(&array, "another"), None);
+        assert!(obstacle(&array, "data").is_some_and(|why| why.contains("another array")));
+    }
+
+    #[test]
     fn a_check_whose_server_hangs_ends() {
         let folder = tempfile::tempdir().unwrap();
         let control = folder.path().join("control");
@@ -357,7 +382,8 @@ mod tests {
         let is_asked = std::sync::atomic::AtomicBool::new(false);
         crate::daemon::fake::server(&control, move |_| {
             let is_first = !is_asked.swap(true, std::sync::atomic::Ordering::SeqCst);
-            is_first.then(|| serde_json::json!({ "result": super::super::health::tests::array() }))
+            let array = Detail { uuid: "data".to_owned(), ..super::super::health::tests::array() };
+            is_first.then(|| serde_json::json!({ "result": array }))
         });
         let records = Records(folder.path().to_owned());
         let short = Duration::from_millis(100);

@@ -2,6 +2,11 @@
 
 use std::{
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::Receiver,
+    },
     time::Duration,
 };
 
@@ -9,15 +14,16 @@ use pinstripe_config::duties::Health;
 use pinstripe_control::Detail;
 
 use super::{
-    Daemon, Message,
+    Daemon, Message, TICK,
     alerts::{self, AlertedArray, Asked, Book, Tell},
     checks::{self, Checked, Moment, Records, Round},
     groups::{self, Grouped, Move, Moved},
     health,
-    secretary::{Errand, Kept},
+    kept::Kept,
+    secretary::{self, Errand},
     threads,
 };
-use crate::patience::Pulse;
+use crate::{patience::Pulse, supervisor};
 
 /// How often servers are asked how their arrays are.
 const SURVEY: Duration = Duration::from_secs(5);
@@ -25,20 +31,26 @@ const SURVEY: Duration = Duration::from_secs(5);
 const SURVEY_SOON: Duration = Duration::from_secs(1);
 /// How often disks are asked how they are.
 const HEALTH: Duration = Duration::from_hours(1);
+/// How long the end waits for a spare that is on its way.
+const MOVE_MAX: Duration = Duration::from_secs(30);
 /// Pause after a check that could not be, or that a person has stopped.
 const CHECK_PAUSE: Duration = Duration::from_hours(1);
 
 /// What is under way, and what is known from before.
 pub struct Chores {
     pub records: Records,
-    /// The array that is being checked.
-    checking: Option<String>,
-    survey: Survey,
+    /// The UUID of the array that is being checked.
+    pub checking: Option<String>,
+    /// A record is being kept of a check that a person has asked for.
+    recording: Arc<AtomicBool>,
+    pub survey: Survey,
     visit: Visit,
     /// Arrays without a spare.
     lacking: groups::Memory,
     /// A spare is being moved.
-    moves: bool,
+    pub moves: bool,
+    /// When the last move was over.
+    moved: Option<Duration>,
     pub book: Book,
 }
 
@@ -48,11 +60,13 @@ impl Chores {
         Self {
             records: Records(folder.to_owned()),
             checking: None,
+            recording: Arc::default(),
             survey: Survey::default(),
             visit: Visit::default(),
             lacking: groups::Memory::default(),
             moves: false,
-            book: Kept::of(folder).open,
+            moved: None,
+            book: secretary::Kept::of(folder).open,
         }
     }
 
@@ -73,13 +87,13 @@ struct Visit {
 
 /// Asks servers how their arrays are.
 #[derive(Default)]
-struct Survey {
+pub struct Survey {
     /// They are being asked.
     under_way: bool,
     /// Something has happened since they were asked.
     soon: bool,
     /// When they were asked the last time.
-    last: Option<Duration>,
+    pub last: Option<Duration>,
 }
 
 impl Daemon {
@@ -99,31 +113,33 @@ impl Daemon {
             return;
         }
         let (now, moment) = (self.now(), Moment::now());
-        let due = self.arrays.iter().find(|(_, kept)| {
+        let due = self.arrays.values().find(|kept| {
             now >= kept.check_not_before
                 && kept.uuid.is_some()
                 && kept.answering().is_some()
                 && checks::is_due(&kept.duties, &kept.record, moment, now)
         });
-        let Some((key, kept)) = due else { return };
+        let Some(kept) = due else { return };
         let (Some(control), Some(uuid)) = (kept.answering(), kept.uuid.clone()) else { return };
-        let (key, window) = (key.clone(), kept.duties.check_window);
-        let (records, sender, of_thread) = (self.chores.records.clone(), self.sender.clone(), key.clone());
+        let (window, checking) = (kept.duties.check_window, uuid.clone());
+        let (records, sender) = (self.chores.records.clone(), self.sender.clone());
         let spawned = threads::spawn("check", move || {
             let outcome = checks::check(&control, &uuid, window, &records, Pulse::of);
             let outcome = outcome.map_err(|failure| failure.sentence().to_owned());
-            let _ = sender.send(Message::Checked { key: of_thread, outcome });
+            let _ = sender.send(Message::Checked { uuid, outcome });
         });
         match spawned {
-            Ok(()) => self.chores.checking = Some(key),
+            Ok(()) => self.chores.checking = Some(checking),
             Err(error) => self.log.warn(&format!("no check can begin: {error}")),
         }
     }
 
-    pub fn checked(&mut self, key: &str, outcome: Result<Round, String>) {
+    pub fn checked(&mut self, uuid: &str, outcome: Result<Round, String>) {
         self.chores.checking = None;
         let now = self.now();
-        let Some(kept) = self.arrays.get_mut(key) else { return };
+        // By the UUID: an edit of its entry gives an array another key.
+        let its_own = |kept: &&mut Kept| kept.uuid.as_deref() == Some(uuid);
+        let Some(kept) = self.arrays.values_mut().find(its_own) else { return };
         let log = self.log.of(&kept.label);
         let mut pause = CHECK_PAUSE;
         let outcome = outcome.map(|Round { record, how, unkept }| {
@@ -148,12 +164,43 @@ impl Daemon {
             Ok(Checked::Stopped) => log.note("its check was stopped, and goes on in an hour"),
             Ok(Checked::NotNow(why)) => log.note(&format!("is not checked now: {why}")),
             Err(why) => {
-                kept.record =
-                    kept.uuid.as_deref().map(|uuid| self.chores.records.of(uuid)).unwrap_or_default();
+                kept.record = self.chores.records.of(uuid);
                 log.warn(&format!("its check failed: {why}"));
             }
         }
         kept.check_not_before = now + pause;
+    }
+
+    /// What checks and repairs have found that persons asked for counts as much as what the daemon's own have
+    /// found.
+    fn take_over_checks(&mut self) {
+        for kept in self.arrays.values_mut() {
+            let (Some(uuid), Some(detail)) = (&kept.uuid, &kept.detail) else { continue };
+            // One that is under way keeps the record itself. What isn't taken now the server says again.
+            let is_free = self.chores.checking.as_ref() != Some(uuid)
+                && !self.chores.recording.load(Ordering::Relaxed)
+                && detail.uuid == *uuid;
+            let Some(compared) = detail.compared.filter(|_| is_free) else { continue };
+            if kept.record.take_over(compared) {
+                let log = self.log.of(&kept.label);
+                log.note(&format!(
+                    "all its parity was compared: {} sectors don't match",
+                    compared.mismatched_sectors
+                ));
+                let (records, uuid, record) =
+                    (self.chores.records.clone(), uuid.clone(), kept.record.clone());
+                let recording = Arc::clone(&self.chores.recording);
+                recording.store(true, Ordering::Relaxed);
+                // A disk that is slow is waited for there. If it is full, the server tells the next one.
+                let spawned = threads::spawn("record", move || {
+                    let _ = records.put(&uuid, &record);
+                    recording.store(false, Ordering::Relaxed);
+                });
+                if spawned.is_err() {
+                    self.chores.recording.store(false, Ordering::Relaxed);
+                }
+            }
+        }
     }
 
     fn tell(&mut self, notes: Vec<groups::Note>) {
@@ -228,9 +275,12 @@ impl Daemon {
         }
         for (key, detail) in details {
             if let Some(kept) = self.arrays.get_mut(&key) {
+                // What was replaced is none of the array's any more, also while its server says nothing.
+                kept.disks.retain(|disk| alerts::is_part(&detail, &disk.device));
                 kept.detail = Some(detail);
             }
         }
+        self.take_over_checks();
         let now = self.now();
         self.board.sample(now, self.arrays.iter().map(|(key, kept)| (key, kept.detail.as_ref())));
         self.move_spare();
@@ -247,7 +297,10 @@ impl Daemon {
         });
         let grouped: Vec<(Grouped, Detail)> = grouped.collect();
         let chosen = groups::choose(&grouped, &mut self.chores.lacking, now);
-        let Some(Move { from, to, spare }) = chosen.filter(|_| !self.chores.moves) else { return };
+        // What servers said before a move was over they may not say any more.
+        let is_old = self.chores.moved.is_some_and(|moved| self.chores.survey.last <= Some(moved));
+        let chosen = chosen.filter(|_| !self.chores.moves && !is_old);
+        let Some(Move { from, to, spare }) = chosen else { return };
         let (giving, wanting) = (grouped[from].0.clone(), grouped[to].0.clone());
         let sender = self.sender.clone();
         let spawned = threads::spawn("move", move || {
@@ -256,8 +309,25 @@ impl Daemon {
         self.chores.moves = spawned.is_ok();
     }
 
+    /// Lets a spare arrive that is on its way: an end in between would leave it in neither array. Not for
+    /// ever.
+    pub fn finish_move(&mut self, messages: &Receiver<Message>) {
+        let end = self.now() + MOVE_MAX;
+        while self.chores.moves && self.now() < end {
+            supervisor::tell_alive();
+            if let Ok(Message::Moved(moved)) = messages.recv_timeout(TICK) {
+                self.moved(moved);
+            }
+        }
+        if self.chores.moves {
+            self.log.warn(
+                "ends while a spare moves between arrays: if neither has it in the end, add it by hand",
+            );
+        }
+    }
+
     pub fn moved(&mut self, moved: Moved) {
-        self.chores.moves = false;
+        (self.chores.moves, self.chores.moved) = (false, Some(self.now()));
         if let Some(refused) = moved.refused {
             self.chores.lacking.refuse(refused, self.now());
         }

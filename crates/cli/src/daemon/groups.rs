@@ -7,7 +7,7 @@ use std::{
 };
 
 use pinstripe_control::{
-    AddParameters, AddResult, Detail, DeviceResult, MemberName,
+    AddParameters, AddResult, CallError, Detail, DeviceResult, MemberName,
     client::{Client, ClientError},
     code,
 };
@@ -16,7 +16,8 @@ use pinstripe_control::{
 const EMPTY: Duration = Duration::from_secs(10);
 /// The same where the member's server was lost, and is being waited for.
 const EMPTY_RECONNECTING: Duration = Duration::from_mins(1);
-/// How long an array isn't offered a spare again that it has refused.
+/// How long an array isn't offered a spare again that it has refused. Any spare, where it isn't known what
+/// became of one: each would be taken out of its array, and wait for the one before.
 const REFUSED: Duration = Duration::from_hours(1);
 /// The same of one that could not move for a reason that may be over soon, such as a server that restarts.
 const NOT_NOW: Duration = Duration::from_mins(1);
@@ -47,15 +48,21 @@ pub struct Move {
 pub struct Memory {
     /// Since when each array has lacked a spare, by its key.
     lacking: BTreeMap<String, Duration>,
-    /// Spares that an array could not have, by its key, and when it may be offered them again.
-    refused: BTreeMap<(String, String), Duration>,
+    /// Spares that an array could not have, by its key, and when it may be offered them again. Without a
+    /// spare it is all of them.
+    refused: BTreeMap<(String, Option<String>), Duration>,
 }
 
 impl Memory {
     /// Remembers what an array could not have.
     pub fn refuse(&mut self, refused: Refused, now: Duration) {
-        let pause = if refused.for_good { REFUSED } else { NOT_NOW };
-        self.refused.insert((refused.key, refused.spare), now + pause);
+        let Refused { key, spare, end } = refused;
+        let (spare, pause) = match end {
+            End::Refused => (Some(spare), REFUSED),
+            End::NotNow => (Some(spare), NOT_NOW),
+            End::Unknown => (None, REFUSED),
+        };
+        self.refused.insert((key, spare), now + pause);
     }
 }
 
@@ -79,8 +86,9 @@ pub fn choose(arrays: &[(Grouped, Detail)], memory: &mut Memory, now: Duration) 
             if from == to || giving.group != wanting.group || other.degraded {
                 continue;
             }
-            let is_free =
-                |spare: &&String| !memory.refused.contains_key(&(wanting.key.clone(), (*spare).clone()));
+            let is_refused =
+                |spare: Option<String>| memory.refused.contains_key(&(wanting.key.clone(), spare));
+            let is_free = |spare: &&String| !is_refused(None) && !is_refused(Some((*spare).clone()));
             if let Some(spare) = other.spares.iter().find(is_free) {
                 return Some(Move { from, to, spare: spare.clone() });
             }
@@ -122,19 +130,37 @@ pub struct Refused {
     /// The array's key.
     key: String,
     spare: String,
-    /// A server has refused it. If not, the reason may be over soon.
-    for_good: bool,
+    end: End,
 }
+
+/// How a move has ended that came to nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// A server has refused it.
+    Refused,
+    /// For a reason that may be over soon.
+    NotNow,
+    /// A server was asked, and hasn't said what became of it.
+    Unknown,
+}
+
+/// What a person is to do if a server hasn't said what became of a spare.
+const BY_HAND: &str = "if neither array has it in the end, add it by hand";
 
 /// Moves a spare.
 pub fn carry_out(giving: &Grouped, wanting: &Grouped, spare: &str) -> Moved {
+    carry_out_within(giving, wanting, spare, LIMIT)
+}
+
+/// The same, with servers that answer within `limit`.
+fn carry_out_within(giving: &Grouped, wanting: &Grouped, spare: &str, limit: Duration) -> Moved {
     let note = |label: &str, alarming, sentence| Note {
         label: label.to_owned(),
         event: "MoveSpare",
         alarming,
         sentence,
     };
-    match move_spare(giving, wanting, spare) {
+    match move_spare(giving, wanting, spare, limit) {
         Ok(()) => Moved {
             notes: vec![
                 note(&wanting.label, false, format!("has got {spare}, a spare of {}", giving.label)),
@@ -142,9 +168,9 @@ pub fn carry_out(giving: &Grouped, wanting: &Grouped, spare: &str) -> Moved {
             ],
             refused: None,
         },
-        Err(Unmoved { why, for_good }) => {
+        Err(Unmoved { why, end }) => {
             let sentence = format!("could not get {spare}, a spare of {}: {why}", giving.label);
-            let refused = Some(Refused { key: wanting.key.clone(), spare: spare.to_owned(), for_good });
+            let refused = Some(Refused { key: wanting.key.clone(), spare: spare.to_owned(), end });
             Moved { notes: vec![note(&wanting.label, true, sentence)], refused }
         }
     }
@@ -153,26 +179,32 @@ pub fn carry_out(giving: &Grouped, wanting: &Grouped, spare: &str) -> Moved {
 /// Why a spare didn't move.
 struct Unmoved {
     why: String,
-    /// See [`Refused`].
-    for_good: bool,
+    end: End,
 }
 
-fn connect(control: &Path) -> Result<Client, ClientError> {
+fn connect(control: &Path, limit: Duration) -> Result<Client, ClientError> {
     let client = Client::connect(&control.to_string_lossy())?;
-    client.set_timeout(Some(LIMIT))?;
+    client.set_timeout(Some(limit))?;
     Ok(client)
 }
 
 /// Takes a spare out of one array and puts it into another. If that can't have it, it goes back.
-fn move_spare(giving: &Grouped, wanting: &Grouped, spare: &str) -> Result<(), Unmoved> {
-    let words = |error: ClientError| {
-        let for_good = matches!(&error, ClientError::Call(refused) if refused.code != code::STOPPING);
-        Unmoved { why: error.to_string(), for_good }
-    };
+fn move_spare(giving: &Grouped, wanting: &Grouped, spare: &str, limit: Duration) -> Result<(), Unmoved> {
+    let not_now = |error: ClientError| Unmoved { why: error.to_string(), end: End::NotNow };
+    let refused_by =
+        |refused: &CallError| if refused.code == code::STOPPING { End::NotNow } else { End::Refused };
+    let unknown = |error: ClientError| Unmoved { why: format!("{error}; {BY_HAND}"), end: End::Unknown };
     // Before the spare is taken: a server that can't be reached would leave it nowhere.
-    let mut wants = connect(&wanting.control).map_err(words)?;
-    let mut gives = connect(&giving.control).map_err(words)?;
-    let _: DeviceResult = gives.call("remove", MemberName::Device(spare.to_owned())).map_err(words)?;
+    let mut wants = connect(&wanting.control, limit).map_err(not_now)?;
+    let mut gives = connect(&giving.control, limit).map_err(not_now)?;
+    match gives.call::<DeviceResult>("remove", MemberName::Device(spare.to_owned())) {
+        Ok(_) => {}
+        Err(ClientError::Call(refused)) => {
+            return Err(Unmoved { why: refused.to_string(), end: refused_by(&refused) });
+        }
+        // It may still do so.
+        Err(error) => return Err(unknown(error)),
+    }
     // It holds the superblock of the array that gave it; a disk that has come under its name does not.
     let spare_of = Some(giving.uuid.clone());
     let add = AddParameters { device: spare.to_owned(), force: false, spare_of };
@@ -180,10 +212,7 @@ fn move_spare(giving: &Grouped, wanting: &Grouped, spare: &str) -> Result<(), Un
         Ok(_) => return Ok(()),
         Err(ClientError::Call(refused)) => refused,
         // It may still be at it, and must not meet the other array there.
-        Err(unknown) => {
-            let why = format!("{unknown}; if neither array has it in the end, add it by hand");
-            return Err(Unmoved { why, for_good: false });
-        }
+        Err(error) => return Err(unknown(error)),
     };
     let why = match gives.call::<AddResult>("add", &add) {
         Ok(_) => format!("{refused}; it is {}'s spare again", giving.label),
@@ -191,7 +220,7 @@ fn move_spare(giving: &Grouped, wanting: &Grouped, spare: &str) -> Result<(), Un
             format!("{refused}; and {} did not take it back: {error}: add it by hand", giving.label)
         }
     };
-    Err(Unmoved { why, for_good: refused.code != code::STOPPING })
+    Err(Unmoved { why, end: refused_by(&refused) })
 }
 
 #[cfg(test)]
@@ -241,7 +270,7 @@ mod tests {
         assert_eq!(choose(&arrays, &mut memory, at(109)), None);
         let expected = Move { from: 2, to: 0, spare: "/c1".into() };
         assert_eq!(choose(&arrays, &mut memory, at(110)), Some(expected));
-        memory.refuse(Refused { key: "a".into(), spare: "/c1".into(), for_good: true }, at(110));
+        memory.refuse(Refused { key: "a".into(), spare: "/c1".into(), end: End::Refused }, at(110));
         assert_eq!(choose(&arrays, &mut memory, at(111)).unwrap().spare, "/c2");
         arrays[2].0.group = "other".into();
         assert_eq!(choose(&arrays, &mut memory, at(111)), None);
@@ -279,15 +308,15 @@ mod tests {
     #[test]
     fn a_spare_that_could_not_move_is_tried_again_the_later_if_it_was_refused() {
         let arrays = [array("a", 1, &[], &json!([])), array("c", 0, &["/c"], &json!([]))];
-        for (for_good, pause) in [(false, 60), (true, 3600)] {
+        for (end, pause) in [(End::NotNow, 60), (End::Refused, 3600), (End::Unknown, 3600)] {
             let mut memory = Memory::default();
             choose(&arrays, &mut memory, at(0));
             assert!(choose(&arrays, &mut memory, at(10)).is_some());
-            memory.refuse(Refused { key: "a".into(), spare: "/c".into(), for_good }, at(10));
+            memory.refuse(Refused { key: "a".into(), spare: "/c".into(), end }, at(10));
             assert_eq!(choose(&arrays, &mut memory, at(9 + pause)), None);
             assert!(choose(&arrays, &mut memory, at(10 + pause)).is_some());
             // Of an array that had a spare meanwhile nothing is remembered.
-            memory.refuse(Refused { key: "a".into(), spare: "/c".into(), for_good }, at(10 + pause));
+            memory.refuse(Refused { key: "a".into(), spare: "/c".into(), end }, at(10 + pause));
             choose(&[array("a", 0, &[], &json!([])), arrays[1].clone()], &mut memory, at(11 + pause));
             choose(&arrays, &mut memory, at(12 + pause));
             assert!(choose(&arrays, &mut memory, at(22 + pause)).is_some());
@@ -302,7 +331,34 @@ mod tests {
         let giving = Grouped { control: control("c"), ..giving };
         let wanting = Grouped { control: control("a"), ..wanting };
         let moved = carry_out(&giving, &wanting, "/c");
-        let refused = Refused { key: "a".into(), spare: "/c".into(), for_good: false };
+        let refused = Refused { key: "a".into(), spare: "/c".into(), end: End::NotNow };
         assert_eq!(moved.refused, Some(refused), "{:?}", moved.notes);
+    }
+
+    #[test]
+    fn a_server_that_does_not_say_what_became_of_a_spare_gets_no_other_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let control = |name: &str| folder.path().join(name);
+        for silent in ["add", "remove"] {
+            let answers = move |call: &Value| {
+                (call["method"] != silent).then(|| json!({ "result": { "slot": null, "device": "/c1" } }))
+            };
+            let names = [format!("{silent}-c"), format!("{silent}-a")];
+            for name in &names {
+                super::super::fake::server(&control(name), answers);
+            }
+            let mut arrays = [array("c", 0, &["/c1", "/c2"], &json!([])), array("a", 1, &[], &json!([]))];
+            for (array, name) in arrays.iter_mut().zip(&names) {
+                array.0.control = control(name);
+            }
+            let mut memory = Memory::default();
+            choose(&arrays, &mut memory, at(0));
+            let Some(Move { from, to, spare }) = choose(&arrays, &mut memory, at(10)) else { panic!() };
+            let moved = carry_out_within(&arrays[from].0, &arrays[to].0, &spare, Duration::from_millis(200));
+            assert!(moved.notes[0].sentence.contains(BY_HAND), "{:?}", moved.notes);
+            memory.refuse(moved.refused.unwrap(), at(40));
+            assert_eq!(choose(&arrays, &mut memory, at(45)), None, "{silent}");
+            assert_eq!(choose(&arrays, &mut memory, at(3639)), None, "{silent}");
+        }
     }
 }

@@ -40,8 +40,9 @@ pub fn readiness(snapshot: &Snapshot) -> Result<(), String> {
     let bad = snapshot.status.arrays.iter().filter(is_bad);
     let words = |array: &ArrayStatus| format!("{}: {}\n", array.array, array.state);
     let silent: String = bad.map(words).collect();
-    let failed = snapshot.details.iter().flatten().filter(|detail| detail.state == "failed");
-    let failed = failed.map(|detail| format!("{}: failed\n", detail.name));
+    let all = snapshot.status.arrays.iter().zip(&snapshot.details);
+    let failed = all.filter(|(_, detail)| detail.as_ref().is_some_and(|detail| detail.state == "failed"));
+    let failed = failed.map(|(array, _)| format!("{}: failed\n", array.array));
     let left_out = snapshot.status.alerts.iter().filter(|alert| alert.alert == MISCONFIGURED);
     let left_out = left_out.map(|alert| format!("{}: its entry is wrong\n", alert.array));
     let all = silent + &failed.chain(left_out).collect::<String>();
@@ -406,7 +407,9 @@ mod tests {
         [`[metrics]`](configuration.md#metrics) gives, and asks the servers\nevery 5 seconds. Rules for alerts are in \
         [pinstripe.rules.yml](../dist/prometheus/pinstripe.rules.yml), and a\ndashboard for Grafana is in \
         [pinstripe.json](../dist/grafana/pinstripe.json).\nA histogram has three metrics: NAME_bucket, NAME_sum and \
-        NAME_count.\n\n| metric | type | what it says |\n|---|---|---|\n";
+        NAME_count.\nOperations, bytes and latencies are of all clients of an array together: they are counted in the \
+        array, behind its front ends, which\nshare its limits too. Of each front end there are the connections. How \
+        writes were made is counted, whatever the policy is called.\n\n| metric | type | what it says |\n|---|---|---|\n";
 
     /// Names, types and helps.
     fn described() -> Vec<(String, String, String)> {
@@ -594,6 +597,8 @@ mod tests {
         let mut failed = snapshot("data", "serving");
         failed.details[0].as_mut().unwrap().state = "failed".to_owned();
         assert_eq!(readiness(&failed), Err("data: failed\n".to_owned()));
+        failed.status.arrays[0].array = "data (1)".to_owned();
+        assert_eq!(readiness(&failed), Err("data (1): failed\n".to_owned()), "one of two of this name");
         let mut left_out = snapshot("data", "serving");
         let (array, message) = ("other".to_owned(), String::new());
         let alert = MISCONFIGURED.to_owned();

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   phase      what each array is in, and what is to be done next. Pure
+//!   kept       an array that is to be served, and how it stands
 //!   threads    what takes time: looking for members, starting a server, following one
 //!   socket     calls: status, look, reload
 //!   chores     what is done beside serving, each on a thread of its own: checks, groups, health
@@ -37,6 +38,7 @@ mod grafana;
 mod groups;
 mod health;
 mod http;
+mod kept;
 mod listen;
 mod metrics;
 mod orphans;
@@ -45,6 +47,8 @@ mod reload;
 mod secretary;
 mod sender;
 mod socket;
+#[cfg(test)]
+mod tests;
 mod threads;
 mod tls;
 mod ways;
@@ -57,10 +61,10 @@ use std::{
     time::{Duration, Instant, UNIX_EPOCH},
 };
 
-use pinstripe_config::{Configuration, Metrics, duties::Duties};
+use pinstripe_config::{Configuration, Metrics};
 use pinstripe_control::{
     CallError, Detail, Version, code,
-    daemon::{ArrayStatus, Command, DiskHealth, Looks, Reloaded, Status},
+    daemon::{Command, Looks, Reloaded, Status},
     maintenance::Event,
     text::one_line,
 };
@@ -71,13 +75,14 @@ use signal_hook::{
 };
 
 use self::{
-    alerts::{AlertedArray, Asked, Server},
+    alerts::AlertedArray,
     board::Board,
-    checks::{Record, Round},
+    checks::Round,
     chores::Chores,
-    phase::{Action, Course, Ending, Phase},
+    kept::Kept,
+    phase::{Action, Ending, Phase},
     secretary::{Errand, Secretary},
-    threads::{Follower, Heard, News},
+    threads::{Heard, News},
     tls::Tls,
 };
 use crate::{
@@ -89,7 +94,7 @@ use crate::{
     log::{self, Entry},
     scan::block_device_generations,
     serve::{ServerLog, default_folder, severity},
-    supervisor,
+    state, supervisor,
 };
 
 /// How often it is tried again to listen where that could not be.
@@ -101,24 +106,19 @@ const TICK: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_secs(10);
 /// The same where they only could have been started by another process.
 const LOOK_STOPPED: Duration = Duration::from_mins(1);
-/// Names of events that are counted of an array.
-const EVENTS_MAX: usize = 64;
 /// How long the end waits for what is still to be kept or sent.
 const FINISH: Duration = Duration::from_secs(2);
-/// Names another folder for what outlives a boot.
-const STATE_VARIABLE: &str = "PINSTRIPE_STATE_DIR";
-const STATE_FOLDER: &str = "/var/lib/pinstripe";
 
 /// What the other threads tell.
 enum Message {
     /// A look for members is over, which went by this generation of the configuration.
     Looked { generation: u64, found: Result<(Vec<Wanted>, Vec<String>), String> },
     /// What became of the start of a server.
-    Started { key: String, run: u64, outcome: Box<Outcome> },
+    Started { run: u64, outcome: Box<Outcome> },
     /// Of a server.
-    News { key: String, run: u64, news: News },
+    News { run: u64, news: News },
     /// What came of a check.
-    Checked { key: String, outcome: Result<Round, String> },
+    Checked { uuid: String, outcome: Result<Round, String> },
     /// The disks were asked how they are.
     Visited(health::Visit),
     /// How things are, for the HTTP server.
@@ -136,8 +136,8 @@ enum Message {
 }
 
 pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
-    if arguments.send_alert {
-        return sender::answer(arguments.configuration.config.as_deref());
+    if arguments.send_alert || arguments.test_alert {
+        return sender::run(arguments);
     }
     let Begun { configuration, left_out, problems } =
         configuration::load_to_begin(arguments.configuration.config.as_deref())?;
@@ -159,7 +159,7 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
     for problem in problems.iter().flat_map(|problems| &problems.0) {
         log.warn(&format!("the configuration has an error: {problem}"));
     }
-    let state = state_folder();
+    let state = state::folder();
     let secretary = Secretary::new(&state, &configuration.alerts, arguments.alerts_by.as_deref(), &log)?;
     let daemon = Daemon {
         given: arguments.configuration.config.clone(),
@@ -189,36 +189,6 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
     daemon.run(&messages, socket)
 }
 
-/// The folder for what outlives a boot.
-pub fn state_folder() -> PathBuf {
-    let given = std::env::var_os(STATE_VARIABLE).map(PathBuf::from).filter(|path| path.is_absolute());
-    given.unwrap_or_else(|| PathBuf::from(STATE_FOLDER))
-}
-
-/// An array that is to be served.
-struct Kept {
-    /// What it is called.
-    label: String,
-    uuid: Option<String>,
-    course: Course,
-    /// Counts its servers, so that what threads say of an old one isn't taken for the new one's.
-    run: u64,
-    follower: Option<Follower>,
-    duties: Duties,
-    /// How its checks stand.
-    record: Record,
-    /// No check begins before.
-    check_not_before: Duration,
-    /// Its disks were asked how they are, or were to be.
-    visited: bool,
-    /// What those that said anything said the last time.
-    disks: Vec<DiskHealth>,
-    /// What its server said the last time, if it did.
-    detail: Option<Detail>,
-    /// How often each event has happened.
-    events: BTreeMap<String, u64>,
-}
-
 /// Looks for members.
 #[derive(Default)]
 struct Look {
@@ -228,6 +198,8 @@ struct Look {
     last: Option<Instant>,
     /// Another one is wanted.
     wanted: bool,
+    /// What isn't found by the next one is known no more.
+    forgets: bool,
     /// The block devices at the last look.
     devices: Vec<String>,
 }
@@ -305,6 +277,7 @@ impl Daemon {
             }
         }
         supervisor::tell_status("ends");
+        self.finish_move(messages);
         drop(socket);
         let left = self.busy();
         let words = if left.is_empty() {
@@ -372,7 +345,9 @@ impl Daemon {
             return;
         }
         let now = self.now();
-        let sought = self.arrays.values().any(|kept| kept.course.is_sought(now));
+        // Which arrays there are only a look tells where all are meant.
+        let sought =
+            self.configuration.scan.all || self.arrays.values().any(|kept| kept.course.is_sought(now));
         let waits = self.arrays.values().any(|kept| matches!(kept.course.phase, Phase::Waiting { .. }));
         let due = |last: Instant| last.elapsed() >= if waits { LOOK } else { LOOK_STOPPED };
         let is_retry = |kept: &Kept| matches!(kept.course.phase, Phase::Failed { until, .. } if now >= until);
@@ -407,12 +382,12 @@ impl Daemon {
                     Err(why) => self.log.warn(&format!("members were not looked for: {why}")),
                 }
             }
-            Message::Started { key, run, outcome } => self.started(&key, run, *outcome),
-            Message::News { key, run, news } => self.news(&key, run, news),
+            Message::Started { run, outcome } => self.started(run, *outcome),
+            Message::News { run, news } => self.news(run, news),
             Message::Call(command, answer) => {
                 let _ = answer.send(self.answer(command));
             }
-            Message::Checked { key, outcome } => self.checked(&key, outcome),
+            Message::Checked { uuid, outcome } => self.checked(&uuid, outcome),
             Message::Surveyed(details) => self.surveyed(details),
             Message::Moved(moved) => self.moved(moved),
             Message::Acted { array, sentence } => {
@@ -434,8 +409,8 @@ impl Daemon {
         }
         self.remarks = remarks;
         let keys: Vec<String> = all.iter().map(Wanted::identity).collect();
-        // What has no server and isn't there any more is forgotten: with `assemble = "all"` that can be.
-        self.arrays.retain(|key, kept| keys.contains(key) || kept.is_busy());
+        self.rekey(&all, &keys);
+        let forgets = self.forget_absent(&keys);
         let others = self.arrays.iter().filter(|(key, _)| !keys.contains(key)).map(|(_, kept)| &kept.label);
         let others = others.chain(self.left_out.iter().map(|(label, _)| label));
         let labels =
@@ -443,20 +418,7 @@ impl Daemon {
         for ((mut wanted, key), label) in all.into_iter().zip(keys).zip(labels) {
             wanted.label = label;
             let now = self.now();
-            let kept = self.arrays.entry(key.clone()).or_insert_with(|| Kept {
-                label: wanted.label.clone(),
-                uuid: None,
-                course: Course::new(now),
-                run: 0,
-                follower: None,
-                duties: Duties::default(),
-                record: Record::default(),
-                check_not_before: now,
-                visited: false,
-                disks: Vec::new(),
-                detail: None,
-                events: BTreeMap::new(),
-            });
+            let kept = self.arrays.entry(key.clone()).or_insert_with(|| Kept::new(wanted.label.clone(), now));
             kept.label.clone_from(&wanted.label);
             kept.duties = wanted.duties();
             let known = wanted.uuid().map(|uuid| uuid.to_string()).or(kept.uuid.clone());
@@ -475,10 +437,46 @@ impl Daemon {
                 }
             }
         }
-        let left_out = self.left_out.iter().map(|(label, _)| AlertedArray { label, uuid: None });
-        let known: Vec<AlertedArray<'_>> = self.arrays.values().map(Kept::alerted).chain(left_out).collect();
-        let told = self.chores.book.forget(&known);
-        self.send_alerts(told);
+        if forgets {
+            let left_out = self.left_out.iter().map(|(label, _)| AlertedArray { label, uuid: None });
+            let known: Vec<AlertedArray<'_>> =
+                self.arrays.values().map(Kept::alerted).chain(left_out).collect();
+            let told = self.chores.book.forget(&known);
+            self.send_alerts(told);
+        }
+    }
+
+    /// Has each array under the key that it has now: with `assemble = "all"` an entry may have come for one
+    /// that is kept without.
+    fn rekey(&mut self, all: &[Wanted], keys: &[String]) {
+        for (wanted, key) in all.iter().zip(keys) {
+            let is_it = |(old, kept): &(&String, &Kept)| !keys.contains(old) && kept.is(wanted);
+            let Some(old) = self.arrays.iter().find(is_it).map(|(old, _)| old.clone()) else { continue };
+            let Some(mut moved) = self.arrays.remove(&old) else { continue };
+            // What is being asked for it is told under the old key.
+            moved.visited = false;
+            if self.arrays.get(key).is_none_or(|other| !other.is_busy()) {
+                self.arrays.insert(key.clone(), moved);
+            }
+        }
+    }
+
+    /// Forgets what isn't to be served any more, and says whether what is not known now is that.
+    ///
+    /// With `assemble = "all"` an array without an entry is known by its members alone, and one look may miss
+    /// them: a disk is slow to answer, or the kernel has them for a while. So only the look after a `reload`
+    /// forgets; and what a person has stopped not even that, for it would be started when it is found again.
+    fn forget_absent(&mut self, keys: &[String]) -> bool {
+        let (all, now) = (self.configuration.scan.all, self.now());
+        let forgets = std::mem::take(&mut self.look.forgets) || !all;
+        let stays = |kept: &Kept| all && (!forgets || matches!(kept.course.phase, Phase::Stopped { .. }));
+        self.arrays.retain(|key, kept| keys.contains(key) || kept.is_busy() || stays(kept));
+        let why = "no member of it was found that is free".to_owned();
+        let absent = State::Late { why, enough: false };
+        for (_, kept) in self.arrays.iter_mut().filter(|(key, _)| !keys.contains(key)) {
+            kept.course.looked(&absent, None, now);
+        }
+        forgets
     }
 
     /// A reason for waiting is told when it is new.
@@ -502,9 +500,9 @@ impl Daemon {
     fn start(&mut self, key: &str, wanted: Wanted, state: State) {
         self.log.of(&wanted.label).note("is being started");
         let run = self.new_run(key);
-        if let Err(error) = threads::start(key.to_owned(), run, wanted, state, self.sender.clone()) {
+        if let Err(error) = threads::start(run, wanted, state, self.sender.clone()) {
             let why = format!("no server can be started: {error}");
-            self.started(key, run, Outcome::NotStarted(why));
+            self.started(run, Outcome::NotStarted(why));
         }
     }
 
@@ -529,14 +527,14 @@ impl Daemon {
         self.secretary.ask(Errand::Keep(told));
     }
 
-    /// The array, unless what is told is of an earlier server of it.
-    fn of_run(&mut self, key: &str, run: u64) -> Option<&mut Kept> {
-        self.arrays.get_mut(key).filter(|kept| kept.run == run)
+    /// The array with this server, and its key by now; none if the server is an earlier one.
+    fn of_run(&mut self, run: u64) -> Option<(&String, &mut Kept)> {
+        self.arrays.iter_mut().find(|(_, kept)| kept.run == run)
     }
 
-    fn started(&mut self, key: &str, run: u64, outcome: Outcome) {
+    fn started(&mut self, run: u64, outcome: Outcome) {
         let now = self.now();
-        let Some(kept) = self.of_run(key, run) else {
+        let Some((key, kept)) = self.of_run(run) else {
             // It isn't wanted any more; its server is left alone, but for its end.
             if let Outcome::Started(started) = outcome
                 && let Some(child) = started.into_child()
@@ -545,16 +543,16 @@ impl Daemon {
             }
             return;
         };
-        let label = kept.label.clone();
+        let (key, label) = (key.clone(), kept.label.clone());
         match outcome {
             Outcome::Started(started) => {
                 self.record(&label, "Started", &format!("was started: {}", started.in_words()), false);
                 let control = started.control().to_owned();
-                self.follow(key, control, started.into_child());
+                self.follow(&key, control, started.into_child());
             }
             Outcome::Served(control) => {
                 self.log.of(&label).note("was started by another process: its server is followed");
-                self.follow(key, control, None);
+                self.follow(&key, control, None);
             }
             Outcome::WouldStart { .. } => {}
             Outcome::NotStarted(why) => {
@@ -567,7 +565,7 @@ impl Daemon {
             }
         }
         if self.stopping {
-            self.stop(key);
+            self.stop(&key);
         }
     }
 
@@ -577,17 +575,20 @@ impl Daemon {
         kept.course.answers(control.clone(), now);
         self.chores.survey_soon(self.board.is_up());
         let known = (self.heard.get(&control).cloned(), self.since);
-        match threads::follow(key, run, control, child, known, &self.sender) {
+        let followed = (control, kept.uuid.clone());
+        match threads::follow(run, followed, child, known, &self.sender) {
             Ok(follower) => kept.follower = Some(follower),
             Err(error) => self.log.of(&kept.label).warn(&format!("its server can't be followed: {error}")),
         }
     }
 
-    fn news(&mut self, key: &str, run: u64, news: News) {
+    fn news(&mut self, run: u64, news: News) {
         let now = self.now();
-        let Some(kept) = self.of_run(key, run) else { return };
+        let Some((_, kept)) = self.of_run(run) else { return };
         let label = kept.label.clone();
         match news {
+            // Of two threads the other one has told of its end already.
+            News::Answers(_) if kept.follower.is_none() => {}
             News::Answers(control) => kept.course.answers(control, now),
             News::Silent(why) => kept.course.is_silent(why),
             News::Events { control, heard, events } => {
@@ -602,7 +603,7 @@ impl Daemon {
                     Ending::Ordered => self.record(&label, "Stopped", "was stopped", false),
                     Ending::Died(how) => self.record(&label, "ServerDied", how, true),
                 }
-                if let Some(kept) = self.of_run(key, run) {
+                if let Some((_, kept)) = self.of_run(run) {
                     kept.course.ended(ending, now);
                 }
             }
@@ -694,7 +695,7 @@ impl Daemon {
         self.unserved = None;
         self.keep_listening();
         self.generation += 1;
-        self.look.wanted = true;
+        (self.look.wanted, self.look.forgets) = (true, true);
         Ok(Reloaded { files, changes, unserved: self.unserved.clone() })
     }
 
@@ -725,76 +726,5 @@ fn left_to_others(state: State) -> State {
         State::Ready => State::Late { why: "is for the service manager to start".to_owned(), enough: false },
         State::Late { why, .. } => State::Late { why, enough: false },
         state => state,
-    }
-}
-
-impl Kept {
-    /// Progress is shown by what tells of a sync. Names are those of this program, whose number a server of
-    /// another version can't raise without end.
-    fn count(&mut self, event: &str) {
-        let is_progress = event.strip_prefix("Rebuild").is_some_and(|rest| rest.parse::<u64>().is_ok());
-        if !is_progress && (self.events.contains_key(event) || self.events.len() < EVENTS_MAX) {
-            *self.events.entry(event.to_owned()).or_default() += 1;
-        }
-    }
-
-    /// Whether it has a server, or is about to.
-    fn is_busy(&self) -> bool {
-        matches!(self.course.phase, Phase::Serving { .. } | Phase::Starting { .. })
-    }
-
-    /// The control socket of its server, if that answers.
-    fn answering(&self) -> Option<PathBuf> {
-        match &self.course.phase {
-            Phase::Serving { control, silent: None, .. } => Some(control.clone()),
-            _ => None,
-        }
-    }
-
-    fn alerted(&self) -> AlertedArray<'_> {
-        AlertedArray { label: &self.label, uuid: self.uuid.as_deref() }
-    }
-
-    fn asked(&self) -> Asked<'_> {
-        let server = match self.course.phase {
-            Phase::Stopped { .. } => Server::Stopped,
-            _ if self.detail.is_some() => Server::Answers,
-            _ => Server::Unknown,
-        };
-        Asked { server, disks: &self.disks, detail: self.detail.as_ref(), check: self.uuid.is_some() }
-    }
-
-    fn status(&self, now: Duration) -> ArrayStatus {
-        let (state, since, why) = match &self.course.phase {
-            Phase::Waiting { why, since } => ("waiting", since, Some(why)),
-            Phase::Starting { since } => ("starting", since, None),
-            Phase::Serving { since, silent: None, .. } => ("serving", since, None),
-            Phase::Serving { since, silent: Some(why), .. } => ("silent", since, Some(why)),
-            Phase::Stopped { since } => ("stopped", since, None),
-            Phase::Failed { why, since, .. } => ("failed", since, Some(why)),
-        };
-        let control = match &self.course.phase {
-            Phase::Serving { control, .. } => Some(control.clone()),
-            _ => None,
-        };
-        let next_try = match &self.course.phase {
-            Phase::Failed { until, .. } => Some(until.saturating_sub(now).as_secs()),
-            _ => None,
-        };
-        let record = &self.record;
-        ArrayStatus {
-            array: self.label.clone(),
-            uuid: self.uuid.clone(),
-            state: state.to_owned(),
-            why: why.cloned(),
-            seconds: now.saturating_sub(*since).as_secs(),
-            control,
-            failures: self.course.failures,
-            next_try_seconds: next_try,
-            disks: self.disks.clone(),
-            events: self.events.clone(),
-            checked: record.completed,
-            checked_mismatched_sectors: record.completed.map(|_| record.completed_mismatched_sectors),
-        }
     }
 }

@@ -9,7 +9,8 @@ use rustix::process::{Pid, WaitOptions, getpid, waitpid};
 
 use super::threads;
 
-const PAUSE: Duration = Duration::from_secs(1);
+/// Longer than a thread that waits for its own child may be about another thing, such as servers that hang.
+const PAUSE: Duration = Duration::from_mins(1);
 
 /// Waits for them from now on, where this is process 1.
 pub fn reap_if_first() -> io::Result<()> {
@@ -21,7 +22,7 @@ pub fn reap_if_first() -> io::Result<()> {
         loop {
             thread::sleep(PAUSE);
             let now = zombies();
-            // What this process has started a thread waits for at once: it is seen here once at most.
+            // What this process has started a thread waits for: it is seen here once at most.
             for pid in now.intersection(&before).filter_map(|pid| Pid::from_raw(*pid)) {
                 let _ = waitpid(Some(pid), WaitOptions::NOHANG);
             }

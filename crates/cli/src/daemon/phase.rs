@@ -50,12 +50,14 @@ pub struct Course {
     pub phase: Phase,
     /// Servers that failed, one after the other.
     pub failures: u32,
+    /// Since when it has been waited for members that could be done without.
+    enough_since: Option<Duration>,
 }
 
 impl Course {
     pub fn new(now: Duration) -> Self {
         let why = "its members have not been looked for yet".to_owned();
-        Self { phase: Phase::Waiting { why, since: now }, failures: 0 }
+        Self { phase: Phase::Waiting { why, since: now }, failures: 0, enough_since: None }
     }
 
     /// Whether it is to be looked for: by and by what is missing may be there.
@@ -68,7 +70,8 @@ impl Course {
         }
     }
 
-    /// It was looked for. `patience`: for how long members that could be done without are waited for.
+    /// It was looked for. `patience`: for how long members that could be done without are waited for, from
+    /// when the others were there. Where disks come one by one, the last one isn't done without.
     pub fn looked(&mut self, state: &State, patience: Option<Duration>, now: Duration) -> Action {
         let waits_since = match &self.phase {
             Phase::Starting { .. } | Phase::Serving { .. } => return Action::Nothing,
@@ -83,13 +86,12 @@ impl Course {
             Phase::Failed { until, .. } if now < *until => return Action::Nothing,
             _ => {}
         }
+        let is_enough = matches!(state, State::Late { enough: true, .. });
+        self.enough_since = is_enough.then(|| self.enough_since.unwrap_or(now));
+        let is_over = |since: Duration| patience.is_some_and(|limit| now.saturating_sub(since) >= limit);
         let why = match state {
             State::Served(_) | State::Ready => return self.starts(now),
-            State::Late { enough: true, .. }
-                if patience.is_some_and(|limit| now.saturating_sub(waits_since) >= limit) =>
-            {
-                return self.starts(now);
-            }
+            State::Late { .. } if self.enough_since.is_some_and(is_over) => return self.starts(now),
             State::Late { why, .. } | State::Hopeless(why) => why.clone(),
         };
         self.phase = Phase::Waiting { why, since: waits_since };
@@ -97,6 +99,7 @@ impl Course {
     }
 
     fn starts(&mut self, now: Duration) -> Action {
+        self.enough_since = None;
         self.phase = Phase::Starting { since: now };
         Action::Start
     }
@@ -165,9 +168,28 @@ mod tests {
         let mut course = Course::new(at(0));
         assert_eq!(course.looked(&late(true), Some(at(30)), at(1)), Action::Nothing);
         assert!(course.is_sought(at(1)));
-        assert_eq!(course.looked(&late(true), Some(at(30)), at(29)), Action::Nothing);
-        assert_eq!(course.looked(&late(true), Some(at(30)), at(30)), Action::Start);
-        assert_eq!(course.phase, Phase::Starting { since: at(30) });
+        assert_eq!(course.looked(&late(true), Some(at(30)), at(30)), Action::Nothing);
+        assert_eq!(course.looked(&late(true), Some(at(30)), at(31)), Action::Start);
+        assert_eq!(course.phase, Phase::Starting { since: at(31) });
+    }
+
+    #[test]
+    fn the_last_member_is_waited_for_from_when_the_others_are_there() {
+        let mut course = Course::new(at(0));
+        for (enough, now, expected) in [
+            (false, 0, Action::Nothing),
+            (true, 1000, Action::Nothing),
+            (true, 1029, Action::Nothing),
+            (false, 1030, Action::Nothing),
+            (true, 1031, Action::Nothing),
+            (true, 1060, Action::Nothing),
+            (true, 1061, Action::Start),
+        ] {
+            assert_eq!(course.looked(&late(enough), Some(at(30)), at(now)), expected, "{now}");
+        }
+        // What has failed begins anew.
+        course.ended(died(), at(1062));
+        assert_eq!(course.looked(&late(true), Some(at(30)), at(1063)), Action::Nothing);
     }
 
     #[test]

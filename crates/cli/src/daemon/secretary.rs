@@ -38,6 +38,7 @@ use super::{
 use crate::{
     history::{HISTORY, HISTORY_BEFORE, Told},
     serve::ServerLog,
+    state::replace,
 };
 
 /// The alerts that aren't over, and those that are still to be sent.
@@ -486,16 +487,6 @@ impl Scribe {
     }
 }
 
-/// A file of the folder, whole or not at all, and for the daemon's user only.
-pub fn replace(folder: &Path, name: &str, text: &[u8]) -> io::Result<()> {
-    fs::create_dir_all(folder)?;
-    let mut file = tempfile::NamedTempFile::new_in(folder)?;
-    file.write_all(text)?;
-    file.as_file().sync_all()?;
-    file.persist(folder.join(name)).map_err(|error| error.error)?;
-    fs::File::open(folder)?.sync_all()
-}
-
 /// The configuration of the moment.
 fn now(alerts: &Mutex<Alerts>) -> Alerts {
     alerts.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -553,13 +544,8 @@ impl Messenger {
 
     fn send(&mut self, number: u64, mut delivery: Delivery) {
         let alerts = now(&self.alerts);
-        let sent = match &self.alerts_by {
-            // A webhook needs no right of its own.
-            Some(socket) if self.way != Way::Webhook => {
-                sender::ask(socket, self.way, &delivery.tell, &self.over)
-            }
-            _ => self.way.send(&alerts, &delivery.tell, &self.over),
-        };
+        let by = self.alerts_by.as_deref();
+        let sent = sender::send(by, self.way, &alerts, &delivery.tell, &self.over);
         let error = match sent {
             Ok(()) => return drop(self.book.send(Page::Settled(number))),
             // It stays in the book as it is.

@@ -18,17 +18,17 @@ use std::{
     os::unix::net::UnixStream,
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
-    time::{Duration, Instant},
+    time::{Duration, Instant, UNIX_EPOCH},
 };
 
-use pinstripe_config::Configuration;
+use pinstripe_config::{Alerts, Configuration};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    alerts::Tell,
+    alerts::{Open, Subject, Tell},
     ways::{SEND_LIMIT, Unsent, Way},
 };
-use crate::{failure::Failure, output};
+use crate::{command_line::DaemonArguments, failure::Failure, output};
 
 /// Longer than the program may take.
 const ANSWER_LIMIT: Duration = SEND_LIMIT.saturating_add(Duration::from_secs(15));
@@ -52,8 +52,62 @@ enum Answer {
     Failed(String),
 }
 
+/// What a daemon does that only sends: the alert on standard input, or one of its own.
+pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
+    let given = arguments.configuration.config.as_deref();
+    if arguments.send_alert { answer(given) } else { test(given, arguments.alerts_by.as_deref()) }
+}
+
+/// Sends an alert; `by`: through what listens on this socket, where a program is to be run. `over`: the
+/// daemon ends.
+pub fn send(
+    by: Option<&Path>,
+    way: Way,
+    alerts: &Alerts,
+    tell: &Tell,
+    over: &AtomicBool,
+) -> Result<(), Unsent> {
+    match by {
+        // A webhook needs no right of its own.
+        Some(socket) if way != Way::Webhook => ask(socket, way, tell, over),
+        _ => way.send(alerts, tell, over),
+    }
+}
+
+/// `pinstripe daemon --test-alert`: an alert by each way that is configured, as the daemon would send it.
+fn test(given: Option<&Path>, by: Option<&Path>) -> Result<(), Failure> {
+    let alerts = Configuration::alerts(given);
+    let ways: Vec<Way> = Way::ALL.into_iter().filter(|way| way.is_configured(&alerts)).collect();
+    if ways.is_empty() {
+        return Err(Failure::new(
+            "nothing is told: the configuration has no program, mail or webhook in [alerts]",
+        ));
+    }
+    let message =
+        "this is a test alert, sent by `pinstripe daemon --test-alert`: nothing is wrong".to_owned();
+    let since = UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
+    let tell = Tell {
+        subject: Subject { array: "test".to_owned(), kind: "Test".to_owned(), device: String::new() },
+        open: Open { since, message, uuid: None },
+        cleared: false,
+    };
+    let mut failed = Vec::new();
+    for way in ways {
+        let words = way.in_words(&alerts);
+        match send(by, way, &alerts, &tell, &AtomicBool::new(false)) {
+            Ok(()) => output::print(&format!("sent by {words}\n"))?,
+            Err(Unsent::Failed(why)) => failed.push(format!("by {words}: {why}")),
+            Err(Unsent::Over) => failed.push(format!("by {words}: it was ended")),
+        }
+    }
+    if failed.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(format!("the test alert could not be sent {}", failed.join("; "))))
+}
+
 /// Has what listens on a socket send an alert. `over`: the daemon ends.
-pub fn ask(socket: &Path, way: Way, tell: &Tell, over: &AtomicBool) -> Result<(), Unsent> {
+fn ask(socket: &Path, way: Way, tell: &Tell, over: &AtomicBool) -> Result<(), Unsent> {
     let failed = |error: io::Error| Unsent::Failed(format!("{}: {error}", socket.display()));
     let mut stream = UnixStream::connect(socket).map_err(failed)?;
     let request = serde_json::to_vec(&Request { way, tell: tell.clone() }).unwrap_or_default();
@@ -86,7 +140,7 @@ pub fn ask(socket: &Path, way: Way, tell: &Tell, over: &AtomicBool) -> Result<()
 }
 
 /// `pinstripe daemon --send-alert`: sends the alert on standard input as the configuration says.
-pub fn answer(given: Option<&Path>) -> Result<(), Failure> {
+fn answer(given: Option<&Path>) -> Result<(), Failure> {
     let mut text = Vec::new();
     io::stdin().lock().take(BYTES_MAX).read_to_end(&mut text)?;
     let request: Request = serde_json::from_slice(&text)
@@ -109,13 +163,7 @@ mod tests {
     use std::{os::unix::net::UnixListener, thread};
 
     use super::*;
-    use crate::{
-        configuration,
-        daemon::{
-            alerts::{Open, Subject},
-            ways::tests::write_program,
-        },
-    };
+    use crate::{configuration, daemon::ways::tests::write_program};
 
     fn tell() -> Tell {
         let subject = Subject { array: "data".into(), kind: "Degraded".into(), device: String::new() };

@@ -65,12 +65,12 @@ pub fn look(configuration: Configuration, generation: u64, sender: Sender<Messag
 }
 
 /// Starts a server, and waits until it answers or has ended.
-pub fn start(key: String, run: u64, wanted: Wanted, state: State, sender: Sender<Message>) -> io::Result<()> {
+pub fn start(run: u64, wanted: Wanted, state: State, sender: Sender<Message>) -> io::Result<()> {
     spawn("start", move || {
         // A replay can take long. What is under way is shown, and not given up.
         let way = Way { timeout: Duration::MAX, dry_run: false, quiet: true, by_units: false };
         let outcome: Box<Outcome> = Box::new(settle(&wanted, state, way));
-        let _ = sender.send(Message::Started { key, run, outcome });
+        let _ = sender.send(Message::Started { run, outcome });
     })
 }
 
@@ -120,22 +120,21 @@ pub struct Heard {
     number: u64,
 }
 
-/// Follows the server with this control socket. `child`: its process, if it is ours. `heard`: what is known
-/// of the last server there. Of a server that was there before the daemon it tells what happened `since`, in
-/// seconds since the epoch.
+/// Follows the server with this control socket, of the array `uuid`, where that is known. `child`: its
+/// process, if it is ours. `heard`: what is known of the last server there. Of a server that was there before
+/// the daemon it tells what happened `since`, in seconds since the epoch.
 pub fn follow(
-    key: &str,
     run: u64,
-    control: PathBuf,
+    (control, uuid): (PathBuf, Option<String>),
     child: Option<Child>,
     (mut heard, since): (Option<Heard>, u64),
     sender: &Sender<Message>,
 ) -> io::Result<Follower> {
     let over = Arc::new(AtomicBool::new(false));
     let tell = {
-        let (key, sender) = (key.to_owned(), sender.clone());
+        let sender = sender.clone();
         move |news| {
-            let _ = sender.send(Message::News { key: key.clone(), run, news });
+            let _ = sender.send(Message::News { run, news });
         }
     };
     let is_own = child.is_some();
@@ -150,13 +149,16 @@ pub fn follow(
     let is_over = Arc::clone(&over);
     spawn("follow", move || {
         let mut answered = Instant::now();
-        let gone = loop {
+        let ending = loop {
             if is_over.load(Ordering::Relaxed) {
                 return;
             }
-            match listen(&control, &is_over, &tell, (&mut heard, since), &mut answered) {
-                Ok(()) => return,
-                Err(ClientError::NotServed { .. }) => break true,
+            let followed = (control.as_path(), uuid.as_deref());
+            match listen(followed, &is_over, &tell, (&mut heard, since), &mut answered) {
+                Ok(Listened::Over) => return,
+                // Its own server has let the socket go.
+                Ok(Listened::Another) => break Ending::Ordered,
+                Err(ClientError::NotServed { .. }) => break ending(&control, "is gone"),
                 // It says that it is stopping: that is an answer.
                 Err(ClientError::Call(error)) if error.code == code::STOPPING => answered = Instant::now(),
                 Err(error) if answered.elapsed() >= WAIT + GRACE => tell(News::Silent(error.to_string())),
@@ -165,8 +167,9 @@ pub fn follow(
             }
             thread::sleep(RETRY);
         };
-        if gone && !is_own {
-            tell(News::Ended(ending(&control, "is gone")));
+        // Of a child its own thread tells.
+        if !is_own {
+            tell(News::Ended(ending));
         }
     })?;
     Ok(Follower(over))
@@ -180,16 +183,31 @@ fn ending(control: &Path, how: &str) -> Ending {
     }
 }
 
+/// Why no more is told of a server that answers.
+enum Listened {
+    /// It is wanted no more.
+    Over,
+    /// It is another array's.
+    Another,
+}
+
 /// Tells of events until the connection breaks, or it is over. `answered`: when the server last did.
 fn listen(
-    control: &Path,
+    (control, uuid): (&Path, Option<&str>),
     over: &AtomicBool,
     tell: &impl Fn(News),
     (heard, since): (&mut Option<Heard>, u64),
     answered: &mut Instant,
-) -> Result<(), ClientError> {
+) -> Result<Listened, ClientError> {
     let mut client = Client::connect(&control.to_string_lossy())?;
     client.set_timeout(Some(WAIT + GRACE))?;
+    if let Some(uuid) = uuid {
+        // Another array of the name may have taken the socket.
+        let detail: Detail = client.call("detail", Value::Null)?;
+        if detail.uuid != uuid {
+            return Ok(Listened::Another);
+        }
+    }
     let now: EventsResult = client.call("events", EventsParameters { after: u64::MAX, wait_ms: 0 })?;
     *answered = Instant::now();
     tell(News::Answers(control.to_owned()));
@@ -210,7 +228,7 @@ fn listen(
             tell(News::Events { control: control.to_owned(), heard: known, events: next.events });
         }
     }
-    Ok(())
+    Ok(Listened::Over)
 }
 
 #[cfg(test)]
@@ -232,7 +250,7 @@ mod tests {
             Some(json!({ "error": { "code": code::STOPPING, "message": "the server is stopping" } }))
         });
         let (sender, messages) = channel();
-        let follower = follow("data", 1, path, None, (None, 0), &sender).unwrap();
+        let follower = follow(1, (path, None), None, (None, 0), &sender).unwrap();
         for _ in 0..3 {
             asks.recv_timeout(Duration::from_secs(30)).unwrap();
         }
@@ -241,11 +259,37 @@ mod tests {
         assert_eq!(told, 0);
     }
 
+    #[test]
+    fn the_server_of_another_array_that_has_taken_the_socket_is_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        server(&path, |call| {
+            let result = match call["method"].as_str().unwrap() {
+                "detail" => json!(crate::daemon::health::tests::array()),
+                _ => json!({ "instance": "", "last": 0, "events": [] }),
+            };
+            Some(json!({ "result": result }))
+        });
+        for (uuid, is_it) in [("", true), ("another", false)] {
+            let (sender, messages) = channel();
+            let known = (path.clone(), Some(uuid.to_owned()));
+            let _follower = follow(1, known, None, (None, 0), &sender).unwrap();
+            let Ok(Message::News { news, .. }) = messages.recv_timeout(Duration::from_secs(30)) else {
+                panic!("nothing is told")
+            };
+            match news {
+                News::Answers(_) => assert!(is_it),
+                News::Ended(ending) => assert_eq!((ending, is_it), (Ending::Ordered, false)),
+                _ => panic!("{uuid}"),
+            }
+        }
+    }
+
     /// The numbers of the first events that are told of a server, which has events 1 to 3 of the times 10, 20
     /// and 30.
     fn told(path: &Path, heard: Option<Heard>, since: u64, count: usize) -> Vec<u64> {
         let (sender, messages) = channel();
-        let follower = follow("data", 1, path.to_owned(), None, (heard, since), &sender).unwrap();
+        let follower = follow(1, (path.to_owned(), None), None, (heard, since), &sender).unwrap();
         let numbers_of = |message| match message {
             Message::News { news: News::Events { heard, events, .. }, .. } => {
                 assert_eq!(heard.number, 3);

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::alerts::Tell;
+use crate::called::host;
 
 /// How long a program may take to send an alert.
 pub const SEND_LIMIT: Duration = Duration::from_mins(1);
@@ -62,9 +63,10 @@ impl Way {
         let given = match self {
             Self::Program => alerts.program.as_ref().map(|path| path.display().to_string()),
             Self::Mail => alerts.mail.as_ref().map(|address| format!("mail to {address}")),
-            // A URL may have a secret in its path.
+            // A URL may have a secret in its path, and in its query.
             Self::Webhook => alerts.webhook.as_ref().map(|url| {
-                let host = url.split('/').nth(2).unwrap_or_default();
+                let rest = url.split_once("://").map_or("", |(_, rest)| rest);
+                let host = rest.split(['/', '?', '#']).next().unwrap_or_default();
                 format!("the webhook of {}", host.rsplit('@').next().unwrap_or_default())
             }),
         };
@@ -115,9 +117,10 @@ fn curl() -> Command {
 }
 
 /// The configuration of curl for this. Texts are in quotes, in which a backslash comes before what ends them.
+/// Braces and brackets in a URL stand for themselves, and not for several URLs.
 fn post(url: &str, body: &str) -> String {
     let quoted = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"");
-    format!("url = \"{}\"\ndata-binary = \"{}\"\n", quoted(url), quoted(body))
+    format!("globoff\nurl = \"{}\"\ndata-binary = \"{}\"\n", quoted(url), quoted(body))
 }
 
 /// Whether an answer with this status says that the alert was taken. A redirect is no error to curl, and
@@ -173,11 +176,6 @@ fn run(command: &mut Command, input: &str, output: Stdio, over: &AtomicBool) -> 
 fn end(child: &mut Child) {
     let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
     let _ = child.wait();
-}
-
-/// This machine's name.
-pub fn host() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// For programs.
@@ -249,11 +247,7 @@ pub mod tests {
         let out = folder.path().join("out");
         let program = folder.path().join("program");
         let put = |script: &str| write_program(&program, script);
-        let alerts = Alerts {
-            program: Some(program.clone()),
-            webhook: Some("https://user:key@hooks.example/T0/secret".into()),
-            ..Alerts::default()
-        };
+        let alerts = Alerts { program: Some(program.clone()), ..Alerts::default() };
         let send = || Way::Program.send(&alerts, &tell("x", false), &AtomicBool::new(false));
         put(&format!("#!/bin/sh\necho \"$1 $2 $4.\" >>{0}; cat >>{0}\n", out.display()));
         send().unwrap();
@@ -261,13 +255,20 @@ pub mod tests {
         assert!(text.starts_with("raised Degraded .\n{") && text.contains("\"since\":5"), "{text}");
         put("#!/bin/sh\necho no >&2; exit 3\n");
         assert_eq!(send(), Err(Unsent::Failed("ended with status 3: no".to_owned())));
-        assert_eq!(Way::Webhook.in_words(&alerts), "the webhook of hooks.example");
+        for more in ["/T0/secret", "?key=secret", "#secret", ""] {
+            let webhook = Some(format!("https://user:key@hooks.example{more}"));
+            assert_eq!(
+                Way::Webhook.in_words(&Alerts { webhook, ..Alerts::default() }),
+                "the webhook of hooks.example"
+            );
+        }
     }
 
     /// What is posted to a webhook that answers with this status, and what becomes of the alert.
     fn posted(status: &str) -> (String, Result<(), Unsent>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("http://{}/secret", listener.local_addr().unwrap());
+        // Of which curl would make several.
+        let url = format!("http://{}/secret{{a,b}}[1-3", listener.local_addr().unwrap());
         let answer = format!("HTTP/1.1 {status}\r\nLocation: {url}\r\nContent-Length: 0\r\n\r\n");
         let listening = thread::spawn(move || {
             let mut reader = BufReader::new(listener.accept().unwrap().0);

@@ -10,13 +10,13 @@ use crate::{
     command_line::ExamineArguments,
     configuration,
     failure::Failure,
-    output,
-    scan::{FoundArray, FoundMember, Served, scan},
+    joined, output,
+    scan::{FoundArray, FoundMember, LIMIT, Served},
 };
 
 pub fn run(arguments: &ExamineArguments) -> Result<(), Failure> {
     let configuration = configuration::load(arguments.configuration.config.as_deref())?;
-    let seen = scan(configuration.scan.devices.as_deref());
+    let seen = joined::scan_within(configuration.scan.devices.as_deref(), LIMIT);
     if arguments.json {
         let (served, silent) = Served::all();
         let arrays: Vec<Value> = seen.arrays.iter().map(|array| array.value(&served)).collect();

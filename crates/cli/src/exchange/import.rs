@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     ask_daemon,
-    assemble::{Outcome, Report, State, Way, of_entry, searched, settle, would_start},
+    assemble::{Outcome, Report, State, Way, of_one, settle, would_start},
     command_line::ImportArguments,
     configuration,
     failure::Failure,
@@ -124,8 +124,7 @@ impl Plan {
         systemd::reload(given);
         // The start of a server may take long.
         drop(turn);
-        let wanted =
-            of_entry(&configuration, &entry, &scan(searched(&configuration, &entry)), &Served::all().0);
+        let wanted = of_one(&configuration, &entry, false);
         let way = Way::of(&arguments.start);
         let outcome = if arguments.no_start {
             would_start(&wanted, false, way)
@@ -196,11 +195,14 @@ fn hindrance(configuration: &Configuration, array: &FoundArray, no_start: bool) 
             entry.place
         ));
     }
-    let mut seen = scan(searched(configuration, entry));
-    for member in seen.arrays.iter_mut().flat_map(|found| &mut found.members) {
-        member.holders.clear();
+    let wanted = of_one(configuration, entry, true);
+    if let Some(holder) = wanted.holder_of_its_name().filter(|_| !no_start) {
+        return Some(format!(
+            "the array {} is served under its name, by {}: stop that one first, or give both an [[array]] with name and uuid",
+            holder.detail.uuid,
+            holder.control.display()
+        ));
     }
-    let wanted = of_entry(configuration, entry, &seen, &[]);
     match wanted.state() {
         State::Hopeless(why) | State::Late { why, enough: false } => Some(why),
         State::Late { why, .. } if !no_start && wanted.patience().is_none() => {

@@ -1,12 +1,16 @@
 //! `pinstripe release`: an array from Pinstripe back to mdadm.
 
-use std::{iter, path::PathBuf, process::Command};
+use std::{
+    iter,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use pinstripe_config::Configuration;
 use pinstripe_control::{
     StopParameters,
     client::Client,
-    place::stem,
+    place::{self, stem},
     text::{printable, shell_word},
 };
 use pinstripe_md::superblock::{ResyncOffset, Support};
@@ -19,10 +23,11 @@ use super::{
 use crate::{
     ask_daemon,
     assemble::forget,
+    called::beside,
     command_line::ReleaseArguments,
     configuration,
     failure::Failure,
-    list, output, patience,
+    joined, list, output, patience,
     scan::{FoundArray, Served, shown},
     systemd,
 };
@@ -116,6 +121,8 @@ impl Plan {
         give_back().map_err(|failure: Failure| self.say_stopped(&failure))?;
         systemd::reload(arguments.configuration.config.as_deref());
         forget(&self.array.short_name(), self.array.uuid);
+        // What can't be removed leads to devices that are looked at in vain.
+        let _ = joined::keep(self.array.uuid, &[]);
         ask_daemon::have_it_reload();
         if arguments.assemble {
             self.assemble()?;
@@ -179,7 +186,14 @@ impl Plan {
 
 /// The server that has it. Refused if one that may be it doesn't answer.
 fn server_of(array: &FoundArray) -> Result<Option<Served>, Failure> {
-    let stem = stem(&array.short_name(), &array.uuid.to_string());
+    let (name, uuid) = (array.short_name(), array.uuid.to_string());
+    let linked = place::by_uuid(&uuid);
+    // It may be called as one is beside another array of its name.
+    let stems = [stem(&name, &uuid), beside(&name, array.uuid)];
+    let may_be_its = |control: &Path| {
+        linked.as_deref() == Some(control)
+            || stems.iter().any(|stem| control.file_stem() == Some(stem.as_ref()))
+    };
     let mut silent = None;
     for (control, answer) in list::servers() {
         match answer {
@@ -189,7 +203,7 @@ fn server_of(array: &FoundArray) -> Result<Option<Served>, Failure> {
                     return Ok(Some(served));
                 }
             }
-            Err(error) if control.file_stem().is_some_and(|own| own == stem.as_str()) => {
+            Err(error) if may_be_its(&control) => {
                 silent = Some(format!("{}: {error}", shown(&control)));
             }
             Err(_) => {}

@@ -37,6 +37,10 @@ const STATE: (&str, &str) = (
     "/var/lib/pinstripe",
     "State of the target that must be kept over a restart, if --state names this directory: which host may write.",
 );
+const JOINED: (&str, &str) = (
+    "/var/lib/pinstripe/joined",
+    "Where the devices are that have joined arrays while they were served: starts look for members there, too.",
+);
 const CONFIGURATION: (&str, &str) = (
     "/etc/pinstripe/pinstripe.toml",
     "The configuration, with the files conf.d/*.toml beside it. PINSTRIPE_CONFIG names another main file. \
@@ -131,7 +135,7 @@ fn of_devices(command: &str) -> Parts {
         ),
         "serve" => (
             EXAMPLES_OF_SERVE,
-            &[CONTROL, NBD, UBLK, FUSE, SECRETS, HOST],
+            &[CONTROL, NBD, UBLK, FUSE, SECRETS, HOST, JOINED],
             &["", "create", "detail", "stop", "ublk", "monitor", "nbd-client(8)", "losetup(8)", "md(4)"],
         ),
         "target" => (
@@ -301,7 +305,7 @@ fn of_configuration(command: &str) -> Parts {
                 ("One array:", "pinstripe assemble --name data"),
                 ("As a unit of systemd does it:", "pinstripe assemble --foreground --name data"),
             ],
-            &[CONFIGURATION, CONTROL, LOG],
+            &[CONFIGURATION, CONTROL, LOG, JOINED],
             &["", "config", "examine", "incremental", "serve", "stop", "mdadm(8)"],
         ),
         "incremental" => (
@@ -309,7 +313,7 @@ fn of_configuration(command: &str) -> Parts {
                 ("A device has appeared:", "pinstripe incremental /dev/sdc"),
                 ("What udev's rules want to know of it:", "pinstripe incremental --export /dev/sdc"),
             ],
-            &[CONFIGURATION, CONTROL, LOG],
+            &[CONFIGURATION, CONTROL, LOG, JOINED],
             &["", "assemble", "add", "config", "udev(7)"],
         ),
         _ => (

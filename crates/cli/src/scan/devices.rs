@@ -8,8 +8,11 @@ use std::{
 
 const FOLDER: &str = "/sys/class/block";
 /// Devices that aren't searched unless the configuration names them: those by which arrays are served, whose
-/// server may be the one that is to be started, and those that answer late or hold no arrays.
+/// server may be the one that is to be started, and those that answer late or hold no arrays. Nor what lies
+/// on them: a look at a volume of an array would wait for that array's server.
 const LEFT_OUT: [&str; 5] = ["ublkb", "nbd", "zram", "fd", "sr"];
+/// Devices that lie on each other.
+const DEPTH_MAX: usize = 16;
 
 /// All that have any bytes, and what is wrong.
 pub fn block_devices() -> (Vec<PathBuf>, Vec<String>) {
@@ -23,7 +26,7 @@ pub fn block_devices() -> (Vec<PathBuf>, Vec<String>) {
     let is_searched = |name: &String| {
         let folder = Path::new(FOLDER).join(name);
         let said = |what: &str| fs::read_to_string(folder.join(what)).unwrap_or_default();
-        !LEFT_OUT.iter().any(|kind| is_of(name, kind))
+        !is_left_out(Path::new(FOLDER), name, 0)
             && said("size").trim().parse::<u64>().is_ok_and(|sectors| sectors > 0)
             && said("hidden").trim() != "1"
     };
@@ -49,6 +52,24 @@ pub fn may_be_member(path: &Path) -> bool {
     use std::os::unix::fs::FileTypeExt;
     let (path, _) = pinstripe_runtime::uring::path_of(path);
     fs::metadata(path).map_or(true, |found| found.is_file() || found.file_type().is_block_device())
+}
+
+/// Whether a device of this folder isn't searched.
+fn is_left_out(folder: &Path, name: &str, depth: usize) -> bool {
+    LEFT_OUT.iter().any(|kind| is_of(name, kind))
+        || depth < DEPTH_MAX && below(folder, name).iter().any(|name| is_left_out(folder, name, depth + 1))
+}
+
+/// The devices on which one lies: a partition on its disk, a loop device on what it shows if that is a
+/// device.
+fn below(folder: &Path, name: &str) -> Vec<String> {
+    let own = folder.join(name);
+    let slaves = fs::read_dir(own.join("slaves")).into_iter().flatten().flatten();
+    let disk = || own.canonicalize().ok()?.parent()?.file_name()?.to_str().map(str::to_owned);
+    let backing = fs::read_to_string(own.join("loop/backing_file")).unwrap_or_default();
+    let shown = backing.trim_end().strip_prefix("/dev/").map(|path| path.replace('/', "!"));
+    let disk = own.join("partition").exists().then(disk).flatten();
+    slaves.filter_map(|entry| entry.file_name().into_string().ok()).chain(disk).chain(shown).collect()
 }
 
 /// Whether a device's name is `kind` and a number.
@@ -97,6 +118,47 @@ mod tests {
         assert!(left_out("ublkb0") && left_out("nbd12") && left_out("sr0") && left_out("nbd0p1"));
         assert!(!left_out("sda") && !left_out("srx") && !left_out("nvme0n1") && !left_out("dm-0"));
         assert_eq!(node("cciss!c0d0"), Path::new("/dev/cciss/c0d0"));
+    }
+
+    /// As the kernel has it of logical volumes on an array and on its partition, of a loop device over one,
+    /// and of others.
+    #[test]
+    fn what_lies_on_an_array_is_not_searched() {
+        let sys = tempfile::tempdir().unwrap();
+        let folder = sys.path().join("class/block");
+        let devices = sys.path().join("devices");
+        let put = |place: &str, below: &[&str]| {
+            let own = devices.join(place);
+            fs::create_dir_all(own.join("slaves")).unwrap();
+            for below in below {
+                fs::write(own.join("slaves").join(below), "").unwrap();
+            }
+            fs::create_dir_all(&folder).unwrap();
+            let name = own.file_name().unwrap();
+            std::os::unix::fs::symlink(&own, folder.join(name)).unwrap();
+            if place.contains('/') {
+                fs::write(own.join("partition"), "1").unwrap();
+            }
+        };
+        put("ublkb0", &[]);
+        put("ublkb0/ublkb0p1", &[]);
+        put("sda", &[]);
+        put("sda/sda1", &[]);
+        put("dm-0", &["ublkb0"]);
+        put("dm-1", &["sda1", "ublkb0p1"]);
+        put("dm-2", &["dm-1"]);
+        put("dm-3", &["sda1"]);
+        put("md0", &["dm-2"]);
+        put("md0/md0p1", &[]);
+        put("loop0", &[]);
+        put("loop1", &[]);
+        for (name, shown) in [("loop0", "/dev/dm-0\n"), ("loop1", "/srv/dm-0\n")] {
+            fs::create_dir(folder.join(name).join("loop")).unwrap();
+            fs::write(folder.join(name).join("loop/backing_file"), shown).unwrap();
+        }
+        let names = ["sda", "sda1", "dm-0", "dm-1", "dm-2", "dm-3", "md0", "md0p1", "loop0", "loop1"];
+        let searched: Vec<&str> = names.into_iter().filter(|name| !is_left_out(&folder, name, 0)).collect();
+        assert_eq!(searched, ["sda", "sda1", "dm-3", "loop1"]);
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod group;
 mod look;
 
 use std::{
+    collections::BTreeSet,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -303,11 +304,16 @@ impl Served {
 
 /// Searches where `names` says (paths and globs), or all block devices.
 pub fn scan(names: Option<&[String]>) -> Seen {
-    scan_within(names, LIMIT)
+    scan_further(names, LIMIT, |_| Vec::new())
 }
 
-/// The same, without what hasn't answered within `limit`.
-pub fn scan_within(names: Option<&[String]>, limit: Duration) -> Seen {
+/// The same, without what hasn't answered within `limit`; and `further` devices for members of each array
+/// that is found. None of these keeps an array from being started.
+pub fn scan_further(
+    names: Option<&[String]>,
+    limit: Duration,
+    further: impl Fn(Uuid) -> Vec<PathBuf>,
+) -> Seen {
     let (paths, mut remarks) = match names {
         None => devices::block_devices(),
         Some(names) => {
@@ -322,9 +328,37 @@ pub fn scan_within(names: Option<&[String]>, limit: Duration) -> Seen {
     let is_named = |path: &Path| names.is_none_or(|names| names.iter().any(|name| Path::new(name) == path));
     let paths: Vec<PathBuf> =
         paths.into_iter().filter(|path| is_named(path) || devices::may_be_member(path)).collect();
-    let Looked { candidates, unread, is_silent } = look(&paths, limit);
-    let (arrays, damaged) = group(candidates);
+    let Looked { mut candidates, mut unread, mut is_silent } = look(&paths, limit);
+    let (mut arrays, mut damaged) = group(candidates.clone());
+    for uuid in arrays.iter().map(|found| found.uuid).collect::<Vec<_>>() {
+        let mut further = further(uuid);
+        further.retain(|path| !paths.contains(path));
+        if further.is_empty() {
+            continue;
+        }
+        let looked = look(&further, limit);
+        unread.extend(looked.unread);
+        is_silent |= looked.is_silent;
+        for candidate in looked.candidates {
+            candidates = with_member(candidates, candidate, uuid);
+        }
+        (arrays, damaged) = group(candidates.clone());
+    }
     let count = unread.len() + damaged.len();
     remarks.extend(unread.into_iter().map(|(_, why)| why).chain(damaged));
     Seen { arrays, remarks, unread: count, is_silent }
+}
+
+/// With a further device, if it is a member of this array, and not one because of which an array can't be
+/// started: a copy, or what may be another array's as well.
+fn with_member(before: Vec<Candidate>, new: Candidate, uuid: Uuid) -> Vec<Candidate> {
+    if new.superblock.as_ref().ok().is_none_or(|superblock| superblock.array.set_uuid != uuid) {
+        return before;
+    }
+    let faulty = |candidates: &[Candidate]| -> BTreeSet<Uuid> {
+        let (arrays, _) = group(candidates.to_vec());
+        arrays.iter().filter(|found| found.fault().is_some()).map(|found| found.uuid).collect()
+    };
+    let with = [&before[..], &[new]].concat();
+    if faulty(&with).is_subset(&faulty(&before)) { with } else { before }
 }

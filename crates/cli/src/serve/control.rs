@@ -12,7 +12,7 @@ use pinstripe_block::rate::RateLimit;
 use pinstripe_control::{
     AddParameters, AddResult, CallError, Command, Detail, DeviceResult, PROTOCOL, REQUEST_BYTES_MAX,
     ReplaceParameters, StopParameters, UpgradeParameters, Version, code,
-    detail::Client,
+    detail::{Client, Compared},
     limit::{Limit, LimitParameters},
     parse, response,
 };
@@ -30,6 +30,7 @@ use super::{
     Served, clients, devices,
     front::{FrontEnds, Leavers},
     grow,
+    joining::Keeper,
     journal::ServerLog,
     limit,
     looks::Looks,
@@ -71,6 +72,7 @@ struct Inner {
     limit: Arc<RateLimit>,
     recorder: Arc<Recorder>,
     kinds: devices::Kinds,
+    keeper: Rc<Keeper>,
     reconnector: Rc<Reconnector>,
     stopping: Rc<Stopping>,
     leavers: Rc<Leavers>,
@@ -85,6 +87,8 @@ struct Inner {
     adding: Cell<bool>,
     added: Signal,
     looks: Rc<Looks>,
+    /// What the latest check or repair of all parity left.
+    compared: Cell<Option<Compared>>,
 }
 
 impl ControlServer {
@@ -96,6 +100,7 @@ impl ControlServer {
             limit: Arc::clone(&served.limit),
             recorder: Arc::clone(&served.recorder),
             kinds: served.kinds,
+            keeper: Rc::clone(&served.keeper),
             reconnector,
             stopping: Rc::clone(&served.stopping),
             leavers: Rc::clone(&served.leavers),
@@ -106,6 +111,7 @@ impl ControlServer {
             adding: Cell::new(false),
             added: Signal::default(),
             looks: Looks::new(),
+            compared: Cell::default(),
         }))
     }
 
@@ -244,6 +250,7 @@ impl Inner {
         detail.clients = clients::list(&self.front_ends);
         detail.limit = limit::now(&self.limit);
         detail.recorded = self.recorder.is_on(shard::now());
+        detail.compared = self.compared.get();
         detail
     }
 
@@ -357,10 +364,14 @@ impl Inner {
                 serde_json::to_value(grow::journal_mode(&array, parameters, &self.journal).await?)
             }
             Command::Check(parameters) => serde_json::to_value(
-                maintenance::check(&array, parameters).await.map_err(|error| refusal::sync(&error))?,
+                maintenance::check(&array, parameters, &self.compared)
+                    .await
+                    .map_err(|error| refusal::sync(&error))?,
             ),
             Command::Repair(parameters) => serde_json::to_value(
-                maintenance::repair(&array, parameters).await.map_err(|error| refusal::sync(&error))?,
+                maintenance::repair(&array, parameters, &self.compared)
+                    .await
+                    .map_err(|error| refusal::sync(&error))?,
             ),
             Command::Sync(parameters) => serde_json::to_value(
                 maintenance::sync(&array, parameters).map_err(|error| refusal::sync(&error))?,
@@ -439,7 +450,8 @@ impl Inner {
         let identity = random_uuid().map_err(|failure| refused(failure.sentence()))?;
         let source = newcomer.source();
         let name = source.name();
-        let added = newcomer.join(array.add_over(source, identity, newcomer.marks())).await;
+        let adding = Box::pin(array.add_over(source, identity, newcomer.marks()));
+        let added = newcomer.join(self.keeper.joins(&name, array, adding)).await;
         let added = added.map_err(|error| refusal::command(&error))?;
         let recovery = match added {
             Added::Spare => "none",
@@ -473,9 +485,12 @@ impl Inner {
         };
         let marks = with.as_ref().map(devices::Newcomer::marks).unwrap_or_default();
         let source = with.as_ref().map(devices::Newcomer::source);
-        let replacing = array.replace_over(slot, source, identity, marks);
+        let replacing = Box::pin(array.replace_over(slot, source, identity, marks));
         let replaced = match &with {
-            Some(newcomer) => newcomer.join(replacing).await,
+            Some(newcomer) => {
+                let name = newcomer.source().name();
+                newcomer.join(self.keeper.joins(&name, array, replacing)).await
+            }
             None => replacing.await,
         };
         let device = replaced.map_err(|error| said(&error))?;

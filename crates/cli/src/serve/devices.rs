@@ -1,6 +1,7 @@
 //! The members of the array: opened and locked, or made of memory.
 
 use std::{
+    collections::BTreeMap,
     ops::Range,
     path::{Path, PathBuf},
     sync::{Arc, Weak},
@@ -13,7 +14,7 @@ use pinstripe_engine::{
 };
 use pinstripe_md::{
     identity::Uuid,
-    superblock::{MetadataVersion, Role},
+    superblock::{Claims, MetadataVersion, Role},
 };
 use pinstripe_runtime::{
     DeviceInfo, DeviceSource, Memory, MemorySource, shard,
@@ -25,9 +26,11 @@ use crate::{
     command_line::ServeArguments,
     create::Shape,
     failure::Failure,
+    joined::{self, Joined},
     log,
     member::{self, Member},
     probe::{Contents, MdFinding},
+    scan::{Candidate, FoundArray, group},
 };
 
 /// How the path of a memory device begins.
@@ -84,35 +87,19 @@ impl OpenedDevices {
         let options =
             OpenOptions { read_only: arguments.read_only, poll: arguments.poll, ..OpenOptions::default() };
         let mut members = Self::default();
-        let patience = arguments.run_after.map(|seconds| u64::from(seconds) * 1_000_000_000);
-        let last_try = shard::now() + patience.unwrap_or(0);
-        let goes_back = inherited.is_some_and(Inheritance::is_return);
-        for path in &arguments.devices {
-            if is_memory(path) {
-                return Err(Failure::usage(format!(
-                    "{} is empty memory: it goes with --create only",
-                    path.display()
-                )));
+        let patience = Patience::new(arguments, inherited);
+        let mut absent = members.open_named(arguments, &options, &patience).await?;
+        if arguments.joined {
+            absent.extend(members.open_joined(arguments, &options).await);
+            if !absent.is_empty() && members.are_whole().await {
+                absent.drain(..).for_each(|Absent { why, .. }| say_left_out(&why));
             }
-            let member = match open_until(path, &options, last_try).await {
-                Err(missing) if patience.is_some() && (goes_back || is_absent(path)) => {
-                    members.leave_out(&missing);
-                    continue;
-                }
-                Err(absent) if member::address(path).is_none() && is_absent(path) => {
-                    let words = "if the device is lost, leave it out, and the others are served degraded";
-                    return Err(Failure::new(format!("{}: {words}", absent.sentence())));
-                }
-                opened => opened?,
-            };
-            member.remember();
-            if let Member::Local(file, _) = &member {
-                members.files.push(Arc::downgrade(file));
-            }
-            members.sources.push(member.source());
+        }
+        for absent in absent {
+            members.open_absent(absent, &options, &patience).await?;
         }
         if inherited.is_some() {
-            members.check_readable(goes_back).await?;
+            members.check_readable(patience.goes_back).await?;
         }
         if members.sources.is_empty() {
             return Err(Failure::new("none of the members could be opened: name at least one that exists"));
@@ -121,9 +108,135 @@ impl OpenedDevices {
         Ok(members)
     }
 
+    /// Opens what is named and there. What is not.
+    async fn open_named(
+        &mut self,
+        arguments: &ServeArguments,
+        options: &OpenOptions,
+        patience: &Patience,
+    ) -> Result<Vec<Absent>, Failure> {
+        let mut absent = Vec::new();
+        for path in &arguments.devices {
+            if is_memory(path) {
+                return Err(Failure::usage(format!(
+                    "{} is empty memory: it goes with --create only",
+                    path.display()
+                )));
+            }
+            match open_member(path.to_owned(), options.clone()).await {
+                Ok(member) => self.take(&member),
+                Err(why) if is_absent(path) => absent.push(Absent { path: path.to_owned(), why, of: None }),
+                Err(why) if patience.goes_back => self.leave_out(&why),
+                Err(why) => return Err(why),
+            }
+        }
+        Ok(absent)
+    }
+
+    /// Waits for what was away, as long as that is asked for.
+    async fn open_absent(
+        &mut self,
+        absent: Absent,
+        options: &OpenOptions,
+        patience: &Patience,
+    ) -> Result<(), Failure> {
+        let Absent { path, why, of } = absent;
+        let opened = match patience.last_try {
+            Some(last_try) => open_until(&path, options, last_try).await,
+            None => Err(why),
+        };
+        match (opened, of) {
+            (Ok(member), None) => self.take(&member),
+            (Ok(member), Some(uuid)) => self.take_joined(&member, uuid).await,
+            (Err(why), _) if patience.last_try.is_some() && (patience.goes_back || is_absent(&path)) => {
+                self.leave_out(&why);
+            }
+            (Err(why), Some(_)) => say_left_out(&why),
+            (Err(why), None) if member::address(&path).is_none() && is_absent(&path) => {
+                let words = "if the device is lost, leave it out, and the others are served degraded";
+                return Err(Failure::new(format!("{}: {words}", why.sentence())));
+            }
+            (Err(why), None) => return Err(why),
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, member: &Member) {
+        member.remember();
+        if let Member::Local(file, _) = member {
+            self.files.push(Arc::downgrade(file));
+        }
+        self.sources.push(member.source());
+    }
+
     fn leave_out(&mut self, why: &Failure) {
-        log::warn(&format!("{}; the array is started without it", why.sentence()));
+        say_left_out(why);
         self.left_out = true;
+    }
+
+    /// Opens the devices that have joined the array under earlier servers. Those that had a slot and are
+    /// away.
+    async fn open_joined(&mut self, arguments: &ServeArguments, options: &OpenOptions) -> Vec<Absent> {
+        // What is wrong will be said later.
+        let _ = self.find_name(arguments.uuid).await;
+        let Ok(uuid) = self.uuid.parse::<Uuid>() else { return Vec::new() };
+        let named = arguments.devices.clone();
+        let mut absent = Vec::new();
+        for (path, slot) in blocking(move || joined_beside(uuid, &named)).await {
+            match open_member(path.clone(), options.clone()).await {
+                Ok(member) => self.take_joined(&member, uuid).await,
+                Err(why) if slot.is_some() && is_absent(&path) => {
+                    absent.push(Absent { path, why, of: Some(uuid) });
+                }
+                Err(why) => say_left_out(&why),
+            }
+        }
+        absent
+    }
+
+    /// Takes a device that has joined the array `uuid`, if it is a member still, and none that is here
+    /// already or that the array has gone on without.
+    async fn take_joined(&mut self, member: &Member, uuid: Uuid) {
+        let own = |claims: &Claims| {
+            let own = claims.choose(Some(uuid), &[]).filter(|own| own.array.set_uuid == uuid);
+            own.map(|own| own.member.device_uuid)
+        };
+        let claims = claims_of(member.source()).await;
+        let Some((claims, found)) = claims.and_then(|claims| own(&claims).map(|found| (claims, found)))
+        else {
+            let name = &member.info().name;
+            return log::warn(&format!(
+                "{name} has joined the array once, and shows no superblock of it now"
+            ));
+        };
+        let mut all = self.claims().await;
+        if all.iter().any(|claims| own(claims) == Some(found)) {
+            return;
+        }
+        all.push(claims);
+        let last = number(all.len() - 1);
+        if array_of(uuid, &all).is_some_and(|array| array.needed().any(|member| member.path == last)) {
+            self.take(member);
+        }
+    }
+
+    /// Whether every slot has a member that has everything, and the journal is there if there is one: so what
+    /// is away isn't needed.
+    async fn are_whole(&self) -> bool {
+        let Ok(uuid) = self.uuid.parse::<Uuid>() else { return false };
+        let array = array_of(uuid, &self.claims().await);
+        array.is_some_and(|array| array.missing().is_empty() && !array.lacks_journal())
+    }
+
+    /// What the superblocks of the devices say that show them soon.
+    async fn claims(&self) -> Vec<Claims> {
+        let look = |source: &Arc<dyn DeviceSource>| shard::spawn_joined(claims_of(Arc::clone(source)));
+        let looking: Vec<_> = self.sources.iter().map(look).collect();
+        let mut all = Vec::new();
+        for looking in looking {
+            all.extend(looking.join().await);
+        }
+        all
     }
 
     /// Refuses members that don't show their superblock, or leaves them out. All are looked at side by side:
@@ -190,6 +303,75 @@ impl OpenedDevices {
         create_with(&wish, shape.log(), &attached).await?;
         Ok(Self { sources, name: wish.name.short(), uuid: wish.set_uuid.to_string(), ..Self::default() })
     }
+}
+
+/// How long members that are away are waited for.
+struct Patience {
+    /// The last moment, if they are to be done without then.
+    last_try: Option<u64>,
+    /// No other program can go on, so that what can't be opened is done without.
+    goes_back: bool,
+}
+
+impl Patience {
+    fn new(arguments: &ServeArguments, inherited: Option<&Inheritance>) -> Self {
+        let limit = arguments.run_after.map(|seconds| u64::from(seconds) * 1_000_000_000);
+        let goes_back = limit.is_some() && inherited.is_some_and(Inheritance::is_return);
+        Self { last_try: limit.map(|limit| shard::now() + limit), goes_back }
+    }
+}
+
+/// A device that can't be opened now.
+struct Absent {
+    path: PathBuf,
+    why: Failure,
+    /// The array that it has joined under an earlier server, if it isn't named.
+    of: Option<Uuid>,
+}
+
+fn say_left_out(why: &Failure) {
+    log::warn(&format!("{}; the array is started without it", why.sentence()));
+}
+
+/// The devices that have joined an array, where they are now, with the slots that they had; without those
+/// that are named. Blocks.
+fn joined_beside(uuid: Uuid, named: &[PathBuf]) -> Vec<(PathBuf, Option<usize>)> {
+    let is_named = |path: &PathBuf| {
+        named.contains(path)
+            || named.iter().any(|other| member::are_one(path, other))
+            || member::is_over(path, named)
+    };
+    let place = |joined: Joined| {
+        let here = if joined.is_on_server() { None } else { joined.path() };
+        (here.unwrap_or_else(|| PathBuf::from(joined.device)), joined.slot)
+    };
+    joined::all(uuid).into_iter().map(place).filter(|(path, _)| !is_named(path)).collect()
+}
+
+/// The array of the devices that say this; they are called by their numbers.
+fn array_of(uuid: Uuid, all: &[Claims]) -> Option<FoundArray> {
+    let candidate = |(index, claims): (usize, &Claims)| {
+        let superblock = claims.choose(Some(uuid), &[]).filter(|own| own.array.set_uuid == uuid)?;
+        Some(Candidate {
+            path: number(index),
+            storage: None,
+            superblock: Ok(superblock.clone()),
+            rivals: Vec::new(),
+            bitmaps: BTreeMap::new(),
+            holders: Vec::new(),
+        })
+    };
+    group(all.iter().enumerate().filter_map(candidate).collect()).0.pop()
+}
+
+fn number(index: usize) -> PathBuf {
+    PathBuf::from(index.to_string())
+}
+
+/// What a device's superblocks say, if it shows them soon.
+async fn claims_of(source: Arc<dyn DeviceSource>) -> Option<Claims> {
+    let device = source.attach().ok()?;
+    shard::timeout(SHOW_NANOSECONDS, read_claims(&*device)).await?.ok()?
 }
 
 /// Whether a member shows its superblock, soon.

@@ -1,10 +1,13 @@
 //! The server's half of the calls about maintenance and events.
 
-use std::{rc::Rc, time::UNIX_EPOCH};
+use std::{cell::Cell, rc::Rc, time::UNIX_EPOCH};
 
-use pinstripe_control::maintenance::{
-    CheckParameters, CheckResult, Event, EventsParameters, EventsResult, MemberSectors, RepairParameters,
-    SyncChange, SyncParameters, SyncResult,
+use pinstripe_control::{
+    detail::Compared,
+    maintenance::{
+        CheckParameters, CheckResult, Event, EventsParameters, EventsResult, MemberSectors, RepairParameters,
+        SyncChange, SyncParameters, SyncResult,
+    },
 };
 use pinstripe_engine::{
     array::Array,
@@ -20,16 +23,44 @@ use pinstripe_block::first_of::{First, first_of};
 const WAIT_MS_MAX: u64 = 60_000;
 
 /// Compares data with parity.
-pub async fn check(array: &Array, parameters: CheckParameters) -> Result<CheckResult, SyncError> {
+pub async fn check(
+    array: &Array,
+    parameters: CheckParameters,
+    compared: &Cell<Option<Compared>>,
+) -> Result<CheckResult, SyncError> {
     let CheckParameters { from, to } = parameters;
-    Ok(result(array.scrub(ScrubRequest { action: ScrubAction::Check, from, to }).await?))
+    scrub(array, ScrubRequest { action: ScrubAction::Check, from, to }, compared).await
 }
 
 /// Compares, and corrects.
-pub async fn repair(array: &Array, parameters: RepairParameters) -> Result<CheckResult, SyncError> {
+pub async fn repair(
+    array: &Array,
+    parameters: RepairParameters,
+    compared: &Cell<Option<Compared>>,
+) -> Result<CheckResult, SyncError> {
     let RepairParameters { from, to, locate } = parameters;
     let action = if locate { ScrubAction::Locate } else { ScrubAction::Repair };
-    Ok(result(array.scrub(ScrubRequest { action, from, to }).await?))
+    scrub(array, ScrubRequest { action, from, to }, compared).await
+}
+
+/// Does it. `compared` has what is known of all parity then, if all of it was compared.
+async fn scrub(
+    array: &Array,
+    request: ScrubRequest,
+    compared: &Cell<Option<Compared>>,
+) -> Result<CheckResult, SyncError> {
+    let ScrubRequest { action, from, to } = request;
+    let report = array.scrub(request).await?;
+    if report.complete && report.unreadable_stripes == 0 && from == 0 && to.is_none() {
+        let mismatched_sectors = match action {
+            ScrubAction::Check => report.mismatched_sectors,
+            ScrubAction::Repair => 0,
+            ScrubAction::Locate => report.unexplained_sectors,
+        };
+        let time = UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
+        compared.set(Some(Compared { time, mismatched_sectors }));
+    }
+    Ok(result(report))
 }
 
 fn result(report: CheckReport) -> CheckResult {

@@ -20,6 +20,7 @@ mod devices;
 mod front;
 mod fuse;
 mod grow;
+mod joining;
 mod journal;
 mod limit;
 mod looks;
@@ -70,6 +71,7 @@ use self::{
     control_socket::ControlSocket,
     devices::OpenedDevices,
     front::{Accepting, FrontEnds, Identity, Leavers},
+    joining::Keeper,
     pool::Pool,
     reconnect::Reconnector,
     stopping::Stopping,
@@ -155,7 +157,8 @@ impl Plan {
             return Err(Failure::usage("--create makes an empty array, which --read-only would keep so"));
         }
         let runtime = on_shards::wanted(arguments.shards, arguments.cpus.as_ref());
-        let memory = Division::new(arguments.memory_max, runtime.shards, arguments.cache)?;
+        let tls = arguments.tls.tls_certificates.is_some() || arguments.nvme_tls_hosts.is_some();
+        let memory = Division::new(arguments.memory_max, runtime.shards, arguments.cache, tls)?;
         let plan = Self { arguments, shape, runtime: memory.of_shards(runtime), memory };
         let speed = plan.sync_speed();
         if speed.max_kib < speed.min_kib {
@@ -198,7 +201,7 @@ impl Plan {
         arguments.devices = inherited.devices();
         // But what is only read may be read on.
         arguments.force &= arguments.read_only;
-        arguments.takeover = false;
+        (arguments.takeover, arguments.joined) = (false, false);
         // As if a member had been lost there.
         (arguments.run, arguments.run_after) = (true, Some(0));
         arguments.sync_speed_min = Some(settings.sync_speed_min_kib);
@@ -298,7 +301,10 @@ async fn start(context: Context, plan: Plan, inherited: Option<&Inheritance>) ->
         let _ = array.stop().await;
         return Err(error);
     }
+    let is_kept = plan.shape.is_none() && !plan.arguments.read_only;
+    let uuid = members.uuid.parse().ok().filter(|_| is_kept);
     let served = Served {
+        keeper: Keeper::new(uuid, journal.clone()).await,
         journal,
         stopping: Stopping::new(),
         warnings: warnings(&plan, &front_ends),
@@ -365,6 +371,7 @@ struct Served {
     journal: ServerLog,
     stopping: Rc<Stopping>,
     pool: Option<Pool>,
+    keeper: Rc<Keeper>,
     front_ends: Rc<FrontEnds>,
     leavers: Rc<Leavers>,
     /// Of all clients together.
@@ -390,8 +397,10 @@ impl Started {
             Reconnector::spawn(served.array.clone(), served.kinds.poll, Rc::clone(&served.stopping));
         let controller = ControlServer::new(&served, reconnector);
         if let Some(pool) = served.pool.take() {
-            pool.spawn(served.array.clone(), served.journal.clone(), Rc::clone(&served.stopping));
+            let keeper = Rc::clone(&served.keeper);
+            pool.spawn(served.array.clone(), served.journal.clone(), keeper, Rc::clone(&served.stopping));
         }
+        served.keeper.watch(served.array.clone(), Rc::clone(&served.stopping));
         let accepting = served.accept(&controller, socket.listener);
         let last_reported = served.journal.tell_events(&served.array, 0);
         served.journal.watch(served.array.clone(), last_reported, Rc::clone(&served.stopping));
@@ -486,6 +495,7 @@ impl Served {
         let mut estate = Estate::new(wish, Settings::of(&self.array, limit));
         // They tell how far they came. What else is under way goes on in the next program.
         shard::timeout(SCRUBS_NANOSECONDS, self.array.end_scrubs()).await;
+        self.keeper.close().await;
         // As at an end. The next program sets it anew.
         self.limit.set(Rates::default());
         for task in accepting {

@@ -16,7 +16,7 @@ use pinstripe_nvme::{
 };
 use pinstripe_runtime::{DeviceSource, shard};
 
-use super::{journal::ServerLog, nvme::namespace_uuid, stopping::Stopping};
+use super::{joining::Keeper, journal::ServerLog, nvme::namespace_uuid, stopping::Stopping};
 use crate::{
     command_line::ServeArguments,
     create::random_uuid,
@@ -52,7 +52,7 @@ impl Pool {
     }
 
     /// Watches `array` until the end is wanted.
-    pub fn spawn(self, array: Array, journal: ServerLog, stopping: Rc<Stopping>) {
+    pub fn spawn(self, array: Array, journal: ServerLog, keeper: Rc<Keeper>, stopping: Rc<Stopping>) {
         shard::spawn(async move {
             let mut empty_since = None;
             let mut complained = String::new();
@@ -67,7 +67,7 @@ impl Pool {
                 if shard::now() - since < self.delay {
                     continue;
                 }
-                let Some(words) = self.fill(&array, &stopping).await else { return };
+                let Some(words) = self.fill(&array, &keeper, &stopping).await else { return };
                 if !words.is_empty() {
                     pause = PAUSE_NANOSECONDS;
                     if words != complained {
@@ -80,7 +80,7 @@ impl Pool {
     }
 
     /// Adds a namespace. Why there is none, or nothing; `None` if the end is wanted.
-    async fn fill(&self, array: &Array, stopping: &Rc<Stopping>) -> Option<String> {
+    async fn fill(&self, array: &Array, keeper: &Rc<Keeper>, stopping: &Stopping) -> Option<String> {
         let (mut words, mut all) = (Vec::new(), Vec::new());
         for server in &self.servers {
             let candidates = match first_of(stopping.wanted(), candidates(server, array)).await {
@@ -100,7 +100,7 @@ impl Pool {
             array.detail().slots.into_iter().filter_map(|slot| subsystem(&slot.device?)).collect();
         all.sort_by_cached_key(|source| members_at(&source.name(), &members));
         for source in all {
-            match take(&source, array).await {
+            match take(&source, array, keeper).await {
                 Ok(()) => return Some(String::new()),
                 Err(failure) => words.push(format!("{}: {}", source.name(), failure.sentence())),
             }
@@ -183,7 +183,7 @@ async fn ends_are_zero(source: &NvmeSource) -> Result<bool, Failure> {
 }
 
 /// Adds a namespace if it is blank.
-async fn take(source: &Arc<NvmeSource>, array: &Array) -> Result<(), Failure> {
+async fn take(source: &Arc<NvmeSource>, array: &Array, keeper: &Rc<Keeper>) -> Result<(), Failure> {
     let name = source.name();
     let [a, b, c, d, e, f, g, h, ..] = namespace_uuid(&array.detail().uuid);
     // The same after a crash, so that a claim that was left behind is ours.
@@ -193,8 +193,9 @@ async fn take(source: &Arc<NvmeSource>, array: &Array) -> Result<(), Failure> {
     source.claim(key).await?;
     let added = async {
         check_blank(source).await?;
-        let adding = array.add(Arc::clone(source) as Arc<dyn DeviceSource>, random_uuid()?);
-        Ok::<_, Failure>(Member::Remote(Arc::clone(source)).join(adding).await?)
+        let adding = Box::pin(array.add(Arc::clone(source) as Arc<dyn DeviceSource>, random_uuid()?));
+        let joining = keeper.joins(&name, array, adding);
+        Ok::<_, Failure>(Member::Remote(Arc::clone(source)).join(joining).await?)
     };
     let added = added.await;
     // If this isn't heard, the claim keeps others from writing a namespace that is ours, or is lost with the

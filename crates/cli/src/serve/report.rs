@@ -111,6 +111,7 @@ pub fn detail(array: &Array, addresses: Vec<Address>) -> Detail {
         regions_to_resync: now.regions_to_resync as u64,
         regions_to_resync_by_part: counts(now.regions_to_resync_by_part),
         sync: now.sync.as_ref().map(sync),
+        compared: None,
         sync_paused: array.is_sync_paused(),
         sync_speed_min_kib: array.sync_speed().min_kib,
         sync_speed_max_kib: array.sync_speed().max_kib,

@@ -57,6 +57,22 @@ pub struct MemberSample {
     pub state: String,
     pub device: Option<String>,
     pub slow: bool,
+    /// Of a small read; none until one was measured.
+    pub read_latency_ns: Option<u64>,
+    /// Of a small write; none until one was measured.
+    pub write_latency_ns: Option<u64>,
+    /// What was asked of it. None until the same device was there twice in the same run of the server.
+    pub rates: Option<MemberRates>,
+}
+
+/// What was asked of a member between two readings, of clients and of the array itself.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct MemberRates {
+    pub reads_per_second: f64,
+    /// Zeroing and discards included.
+    pub writes_per_second: f64,
+    pub read_bytes_per_second: u64,
+    pub write_bytes_per_second: u64,
 }
 
 /// Of the time between two readings.
@@ -82,11 +98,16 @@ impl ArraySample {
     /// Of the latest reading and the one before it, if there is one.
     pub fn new(earlier: Option<&Reading>, latest: &Reading) -> Self {
         let detail = &latest.detail;
+        let between = earlier.and_then(|earlier| Between::new(earlier, latest));
+        let measured = |ns: u64| (ns > 0).then_some(ns);
         let member = |member: &Member| MemberSample {
             slot: member.slot,
             state: member.state.clone(),
             device: member.device.clone(),
             slow: member.slow,
+            read_latency_ns: measured(member.read_latency_ns),
+            write_latency_ns: measured(member.write_latency_ns),
+            rates: between.as_ref().and_then(|between| between.of_member(member)),
         };
         Self {
             name: detail.name.clone(),
@@ -100,7 +121,7 @@ impl ArraySample {
             faulty: detail.failed.len(),
             sync: detail.sync.clone(),
             clients: detail.clients.clone(),
-            rates: earlier.and_then(|earlier| rates(earlier, latest)),
+            rates: between.as_ref().map(Between::of_clients),
         }
     }
 
@@ -110,33 +131,70 @@ impl ArraySample {
     }
 }
 
-fn rates(earlier: &Reading, latest: &Reading) -> Option<Rates> {
-    let time = latest.at.checked_sub(earlier.at).filter(|time| !time.is_zero())?;
-    if earlier.instance != latest.instance {
-        return None;
+/// Two readings of one run of a server.
+struct Between<'a> {
+    then: &'a Detail,
+    now: &'a Detail,
+    time: Duration,
+}
+
+impl<'a> Between<'a> {
+    /// None if no time has gone by.
+    fn new(earlier: &'a Reading, latest: &'a Reading) -> Option<Self> {
+        let time = latest.at.checked_sub(earlier.at).filter(|time| !time.is_zero())?;
+        let is_same = earlier.instance == latest.instance;
+        is_same.then_some(Self { then: &earlier.detail, now: &latest.detail, time })
     }
-    let (then, now) = (&earlier.detail, &latest.detail);
-    let bytes = |name: &str| {
-        let [then, now] = [then, now].map(|detail| detail.statistics.get(name).copied().unwrap_or(0));
-        let in_all = u128::from(now.saturating_sub(then)) * 1_000_000_000 / time.as_nanos();
+
+    /// In a second, of a counter.
+    fn rate(&self, [then, now]: [u64; 2]) -> f64 {
+        number(now.saturating_sub(then)) / self.time.as_secs_f64()
+    }
+
+    /// In a second, of a counter of bytes.
+    fn byte_rate(&self, [then, now]: [u64; 2]) -> u64 {
+        let in_all = u128::from(now.saturating_sub(then)) * 1_000_000_000 / self.time.as_nanos();
         u64::try_from(in_all).unwrap_or(u64::MAX)
-    };
-    let operation = |(name, histogram): (&String, &Histogram)| {
-        let nothing = Histogram::default();
-        let between = histogram.since(then.latency.operations.get(name).unwrap_or(&nothing));
-        let rate = OperationRate {
-            per_second: number(between.count()) / time.as_secs_f64(),
-            mean_ns: between.mean_ns(),
-            p99_ns: between.quantile_ns(&now.latency.bounds_ns, 990),
+    }
+
+    fn of_clients(&self) -> Rates {
+        let Self { then, now, time } = self;
+        let bytes = |name: &str| self.byte_rate([then, now].map(|detail| counted(&detail.statistics, name)));
+        let operation = |(name, histogram): (&String, &Histogram)| {
+            let nothing = Histogram::default();
+            let between = histogram.since(then.latency.operations.get(name).unwrap_or(&nothing));
+            let rate = OperationRate {
+                per_second: self.rate([0, between.count()]),
+                mean_ns: between.mean_ns(),
+                p99_ns: between.quantile_ns(&now.latency.bounds_ns, 990),
+            };
+            (name.clone(), rate)
         };
-        (name.clone(), rate)
-    };
-    Some(Rates {
-        seconds: time.as_secs_f64(),
-        read_bytes_per_second: bytes("read_bytes"),
-        write_bytes_per_second: bytes("write_bytes"),
-        operations: now.latency.operations.iter().map(operation).collect(),
-    })
+        Rates {
+            seconds: time.as_secs_f64(),
+            read_bytes_per_second: bytes("read_bytes"),
+            write_bytes_per_second: bytes("write_bytes"),
+            operations: now.latency.operations.iter().map(operation).collect(),
+        }
+    }
+
+    /// Another device in the slot has counters of its own.
+    fn of_member(&self, now: &Member) -> Option<MemberRates> {
+        let is_it = |then: &&Member| then.slot == now.slot && then.device == now.device;
+        let then = self.then.members.iter().filter(|_| now.device.is_some()).find(is_it)?;
+        let both = |name: &str| [then, now].map(|member| counted(&member.statistics, name));
+        Some(MemberRates {
+            reads_per_second: self.rate(both("reads")),
+            writes_per_second: self.rate(both("writes")),
+            read_bytes_per_second: self.byte_rate(both("read_bytes")),
+            write_bytes_per_second: self.byte_rate(both("write_bytes")),
+        })
+    }
+}
+
+/// A counter; 0 if the server doesn't have it.
+fn counted(statistics: &BTreeMap<String, u64>, name: &str) -> u64 {
+    statistics.get(name).copied().unwrap_or(0)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a rate is shown with a few digits")]
@@ -153,8 +211,10 @@ pub mod tests {
     /// A RAID5 with two of its three members, read at `seconds`.
     pub fn reading(name: &str, seconds: u64, reads: u64) -> Reading {
         let member = |slot: usize, state: &str, device: Value| {
-            json!({ "slot": slot, "state": state, "device": device, "read_latency_ns": 0, "write_latency_ns": 0,
-                "slow": slot == 1, "late_requests": 0, "bad_sectors": 0, "statistics": {} })
+            let statistics =
+                json!({ "reads": reads, "read_bytes": reads * 4096, "writes": 7, "write_bytes": 512 });
+            json!({ "slot": slot, "state": state, "device": device, "read_latency_ns": 90_000, "write_latency_ns": 0,
+                "slow": slot == 1, "late_requests": 0, "bad_sectors": 0, "statistics": statistics })
         };
         let members = [
             member(0, "in-sync", json!("/dev/a")),
@@ -195,6 +255,22 @@ pub mod tests {
         assert!((rates.seconds - 2.0).abs() < 1e-9 && (read.per_second - 50.0).abs() < 1e-9, "{rates:?}");
         assert_eq!((read.mean_ns, read.p99_ns), (Some(1500), Some(1990)));
         assert_eq!((rates.operations["write"].mean_ns, rates.operations["write"].p99_ns), (None, None));
+    }
+
+    #[test]
+    fn a_member_has_rates_of_its_own_as_long_as_the_same_device_has_the_slot() {
+        let earlier = reading("a", 10, 100);
+        let of = |latest: &Reading| ArraySample::new(Some(&earlier), latest).members;
+        let mut latest = reading("a", 12, 200);
+        let member = of(&latest).swap_remove(0);
+        assert_eq!((member.read_latency_ns, member.write_latency_ns), (Some(90_000), None));
+        let rates = member.rates.unwrap();
+        assert!((rates.reads_per_second - 50.0).abs() < 1e-9 && rates.writes_per_second < 1e-9, "{rates:?}");
+        assert_eq!((rates.read_bytes_per_second, rates.write_bytes_per_second), (50 * 4096, 0));
+        latest.detail.members[0].device = Some("/dev/new".to_owned());
+        let members = of(&latest);
+        let known: Vec<bool> = members.iter().map(|member| member.rates.is_some()).collect();
+        assert_eq!(known, [false, true, false], "another device, the same one, and none");
     }
 
     #[test]

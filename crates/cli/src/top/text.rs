@@ -5,7 +5,7 @@ use std::{path::Path, time::Duration};
 
 use pinstripe_control::{detail::Sync, latency::Nanoseconds, size::ByteSize, text::printable};
 
-use super::sample::{ArraySample, MemberSample, Rates, Sample};
+use super::sample::{ArraySample, MemberRates, MemberSample, Rates, Sample};
 
 /// The head of the table.
 pub const HEADS: [&str; 11] = [
@@ -148,6 +148,10 @@ pub fn page(sample: &Sample) -> Vec<Line> {
             .push(line(Tone::Heading, format!("MEMBERS ({} spares, {} faulty)", array.spares, array.faulty)));
         lines.extend(array.members.iter().map(member));
         lines.push(line(Tone::Plain, ""));
+        let Rows { head, rows } = asked_of_members(array, sample.error.is_none());
+        lines.push(line(Tone::Heading, head));
+        lines.extend(rows.into_iter().map(|row| line(Tone::Plain, row)));
+        lines.push(line(Tone::Plain, ""));
         lines.push(line(Tone::Heading, format!("CLIENTS ({} connections)", array.connections())));
         lines.extend(array.clients.iter().map(|client| line(Tone::Plain, client.in_words())));
     }
@@ -171,6 +175,39 @@ fn operations(array: &ArraySample) -> Rows {
         format!("{name:<14} {:>10} {mean:>12} {p99:>12}", often(rate.per_second))
     };
     Rows { head, rows: rates.map(row).collect() }
+}
+
+/// What is asked of each member. `is_current`: the rates are of now.
+fn asked_of_members(array: &ArraySample, is_current: bool) -> Rows {
+    let row = |cells: [&str; 7]| {
+        let [slot, reads, writes, read, written, small_read, small_write] = cells;
+        format!(
+            "{slot:>4} {reads:>9} {writes:>9} {read:>12} {written:>12} {small_read:>11} {small_write:>11}"
+        )
+    };
+    let known = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
+    let of_member = |member: &MemberSample| {
+        let rates = member.rates.as_ref().filter(|_| is_current);
+        let count = |value: fn(&MemberRates) -> f64| known(rates.map(|rates| often(value(rates))));
+        let bytes = |value: fn(&MemberRates) -> u64| {
+            known(rates.map(|rates| format!("{}/s", ByteSize(value(rates)))))
+        };
+        let time = |ns: Option<u64>| known(ns.map(|ns| Nanoseconds(ns).to_string()));
+        row([
+            &member.slot.to_string(),
+            &count(|rates| rates.reads_per_second),
+            &count(|rates| rates.writes_per_second),
+            &bytes(|rates| rates.read_bytes_per_second),
+            &bytes(|rates| rates.write_bytes_per_second),
+            &time(member.read_latency_ns),
+            &time(member.write_latency_ns),
+        ])
+    };
+    let head = row(["SLOT", "READS/s", "WRITES/s", "READ", "WRITTEN", "SMALL READ", "SMALL WRITE"]);
+    Rows {
+        head,
+        rows: array.members.iter().filter(|member| member.device.is_some()).map(of_member).collect(),
+    }
 }
 
 fn member(member: &MemberSample) -> Line {
@@ -253,7 +290,9 @@ mod tests {
             let cells = cells(sample);
             assert_eq!((cells[0].as_str(), cells[2].as_str(), cells[4].as_str()), ("data", "no answer", "-"));
             assert_eq!(tone(sample), Tone::Bad);
-            assert!(page(sample).iter().any(|line| line.tone == Tone::Bad && line.text == trouble));
+            let page = page(sample);
+            assert!(page.iter().any(|line| line.tone == Tone::Bad && line.text == trouble));
+            assert!(!page.iter().any(|line| line.text.contains("KiB/s   ")), "{page:?}");
         }
     }
 
@@ -263,6 +302,8 @@ mod tests {
         for words in [
             "  2  missing\n",
             "  1  in-sync, slow  /dev/b\n",
+            "SLOT   READS/s  WRITES/s         READ      WRITTEN  SMALL READ SMALL WRITE\n",
+            "   1        50       0.0    200 KiB/s    0 bytes/s     90.0 us           -\n",
             "read                   50      1.50 us      1.99 us\n",
             "rebuild 25% (1 of 4 stripes), 3 KiB/s per member, 3m 20s left\n",
             "CLIENTS (2 connections)\n  host over nbd, 2 connections\n",

@@ -76,10 +76,12 @@ impl Drop for Configured {
 }
 
 pub const SCAN: &str = "[scan]\ndevices = ['@/member*']\n[defaults]\nshards = 1\n";
+/// The same, with all arrays served that are found.
+pub const ALL: &str = "[scan]\ndevices = ['@/member*']\nassemble = 'all'\n[defaults]\nshards = 1\n";
 pub const DATA: &str = "[scan]\ndevices = ['@/member*']\n[defaults]\nshards = 1\n[[array]]\nname = 'data'\n";
 
 /// The UUIDs of two arrays that are both called data.
-fn two_of_one_name(configured: &Configured) -> [String; 2] {
+pub fn two_of_one_name(configured: &Configured) -> [String; 2] {
     let members = configured.world.members(6);
     [&members[..3], &members[3..]].map(|members| {
         configured.world.create(&["--level", "5", "--name", "data", "--assume-clean"], members).ok();
@@ -123,6 +125,35 @@ fn all_arrays_of_one_name_are_served_and_which_one_has_it_is_no_chance() {
     configured.kill_server("data");
     wait_until("it is gone", || configured.run(&["list"]).out == "no array is served\n");
     assert_eq!((control(low), control(high)), (format!("data_{}.sock", &low[..8]), "data.sock".to_owned()));
+}
+
+/// Also where each entry says where its members are.
+#[test]
+fn entries_with_members_of_their_own_agree_on_which_array_has_the_name() {
+    let configured = Configured::new(SCAN);
+    let uuids = two_of_one_name(&configured);
+    let high = uuids.iter().max().unwrap();
+    let entry = |(index, uuid): (usize, &String)| {
+        let first = 3 * index;
+        let members: Vec<String> = (first..first + 3).map(|number| format!("'@/member{number}'")).collect();
+        format!("[[array]]\nuuid = '{uuid}'\nname = 'data'\nmembers = [{}]\n", members.join(", "))
+    };
+    let entries: Vec<String> = uuids.iter().enumerate().map(entry).collect();
+    configured.write("pinstripe.toml", &format!("[defaults]\nshards = 1\n{}", entries.concat()));
+    let started = configured.assemble();
+    let called = |array: &Value| array["control"].as_str().unwrap().rsplit_once('/').unwrap().1.to_owned();
+    for (uuid, array) in uuids.iter().zip(&started) {
+        let expected =
+            if uuid == high { format!("data_{}.sock", &high[..8]) } else { "data.sock".to_owned() };
+        assert_eq!((array["uuid"].as_str().unwrap(), called(array)), (uuid.as_str(), expected));
+    }
+    // And where a device that appears is what completes it.
+    for name in ["data", &format!("data_{}", &high[..8])] {
+        configured.run(&["stop", name]).ok();
+    }
+    let slot = if *high == uuids[0] { 0 } else { 3 };
+    let ran = configured.run(&["incremental", &format!("member{slot}"), "--json"]).ok().json();
+    assert_eq!(called(&ran), format!("data_{}.sock", &high[..8]), "{ran}");
 }
 
 #[test]
@@ -171,7 +202,7 @@ fn an_array_is_found_configured_assembled_used_and_stopped() {
 
     let would = configured.run(&["assemble", "--scan", "--dry-run"]).ok().out;
     assert!(
-        would.contains("data: would start: serve --shards=1 -- ") && would.contains("member2"),
+        would.contains("data: would start: serve --shards=1 --joined -- ") && would.contains("member2"),
         "{would}"
     );
     assert_eq!(configured.run(&["list"]).ok().out, "no array is served\n");
@@ -484,7 +515,16 @@ fn what_a_client_writes_takes_no_member_away_and_gives_it_to_no_array() {
     // What both ask for is as unclear as before.
     let both = format!("{SCAN}[[array]]\nuuid = '{own}'\n[[array]]\nuuid = '{other}'\n");
     configured.write("pinstripe.toml", &both);
-    configured.run(&["assemble", "--scan"]).refused(1, &["nothing tells which one is its own"]);
+    let (unclear, before) = (["nothing tells which one is its own"], world.hashes(&members));
+    configured.run(&["assemble", "--scan"]).refused(1, &unclear);
+    // As the units of both ask, each for its own.
+    for uuid in [&own, &other] {
+        configured.run(&["assemble", "--name", uuid]).refused(1, &unclear);
+        configured.run(&["assemble", "--foreground", "--name", uuid]).refused(1, &unclear);
+    }
+    assert_eq!(world.hashes(&members), before);
+    assert_eq!(configured.run(&["assemble", "--uuid", &own, "--json"]).ok().json()[0]["state"], "started");
+    world.run(&["stop", "own"]).ok();
 }
 
 #[test]
@@ -619,6 +659,77 @@ fn a_device_that_the_next_start_would_not_find_is_warned_of() {
     // One that the configuration says nothing of was started by hand.
     configured.write("pinstripe.toml", SCAN);
     assert_eq!(add("other"), "");
+}
+
+#[test]
+fn what_has_joined_is_a_member_at_the_next_start_and_a_copy_of_it_or_another_device_is_none() {
+    let configured = Configured::new(&format!("{DATA}members = ['@/member[0-2]']\n"));
+    let world = &configured.world;
+    world.raid5(3);
+    let started = || {
+        let started = configured.assemble().remove(0);
+        assert_eq!(started["state"], "started", "{started}");
+        started
+    };
+    let pid = started()["pid"].as_u64().unwrap();
+    world.file("new", MEMBER_BYTES);
+    configured.run(&["fail", "data", "member1"]).ok();
+    let new = world.path("new").display().to_string();
+    configured.run(&["add", "data", &new, "--wait"]).ok();
+    crate::daemon::signal(pid, "-KILL");
+    wait_until("gone", || !world.path(&format!("/proc/{pid}")).exists());
+
+    let again = started();
+    assert_eq!(again["degraded"], false, "{again}");
+    let detail = configured.run(&["detail", "data", "--json"]).ok().json();
+    assert_eq!(detail["members"][1]["device"], new, "{detail}");
+    configured.run(&["check", "data"]).ok();
+    configured.run(&["stop", "data"]).ok();
+
+    // When it appears, the array is complete.
+    fs::rename(&new, world.path("away")).unwrap();
+    configured.run(&["assemble", "--scan"]).refused(1, &["slot 1 is missing"]);
+    fs::rename(world.path("away"), &new).unwrap();
+    let said = configured.run(&["incremental", &new]).ok().out;
+    assert!(said.starts_with("data: started") && !said.contains("degraded"), "{said}");
+    configured.run(&["stop", "data"]).ok();
+
+    // Another copy of it that the configuration names is the one that counts.
+    fs::copy(world.path("new"), world.path("copy")).unwrap();
+    configured.write("pinstripe.toml", &format!("{DATA}members = ['@/member[02]', '@/copy']\n"));
+    assert_eq!(started()["degraded"], false);
+    let detail = configured.run(&["detail", "data", "--json"]).ok().json();
+    assert!(detail["members"][1]["device"].as_str().unwrap().ends_with("/copy"), "{detail}");
+    configured.run(&["stop", "data"]).ok();
+
+    // What is another array's by now is left alone.
+    configured.write("pinstripe.toml", &format!("{DATA}members = ['@/member[0-2]']\n"));
+    let others = ["new".to_owned(), world.file("one", MEMBER_BYTES), world.file("two", MEMBER_BYTES)];
+    world.create(&["--level", "5", "--name", "other", "--force"], &others).ok();
+    let before = world.hashes(&["new".to_owned()]);
+    let ran = configured.run(&["assemble", "--scan"]);
+    ran.refused(1, &["slot 1 is missing"]);
+    assert_eq!(world.hashes(&["new".to_owned()]), before);
+}
+
+#[test]
+fn what_is_removed_or_can_not_be_kept_is_not_looked_for() {
+    let configured = Configured::new(&format!("{DATA}members = ['@/member[0-2]']\n"));
+    let world = &configured.world;
+    world.raid5(3);
+    world.file("new", MEMBER_BYTES);
+    let started = configured.assemble().remove(0);
+    let kept = || fs::read_dir(world.path("state/joined")).map_or(0, Iterator::count);
+    assert_eq!(kept(), 0);
+    configured.run(&["add", "data", "new"]).ok();
+    assert_eq!(kept(), 1);
+    configured.run(&["remove", "data", "new"]).ok();
+    wait_until("forgotten", || kept() == 0);
+    fs::remove_dir(world.path("state/joined")).unwrap();
+    fs::write(world.path("state/joined"), "").unwrap();
+    configured.run(&["add", "data", "new"]).ok();
+    let log = fs::read_to_string(started["log"].as_str().unwrap()).unwrap();
+    assert!(log.contains("can't be kept in") && log.contains("name them in its [[array]]"), "{log}");
 }
 
 #[test]
@@ -791,6 +902,8 @@ fn an_assembler_waits_for_its_turn_with_an_array() {
         std::thread::sleep(Duration::from_millis(500));
         assert!(!other.is_finished(), "it is another one's turn");
         assert_eq!(configured.run(&["list"]).ok().out, "no array is served\n");
+        let hurried = configured.run(&["assemble", "--name", "data", "--timeout", "1"]);
+        hurried.refused(1, &["another start of it is under way", "for 1 seconds"]);
         turn.unlock().unwrap();
         assert_eq!(other.join().unwrap(), "started");
     });
@@ -843,6 +956,10 @@ fn two_entries_of_one_array_and_two_arrays_of_one_name_are_refused() {
     configured
         .run(&["assemble", "--scan"])
         .refused(1, &["are of one array", "pinstripe.toml:5", "pinstripe.toml:7"]);
+    // It is none of mdadm's for that.
+    let told = configured.run(&["incremental", "--export", "member0"]).ok().out;
+    assert_eq!(told, format!("PINSTRIPE_ARRAY={uuid}\n"));
+    configured.run(&["incremental", "member0"]).refused(1, &["pinstripe.toml:5", "pinstripe.toml:7"]);
     let others: Vec<String> = (3..6).map(|slot| world.file(&format!("member{slot}"), MEMBER_BYTES)).collect();
     world.create(&["--level", "5", "--name", "data", "--assume-clean"], &others).ok();
     configured.write("pinstripe.toml", DATA);

@@ -11,7 +11,7 @@ use std::{
 use serde_json::Value;
 
 use crate::{
-    configured::{Configured, DATA, SCAN},
+    configured::{ALL, Configured, DATA, SCAN},
     nbd::{Client, header, pattern},
     world::{LoopDevice, MEMBER_BYTES, PATIENCE, Port},
 };
@@ -339,6 +339,80 @@ fn a_new_configuration_counts_where_it_can_and_a_wrong_one_changes_nothing() {
     assert_eq!(configured.pid("data"), pid, "its server goes on");
 }
 
+/// What has no entry is known by its members alone, and these can be away for a while.
+#[test]
+fn with_all_arrays_meant_one_that_comes_is_served_and_one_that_goes_is_not_forgotten() {
+    let configured = Configured::new(&format!("{ALL}check-every = '30d'\n"));
+    let daemon = Daemon::start(&configured, &[]);
+    daemon.wait("it has looked", |status| status["looking_seconds"].is_null());
+    configured.world.raid5(3);
+    let handed = configured.run(&["incremental", "member0"]).ok().out;
+    assert!(handed.contains("the daemon looks at it"), "{handed}");
+    daemon.wait_for("data", "serving");
+    daemon.wait("its parity is checked", |status| of(status, "data")["checked"].is_u64());
+    configured.run(&["fail", "data", "member1"]).ok();
+    daemon.wait("it is told", |status| status["alerts"][0]["alert"] == "Degraded");
+    configured.run(&["stop", "data"]).ok();
+    daemon.wait_for("data", "stopped");
+
+    let away = configured.world.path("away");
+    fs::create_dir(&away).unwrap();
+    let go = |from: &std::path::Path, to: &std::path::Path| {
+        for name in ["member0", "member1", "member2"] {
+            fs::rename(from.join(name), to.join(name)).unwrap();
+        }
+    };
+    let here = configured.world.path("");
+    go(&here, &away);
+    // A look that finds another one, and not this one.
+    let others: Vec<String> =
+        (3..6).map(|number| configured.world.file(&format!("member{number}"), MEMBER_BYTES)).collect();
+    configured.world.create(&["--level", "5", "--name", "other", "--assume-clean"], &others).ok();
+    configured.run(&["incremental", "member3"]).ok();
+    let status = daemon.wait("the other one is served", |status| of(status, "other")["state"] == "serving");
+    assert_eq!(of(&status, "data")["state"], "stopped", "{status}");
+    assert_eq!(status["alerts"][0]["alert"], "Degraded", "{status}");
+    go(&away, &here);
+    configured.run(&["incremental", "member0"]).ok();
+    thread::sleep(Duration::from_secs(2));
+    assert_eq!(of(&daemon.status().unwrap(), "data")["state"], "stopped", "a person starts it");
+
+    // A daemon that begins before the members are there doesn't say that all is well with them.
+    daemon.signal("TERM");
+    assert_eq!(daemon.ended(), Some(0));
+    go(&here, &away);
+    let daemon = Daemon::start(&configured, &[]);
+    let status = daemon.wait("it has looked", |status| of(status, "other")["state"] == "serving");
+    assert_eq!(status["alerts"][0]["alert"], "Degraded", "{status}");
+    configured.run(&["reload"]).ok();
+    daemon.wait("it is known no more", |status| status["alerts"] == Value::Array(Vec::new()));
+}
+
+/// It is the same array, with the same server.
+#[test]
+fn an_array_that_gets_an_entry_is_kept_once() {
+    let configured = Configured::new(ALL);
+    configured.world.raid5(3);
+    let daemon = Daemon::start(&configured, &[]);
+    let served = daemon.wait_for("data", "serving");
+    let uuid = served["uuid"].as_str().unwrap();
+    configured.write("pinstripe.toml", &format!("{ALL}[[array]]\nname = 'data'\nuuid = '{uuid}'\n"));
+    configured.run(&["reload"]).ok();
+    daemon.says("the configuration was read again");
+    configured.run(&["incremental", "member0"]).ok();
+    thread::sleep(Duration::from_secs(2));
+    configured.run(&["fail", "data", "member1"]).ok();
+    let status = daemon.wait("it is told", |status| status["alerts"][0].is_object());
+    assert_eq!(status["arrays"].as_array().unwrap().len(), 1, "{status}");
+    assert_eq!(status["alerts"].as_array().unwrap().len(), 1, "{status}");
+    assert_eq!(of(&status, "data")["events"]["Fail"], 1, "{status}");
+    // Its end is heard.
+    configured.kill_server("data");
+    daemon.wait("it is served anew", |status| {
+        of(status, "data")["state"] == "serving" && of(status, "data")["failures"] == 1
+    });
+}
+
 #[test]
 fn an_entry_that_is_edited_tells_nothing_again() {
     let configured = Configured::new(DATA);
@@ -430,8 +504,8 @@ fn in_a_container_the_arrays_are_stopped_with_the_daemon() {
 #[test]
 fn an_array_without_a_spare_gets_one_of_its_group() {
     let configured = Configured::new(&format!(
-        "{}spare-group = 'shelf'\n[[array]]\nname = 'data'\n[[array]]\nname = 'other'\n",
-        SCAN.trim_end_matches('\n').to_owned() + "\n"
+        "{SCAN}spare-group = 'shelf'\n[[array]]\nname = 'data'\nmembers = ['@/member[0-2]']\n\
+         [[array]]\nname = 'other'\nmembers = ['@/member[3-6]']\n"
     ));
     let members: Vec<String> =
         (0..7).map(|number| configured.world.file(&format!("member{number}"), MEMBER_BYTES)).collect();
@@ -463,6 +537,21 @@ fn an_array_without_a_spare_gets_one_of_its_group() {
     daemon.says("other: has given its spare");
     assert_eq!(configured.nbd("data").read(0, 128 << 10), data);
     configured.run(&["check", "data"]).ok();
+    drop(daemon);
+
+    // It is found at the next start, though the entry of the array names others.
+    for array in ["data", "other"] {
+        configured.run(&["stop", array]).ok();
+    }
+    for started in configured.run(&["assemble", "--scan", "--json"]).ok().json().as_array().unwrap() {
+        assert_eq!(
+            (&started["state"], &started["degraded"]),
+            (&"started".into(), &false.into()),
+            "{started}"
+        );
+    }
+    assert!(rebuilt());
+    assert_eq!(configured.nbd("data").read(0, 128 << 10), data);
 }
 
 #[test]
@@ -515,6 +604,38 @@ fn parity_is_checked_when_the_configuration_says_so_and_what_was_found_outlives_
     let status =
         daemon.wait("the rest is checked", |status| of(status, "data")["checked_mismatched_sectors"] == 24);
     assert_eq!(of(&status, "data")["state"], "serving", "{status}");
+}
+
+/// What a person does about a mismatch counts at once, and not when the next check is due.
+#[test]
+fn an_alert_of_parity_is_over_when_a_repair_has_made_it_match_and_begins_with_a_check_by_hand() {
+    let every = DATA.replace("shards = 1\n", "shards = 1\ncheck-every = '30d'\n");
+    let configured = Configured::new(&every);
+    configured.world.raid5(3);
+    configured.world.poke("member0", MEMBER_BYTES - (64 << 10), &pattern(5, 4096));
+    let daemon = Daemon::start(&configured, &[]);
+    let is_told = |status: &Value| {
+        status["alerts"].as_array().unwrap().iter().any(|alert| alert["alert"] == "Mismatch")
+    };
+    daemon.wait("it is told", is_told);
+    // What compares a part says nothing of the rest.
+    assert_eq!(configured.run(&["check", "data", "--to", "8"]).status, 0);
+    thread::sleep(Duration::from_secs(6));
+    assert!(is_told(&daemon.status().unwrap()));
+    configured.run(&["repair", "data"]).ok();
+    let status = daemon.wait("it is over", |status| !is_told(status));
+    assert_eq!(of(&status, "data")["checked_mismatched_sectors"], 0, "{status}");
+    daemon.signal("TERM");
+    assert_eq!(daemon.ended(), Some(0));
+    configured.run(&["stop", "data"]).ok();
+
+    configured.world.poke("member1", MEMBER_BYTES - (64 << 10), &pattern(6, 4096));
+    let daemon = Daemon::start(&configured, &[]);
+    daemon.wait_for("data", "serving");
+    thread::sleep(Duration::from_secs(1));
+    assert!(!is_told(&daemon.status().unwrap()), "it outlives the daemon, and isn't due again");
+    assert_eq!(configured.run(&["check", "data"]).status, 1);
+    daemon.wait("it is told again", is_told);
 }
 
 #[test]
@@ -685,6 +806,31 @@ fn a_daemon_has_programs_run_by_what_listens_on_a_socket() {
     configured.run(&["stop", "data"]).ok();
     let nothing = configured.world.run(&["daemon", "--send-alert"]);
     nothing.refused(1, &["standard input is no alert of a daemon's"]);
+}
+
+#[test]
+fn a_test_alert_goes_by_each_way_that_is_configured_and_what_fails_is_said() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let webhook = format!("webhook = 'http://{}/hook'\n", listener.local_addr().unwrap());
+    // What is wrong elsewhere keeps no alert back.
+    let configured =
+        Configured::new(&format!("[alerts]\nprogram = '@/bin/alert'\n{webhook}[[array]]\nshard = 2\n"));
+    configured.program("bin/alert", "#!/bin/sh\necho \"$1 $2 $3 $4.\" >>@/told\ncat >>@/told\n");
+    let hook = thread::spawn(move || post(&mut listener.accept().unwrap().0));
+    let said = configured.run(&["daemon", "--test-alert"]).ok().out;
+    assert!(said.contains("bin/alert\n") && said.contains("sent by the webhook of 127.0.0.1"), "{said}");
+    let told = fs::read_to_string(configured.world.path("told")).unwrap();
+    assert!(told.starts_with("raised Test test .\n") && told.contains("nothing is wrong"), "{told}");
+    let posted = hook.join().unwrap();
+    assert_eq!((&posted["alert"], &posted["array"]), (&"Test".into(), &"test".into()), "{posted}");
+
+    // The other way is tried all the same.
+    configured.program("bin/alert", "#!/bin/sh\necho mailbox full >&2\nexit 3\n");
+    configured.run(&["daemon", "--test-alert"]).refused(1, &["mailbox full", "webhook", "could not be sent"]);
+    let by = ["daemon", "--test-alert", "--alerts-by", "nowhere.sock"];
+    configured.run(&by).refused(1, &["nowhere.sock", "webhook"]);
+    configured.write("pinstripe.toml", DATA);
+    configured.run(&["daemon", "--test-alert"]).refused(1, &["no program, mail or webhook"]);
 }
 
 #[test]

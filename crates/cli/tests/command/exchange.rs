@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::{
-    configured::{Configured, SCAN},
+    configured::{Configured, SCAN, two_of_one_name},
     daemon::signal,
     nbd::{Client, pattern},
 };
@@ -309,6 +309,30 @@ fn an_array_whose_server_is_silent_is_not_released() {
     signal(server, "-CONT");
     refused.refused(1, &["it is not known whether data is served", "data.sock"]);
     assert!(configured.entry(&uuid).exists());
+}
+
+/// Of two arrays of one name one is called by its UUID as well.
+#[test]
+fn the_name_of_an_array_that_is_served_is_seen_before_anything_is_changed_and_after() {
+    let configured = Configured::new(SCAN);
+    configured.write("mdadm.conf", "MAILADDR root\n");
+    let mut uuids = two_of_one_name(&configured);
+    uuids.sort();
+    // The lower one has the name.
+    let [one, other] = uuids;
+    configured.run(&["assemble", "--uuid", &one]).ok();
+    configured.import(&[&other]).refused(1, &["can't be imported", &one, "is served under its name"]);
+    assert!(!configured.entry(&other).exists());
+
+    configured.write("pinstripe.toml", &format!("{SCAN}[[array]]\nname = 'data'\nuuid = '{one}'\n"));
+    configured.import(&[&other]).ok();
+    let called = format!("data_{}", &other[..8]);
+    let server = configured.pid(&called);
+    signal(server, "-STOP");
+    let refused = configured.release(&[&other]);
+    signal(server, "-CONT");
+    refused.refused(1, &["it is not known whether data is served", &format!("{called}.sock")]);
+    assert!(configured.entry(&other).exists());
 }
 
 #[test]

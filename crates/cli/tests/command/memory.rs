@@ -1,6 +1,8 @@
 //! Memory that a server may take, under clients that want more.
 
 use std::{
+    io::Write,
+    net::Ipv4Addr,
     thread,
     time::{Duration, Instant},
 };
@@ -9,6 +11,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::{
     nbd::{Client, header, pattern},
+    tls::{Authority, connect_from},
     world::{PATIENCE, Server, World},
 };
 
@@ -46,17 +49,26 @@ fn at_last(server: &Server, least: u64) -> u64 {
     last
 }
 
-fn clients(server: &Server) -> Vec<Client> {
+/// Has this process open as many files as it may.
+fn open_many() {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+}
+
+fn clients(server: &Server) -> Vec<Client> {
+    open_many();
     (0..CLIENTS).map(|_| Client::connect(&server.nbd())).collect()
 }
 
-/// Has them ask for 64 MiB each, and reads nothing of it.
+/// Of a client that asks for 64 MiB.
+fn requests() -> Vec<u8> {
+    header(0, 0, 512 << 10).repeat(128)
+}
+
+/// Has them ask for it, and reads nothing of it.
 fn ask(clients: &mut [Client]) {
-    let requests = header(0, 0, 512 << 10).repeat(128);
     for client in clients {
-        client.say(&requests);
+        client.say(&requests());
     }
 }
 
@@ -84,6 +96,37 @@ fn a_thousand_clients_that_read_nothing_get_no_more_memory_than_there_may_be() {
     ask(&mut clients(&server));
     let taken = at_last(&server, 400 * MIB);
     assert!(taken > 400 * MIB, "they don't ask for more than is allowed above: {} MiB", taken / MIB);
+}
+
+/// Their connections take twice as much.
+#[test]
+fn a_thousand_clients_of_tls_that_read_nothing_get_no_more_memory_than_there_may_be() {
+    let world = World::new();
+    let members = array(&world);
+    let authority = Authority::new();
+    authority.put(&world, "tls");
+    let options = ["--shards", "4", "--cache", "0", "--tls-certificates", "tls", "--nbd", "tcp:127.0.0.1:0"];
+    let with = |max| [&options[..], &["--memory-max", max]].concat();
+    let refused = world.run(&[&["serve"][..], &with("447M"), &[&members[0]]].concat());
+    refused.refused(64, &["--memory-max 447 MiB", "with TLS", "448 MiB is needed"]);
+    let server = world.serve(&with("448M"), &members);
+    open_many();
+    let config = authority.client("client.example");
+    // As many as a shard lets in of one address.
+    let client = |number: usize| {
+        let own = Ipv4Addr::new(127, 0, 0, u8::try_from(1 + number / 500).unwrap());
+        connect_from(own, &server, config.clone()).expect("it is let in").1
+    };
+    let mut greedy: Vec<_> = (0..CLIENTS).map(client).collect();
+    for client in &mut greedy {
+        client.write_all(&requests()).unwrap();
+    }
+    let taken = at_last(&server, 150 * MIB);
+    assert!(taken <= 448 * MIB, "{} MiB are taken", taken / MIB);
+    assert!(taken > 150 * MIB, "it is hardly asked for anything: {} MiB", taken / MIB);
+    eprintln!("{} MiB are taken", taken / MIB);
+    drop(greedy);
+    assert_eq!(server.end().0, 0);
 }
 
 #[test]

@@ -62,6 +62,11 @@ impl Client {
     /// What a read has found that was asked for with [`Client::say`].
     pub fn answer_of_read(&mut self, length: usize) -> Vec<u8> {
         assert_eq!(self.answer(), 0);
+        self.rest(length)
+    }
+
+    /// What follows the answer to a read.
+    pub fn rest(&mut self, length: usize) -> Vec<u8> {
         let mut data = vec![0; length];
         self.stream.read_exact(&mut data).unwrap();
         data

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::{
     configured::Configured,
     nbd::{Client, pattern},
-    world::{LoopDevice, MEMBER_BYTES, PATIENCE, Port, Server, World},
+    world::{LoopDevice, MEMBER_BYTES, PATIENCE, Port, Server, World, wait_until},
 };
 
 const NQN: &str = "nqn.2026-01.com.example:members";
@@ -196,6 +196,70 @@ fn an_empty_slot_is_filled_from_the_pool_with_a_namespace_that_fits_and_holds_no
     assert!(client.read(0, data.len()) == data);
     world.run(&["stop", "data", "--force"]).ok();
     assert_eq!(server.ended(), 0);
+}
+
+#[test]
+fn what_the_pool_gave_is_a_member_at_the_next_start_though_the_entry_does_not_name_it() {
+    let configured = Configured::new("");
+    let world = &configured.world;
+    let members = world.raid5(3);
+    let two = target(world, "127.0.0.1:0", &[members[0].clone(), members[2].clone()]);
+    let port = Port::new();
+    let one_address = port.address.to_string();
+    let one = target(world, &one_address, &members[1..2]);
+    let blank = world.file("blank", MEMBER_BYTES + (1 << 20));
+    let pool_port = Port::new();
+    let pool_address = pool_port.address.to_string();
+    let pool = target(world, &pool_address, std::slice::from_ref(&blank));
+    let named: Vec<Value> = [&two, &one]
+        .iter()
+        .flat_map(|target| target.ready["namespaces"].as_array().unwrap().clone())
+        .collect();
+    let (given, named) = (pool.ready["namespaces"][0].clone(), Value::from(named));
+    configured.write(
+        "pinstripe.toml",
+        &format!(
+            "[defaults]\nshards = 1\n[[array]]\nname = 'data'\nmembers = {named}\n\
+             spare-pool = ['{pool_address}']\nspare-pool-delay = 1\n"
+        ),
+    );
+    let assemble = || configured.run(&["assemble", "--name", "data", "--json"]);
+    let started = || {
+        let started = assemble().ok().json()[0].clone();
+        assert_eq!(
+            (&started["state"], &started["degraded"]),
+            (&"started".into(), &false.into()),
+            "{started}"
+        );
+        assert_eq!(detail(world)["members"][1]["device"], given);
+        started["pid"].as_u64().unwrap()
+    };
+    let kill = |process: u64| {
+        crate::daemon::signal(process, "-KILL");
+        wait_until("gone", || !world.path(&format!("/proc/{process}")).exists());
+    };
+    let first = assemble().ok().json()[0]["pid"].as_u64().unwrap();
+    let data = pattern(3, 2 << 20);
+    assert_eq!(Client::connect(&world.path("pinstripe/data.nbd")).write(0, &data), 0);
+    drop(one);
+    await_detail(world, |now| now["members"][1]["device"] == given && now["degraded"] == false);
+    kill(first);
+
+    // With the lost server away, and back.
+    kill(started());
+    let _one = target(world, &one_address, &members[1..2]);
+    kill(started());
+    let server = started();
+    world.run(&["check", "data"]).ok();
+    assert!(Client::connect(&world.path("pinstripe/data.nbd")).read(0, data.len()) == data);
+    kill(server);
+
+    // Another device where it was is none.
+    drop(pool);
+    let other = world.file("other", MEMBER_BYTES + (1 << 20));
+    let _pool = target(world, &pool_address, std::slice::from_ref(&other));
+    assemble().refused(1, &["slot 1", "is missing"]);
+    assert!(std::fs::read(world.path(&other)).unwrap().iter().all(|byte| *byte == 0), "it was written");
 }
 
 /// What the host and the controller prove to have.

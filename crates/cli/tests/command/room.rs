@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use crate::{
     configured::{Configured, DATA, SCAN},
     daemon::Daemon,
-    nbd::{Client, pattern},
-    world::{World, wait_until},
+    nbd::{Client, header, pattern},
+    world::{MEMBER_BYTES, World, wait_until},
 };
 
 /// Bytes of a page, which is what such a file system gives.
@@ -226,4 +226,122 @@ fn without_room_for_the_configuration_an_import_changes_nothing() {
     }
     configured.run(&["import", "data", "--mdadm-conf", "mdadm/mdadm.conf"]).ok();
     configured.run(&["stop", "data"]).ok();
+}
+
+/// Of this length is a write below, at this place of the array for each number.
+const LENGTH: usize = 64 << 10;
+
+fn place(number: u64) -> u64 {
+    number * LENGTH as u64
+}
+
+/// Writes it; the error number.
+fn write(client: &mut Client, number: u64) -> u32 {
+    client.write(place(number), &pattern(number, LENGTH))
+}
+
+/// Whether this write can be read, and then it is right.
+fn tells(nbd: &Path, number: u64) -> bool {
+    let mut client = Client::connect(nbd);
+    client.say(&header(0, place(number), LENGTH));
+    if client.answer() != 0 {
+        return false;
+    }
+    assert!(client.rest(LENGTH) == pattern(number, LENGTH), "{number} is wrong");
+    true
+}
+
+#[test]
+fn a_member_on_a_full_file_system_is_dropped_with_advice_and_added_again_when_there_is_room() {
+    let world = World::new();
+    let Some(small) = mount(world.path("small"), "size=64m") else { return };
+    let members: Vec<String> =
+        ["member0", "small/member1", "member2"].map(|name| world.file(name, MEMBER_BYTES)).into();
+    world.create(&["--level", "5", "--name", "data", "--assume-clean"], &members).ok();
+    let server = world.serve(&[], &members);
+    let mut client = Client::connect(&server.nbd());
+    (0..8).for_each(|number| assert_eq!(write(&mut client, number), 0));
+    client.flush();
+    small.fill();
+    (8..40).for_each(|number| assert_eq!(write(&mut client, number), 0, "the array does without it"));
+    client.flush();
+    let detail = world.run(&["detail", "data", "--json"]).ok().json();
+    let advice = detail["advice"].as_str().unwrap();
+    assert!(advice.contains("member1 had no space left behind it: make room there"), "{advice}");
+    assert_eq!((&detail["degraded"], &detail["state"]), (&true.into(), &"active".into()), "{detail}");
+
+    small.make_room();
+    world.run(&["add", "data", "small/member1", "--wait"]).ok();
+    assert!((0..40).all(|number| tells(&server.nbd(), number)));
+    world.run(&["check", "data"]).ok();
+    assert_eq!(server.end().0, 0);
+    let server = world.serve(&[], &members);
+    assert!((0..40).all(|number| tells(&server.nbd(), number)));
+    assert_eq!(world.run(&["detail", "data", "--json"]).ok().json()["degraded"], false);
+    assert_eq!(server.end().0, 0);
+}
+
+const JOURNAL: &str = "--write-journal";
+
+/// One member runs out of room before the others, so that the array lacks it when it fails.
+#[test]
+fn an_array_whose_members_share_a_full_file_system_fails_with_advice_and_keeps_what_was_flushed() {
+    // Whether the start needs --force: without a log, rows that were being written while a member was missing
+    // can't be told from others; and a journal that has failed is to be left out.
+    let kinds: [(&[&str], bool); 4] = [
+        (&["--level", "5", "--consistency-policy", "ppl"], false),
+        (&["--level", "6"], false),
+        (&["--level", "5"], true),
+        (&["--level", "5", JOURNAL, "small/journal"], true),
+    ];
+    for (kind, forced) in kinds {
+        let world = World::new();
+        let Some(small) = mount(world.path("small"), "size=40m") else { return };
+        let mut members: Vec<String> =
+            (0..4).map(|slot| world.file(&format!("small/member{slot}"), MEMBER_BYTES)).collect();
+        let journal = world.file("small/journal", MEMBER_BYTES);
+        let shape = ["--chunk", "64K", "--name", "data", "--assume-clean"];
+        world.create(&[kind, &shape].concat(), &members).ok();
+        let has_journal = kind.contains(&JOURNAL);
+        members.extend(has_journal.then_some(journal));
+        let server = world.serve(&[], &members);
+        let mut client = Client::connect(&server.nbd());
+        (0..8).for_each(|number| assert_eq!(write(&mut client, number), 0));
+        client.flush();
+        small.fill();
+        let blocks = server.size_bytes() / LENGTH as u64;
+        let refused = (8..blocks).find(|number| write(&mut client, *number) != 0).expect("all found room");
+        let detail = world.run(&["detail", "data", "--json"]).ok().json();
+        let advice = detail["advice"].as_str().unwrap();
+        let is_missing = detail["members"].to_string().contains("\"missing\"");
+        if has_journal {
+            assert!(
+                detail["state"] == "read-only" && advice.contains("the journal device failed"),
+                "{detail}"
+            );
+        } else {
+            assert_eq!(detail["state"], "failed", "{detail}");
+            assert!(advice.contains("make room for") && advice.contains("thin volume"), "{advice}");
+        }
+        assert_eq!(advice.contains("--force"), forced || is_missing, "{kind:?}: {advice}");
+        let told = (0..8).filter(|number| tells(&server.nbd(), *number)).count();
+        assert!(told >= 4, "{kind:?}: only {told} can be read");
+
+        small.make_room();
+        drop(client);
+        world.run(&["stop", "data", "--force"]);
+        drop(server);
+        if forced {
+            world.serve_refused(&[], &members).refused(1, &["--force", "nothing was changed"]);
+        }
+        let server = world.serve(if forced { &["--force"] } else { &[] }, &members);
+        assert!((0..refused).all(|number| tells(&server.nbd(), number)), "{kind:?}");
+        let mut client = Client::connect(&server.nbd());
+        (8..blocks).for_each(|number| assert_eq!(write(&mut client, number), 0));
+        client.flush();
+        world.run(&["check", "data"]).ok();
+        assert!((0..blocks).all(|number| tells(&server.nbd(), number)), "{kind:?}");
+        drop(client);
+        assert_eq!(server.end().0, 0);
+    }
 }

@@ -3,6 +3,7 @@
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use crate::{
+    configured::{Configured, SCAN, two_of_one_name},
     nbd::Client,
     world::{World, without_privileges},
 };
@@ -62,6 +63,36 @@ fn an_owner_that_can_not_be_given_and_a_folder_that_stays_closed_are_said() {
     assert!(!world.path("data.nbd").exists(), "the socket is left behind");
 }
 
+/// As units have it (`config units`): no capability but the one to give files away.
+#[test]
+fn a_server_that_may_only_give_sockets_away_replaces_one_that_a_killed_server_has_given_away() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("DID NOT RUN: only root gives files away");
+        return;
+    }
+    let world = World::new();
+    let members = world.raid5(3);
+    let options = ["--nbd", "unix:data.nbd", "--socket-owner", "65534", "--socket-mode", "0600"];
+    let start = || world.serve_with_chown_alone(&options, &members);
+    for _ in 0..2 {
+        let server = start();
+        let file = world.path("data.nbd").metadata().unwrap();
+        assert_eq!((mode(&world, "data.nbd"), file.uid()), (0o600, 65534));
+        Client::connect(&server.nbd());
+        // Dropped, the server is killed: the file of its socket stays.
+    }
+    let server = start();
+    let others = World::new();
+    let path = world.path("data.nbd").display().to_string();
+    let members = others.raid5(3);
+    let arguments = ["--nbd", &format!("unix:{path}"), "--socket-owner", "65534"];
+    others.serve_refused(&arguments, &members).refused(1, &["data.nbd", "in use"]);
+    assert_eq!(world.path("data.nbd").metadata().unwrap().uid(), 65534);
+    world.run(&["stop", "data", "--force"]).ok();
+    assert_eq!(server.ended(), 0);
+    assert!(!world.path("data.nbd").exists());
+}
+
 #[test]
 fn a_socket_for_clients_is_taken_for_no_control_socket_whatever_it_is_called() {
     let world = World::new();
@@ -73,5 +104,33 @@ fn a_socket_for_clients_is_taken_for_no_control_socket_whatever_it_is_called() {
     assert!(begun.elapsed() < std::time::Duration::from_secs(4), "{:?}", begun.elapsed());
     assert_eq!((listed.as_array().unwrap().len(), &listed[0]["name"]), (1, &"data".into()), "{listed}");
     world.run(&["stop", "--all"]).ok();
+    assert_eq!(server.ended(), 0);
+}
+
+/// A server that is killed leaves its link, which leads to its socket whichever array has that by then.
+#[test]
+fn a_uuid_never_means_another_array_that_has_taken_the_name() {
+    let configured = Configured::new(SCAN);
+    let uuids = two_of_one_name(&configured);
+    // The lower one has the name.
+    let first = usize::from(uuids[0] > uuids[1]);
+    let [gone, other] = [first, 1 - first].map(|index| uuids[index].as_str());
+    let link = configured.world.path(&format!("pinstripe/{}.link", gone.replace(':', "")));
+    configured.run(&["assemble", "--uuid", gone]).ok();
+    let socket = std::fs::read_link(&link).unwrap();
+    configured.kill_server("data");
+    crate::world::wait_until("it is gone", || configured.run(&["list"]).out == "no array is served\n");
+    let members = (0..3).map(|number| format!("member{}", 3 * (1 - first) + number));
+    let server = configured.world.serve(&["--shards", "1"], &members.collect::<Vec<_>>());
+    assert_eq!(configured.run(&["detail", other, "--json"]).ok().json()["uuid"], other);
+    assert!(!link.is_symlink(), "its successor takes it away");
+    // One of an earlier version leaves it.
+    std::os::unix::fs::symlink(&socket, &link).unwrap();
+    for command in [&["detail"][..], &["stop", "--force"], &["fail", "member3"]] {
+        let words = [&command[..1], &[gone], &command[1..]].concat();
+        configured.run(&words).refused(1, &["is not being served"]);
+    }
+    assert_eq!(configured.run(&["detail", other, "--json"]).ok().json()["degraded"], false);
+    configured.run(&["stop", other]).ok();
     assert_eq!(server.ended(), 0);
 }

@@ -3,12 +3,13 @@
 use std::{
     fs,
     io::{Read, Write},
-    net::TcpStream,
+    net::{Ipv4Addr, SocketAddr, TcpStream},
     os::unix::fs::PermissionsExt,
     sync::Arc,
 };
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustls::{
     ClientConfig, ClientConnection, ConfigBuilder, RootCertStore, StreamOwned,
     client::WantsClientCert,
@@ -75,9 +76,24 @@ impl Authority {
 
 /// Chooses the default export in TLS; its size, and the connection. Nothing if the server hangs up.
 fn connect(server: &Server, config: ClientConfig) -> Option<(u64, StreamOwned<ClientConnection, TcpStream>)> {
+    connect_from(Ipv4Addr::LOCALHOST, server, config)
+}
+
+/// The same from one of this machine's addresses: a server has a limit for each.
+pub fn connect_from(
+    own: Ipv4Addr,
+    server: &Server,
+    config: ClientConfig,
+) -> Option<(u64, StreamOwned<ClientConnection, TcpStream>)> {
     let uri = server.ready["nbd"][0].as_str().unwrap();
-    let address = uri.strip_prefix("nbds://").unwrap().split('/').next().unwrap();
-    let mut plain = TcpStream::connect(address).unwrap();
+    let address: SocketAddr =
+        uri.strip_prefix("nbds://").unwrap().split('/').next().unwrap().parse().unwrap();
+    let socket =
+        rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .unwrap();
+    rustix::net::bind(&socket, &SocketAddr::from((own, 0))).unwrap();
+    rustix::net::connect(&socket, &address).unwrap();
+    let mut plain = TcpStream::from(socket);
     plain.set_read_timeout(Some(PATIENCE)).unwrap();
     plain.read_exact(&mut [0; 18]).unwrap();
     plain.write_all(&3_u32.to_be_bytes()).unwrap();

@@ -117,6 +117,7 @@ impl World {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pinstripe"));
         command.args(arguments).current_dir(self.folder.path());
         command.env("PINSTRIPE_RUNTIME_DIR", self.path("pinstripe"));
+        command.env("PINSTRIPE_STATE_DIR", self.path("state"));
         command.stdin(Stdio::null());
         command
     }
@@ -164,6 +165,16 @@ impl World {
     pub fn serve_without_privileges(&self, options: &[&str], members: &[String]) -> Server {
         let mut command = self.command(&["serve", "--json"]);
         without_privileges(&mut command);
+        start(command, options, members)
+    }
+
+    /// Starts a server of root's that may give files away, and nothing else that others may not.
+    pub fn serve_with_chown_alone(&self, options: &[&str], members: &[String]) -> Server {
+        let plain = self.command(&["serve", "--json"]);
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set", "-all,+chown"]).arg(plain.get_program()).args(plain.get_args());
+        command.current_dir(self.folder.path()).stdin(Stdio::null());
+        command.env("PINSTRIPE_RUNTIME_DIR", self.path("pinstripe"));
         start(command, options, members)
     }
 

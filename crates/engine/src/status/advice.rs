@@ -74,9 +74,16 @@ impl Facts<'_> {
             (false, true) => room,
             (false, false) => format!("{room}, {connection}"),
         };
+        let first = self.slots.iter().any(|slot| slot.state == "missing");
+        let force = if first {
+            ". One was missing before the others: without a log (ppl, a journal) the start asks for --force, and blocks beside those \
+             that were being written may read wrong after it, flushed ones too"
+        } else {
+            ""
+        };
         format!(
             "too many members failed: nothing is acknowledged any more, and what can be read is read; {steps}, stop the array, and \
-             assemble it again (the superblocks were left as they were)"
+             assemble it again (the superblocks were left as they were){force}"
         )
     }
 
@@ -194,7 +201,10 @@ mod tests {
             let advice = advice(slots, change).unwrap();
             assert!(advice.contains(words), "{advice}");
         };
-        says(&good, |facts| facts.failure = Some(IoError::Failed), "stop the array, and assemble it again");
+        let failed = |facts: &mut Facts<'_>| facts.failure = Some(IoError::Failed);
+        says(&good, failed, "stop the array, and assemble it again");
+        assert!(!advice(&good, failed).unwrap().contains("--force"), "no member is missing for a start");
+        says(&[slot("missing"), slot("in-sync")], failed, "the start asks for --force");
         let fenced = |facts: &mut Facts<'_>| facts.failure = Some(IoError::TakenOver);
         says(&good, fenced, "another host has taken the array over");
         says(&good, |facts| facts.read_only = true, "read-only");

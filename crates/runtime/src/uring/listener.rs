@@ -12,7 +12,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{FileType, FlockOperation, Gid, Mode, OFlags, Uid},
+    fs::{AtFlags, CWD, FileType, FlockOperation, Gid, Mode, OFlags, Uid},
     io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt},
 };
@@ -37,6 +37,19 @@ pub struct Access {
     pub owner: Option<u32>,
     /// Its group, if not this user's.
     pub group: Option<u32>,
+}
+
+impl Access {
+    /// Gives a file its mode, owner and group, and asks the kernel for no more than was asked for: a service
+    /// may be forbidden to give files away. The mode comes first, while the file is still this user's.
+    fn give(self, path: &Path) -> Result<(), Errno> {
+        let Self { mode, owner, group } = self;
+        mode.map_or(Ok(()), |mode| rustix::fs::chmod(path, mode.into()))?;
+        if owner.is_none() && group.is_none() {
+            return Ok(());
+        }
+        rustix::fs::chown(path, owner.map(Uid::from_raw), group.map(Gid::from_raw))
+    }
 }
 
 /// Why an address can't be listened on. Nothing was changed.
@@ -134,11 +147,7 @@ impl Listener {
     pub fn unix_for(path: impl AsRef<Path>, access: Access) -> Result<Self, ListenError> {
         let path = path.as_ref();
         let listener = Self::unix(path)?;
-        let Access { mode, owner, group } = access;
-        let (owner, group) = (owner.map(Uid::from_raw), group.map(Gid::from_raw));
-        let given = rustix::fs::chown(path, owner, group);
-        let given = given.and_then(|()| mode.map_or(Ok(()), |mode| rustix::fs::chmod(path, mode.into())));
-        match given {
+        match access.give(path) {
             Ok(()) => Ok(listener),
             Err(error) => Err(ListenError::Access { path: path.to_owned(), source: error.into() }),
         }
@@ -287,11 +296,32 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ListenError
     }
     let client = stream_socket().map_err(failed)?;
     rustix::io::ioctl_fionbio(&client, true).map_err(failed)?;
-    match rustix::net::connect(&client, address) {
+    let connected = match rustix::net::connect(&client, address) {
+        Err(Errno::ACCESS) => connect_as_owner(path, Uid::from_raw(stat.st_uid), &client, address),
+        connected => connected,
+    };
+    match connected {
         Err(Errno::CONNREFUSED) => rustix::fs::unlink(path).map_err(failed),
         // A full backlog (EAGAIN) is a listener too, and where we can't tell, the file stays.
         Ok(()) | Err(_) => Err(in_use(&path.display())),
     }
+}
+
+/// Connects to a socket that was given to another user, if this process may take it back: a service that may
+/// give files away may do so, and may not connect otherwise. It stays taken back if no process listens on it.
+fn connect_as_owner(
+    path: &Path,
+    owner: Uid,
+    client: &OwnedFd,
+    address: &SocketAddrUnix,
+) -> Result<(), Errno> {
+    let give = |to| rustix::fs::chownat(CWD, path, Some(to), None, AtFlags::SYMLINK_NOFOLLOW);
+    give(rustix::process::geteuid())?;
+    let connected = rustix::net::connect(client, address);
+    if connected != Err(Errno::CONNREFUSED) {
+        let _ = give(owner);
+    }
+    connected
 }
 
 fn stream_socket() -> Result<OwnedFd, Errno> {

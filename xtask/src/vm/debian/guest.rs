@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
+use super::NVME;
 use crate::vm::image::run as output_of;
 use crate::vm::machine::{self, Outcome};
 
@@ -132,6 +133,11 @@ impl Guest {
     fn options(&self, name: &str) -> Result<Value> {
         let lun = self.disks.iter().position(|(disk, _)| *disk == name);
         let lun = lun.with_context(|| format!("there is no disk {name}"))?;
+        if NVME.contains(&name) {
+            return Ok(
+                json!({"driver": "nvme", "id": format!("disk-{name}"), "drive": name, "serial": name}),
+            );
+        }
         Ok(json!({
             "driver": "scsi-hd", "id": format!("disk-{name}"), "drive": name, "serial": name,
             "bus": "scsi0.0", "scsi-id": 0, "lun": lun,

@@ -15,7 +15,7 @@ use crate::vm::image::run;
 
 /// Debian's packages of the image. mdadm brings its udev rules and its hook of the initial ramdisk.
 const PACKAGES: &str = "systemd-sysv,dbus,udev,kmod,procps,busybox,mdadm,dmsetup,e2fsprogs,xfsprogs,fio,initramfs-tools,lz4,\
-    linux-image-6.12-amd64";
+    linux-image-6.12-amd64,curl,smartmontools";
 const SOURCES: &[&str] = &[
     "deb http://deb.debian.org/debian bookworm main",
     "deb http://deb.debian.org/debian-security bookworm-security main",
@@ -34,8 +34,10 @@ const FILES: &[(&str, &str)] = &[
     ("etc/systemd/system.conf.d/vm.conf", "[Manager]\nDefaultDeviceTimeoutSec=600\n"),
     ("etc/systemd/system/job.service", include_str!("../../../vm/debian/job.service")),
 ];
-/// Units that would disturb: a console that waits for a login, and apt's own timers.
-const MASKED: &[&str] = &["serial-getty@ttyS0.service", "apt-daily.timer", "apt-daily-upgrade.timer"];
+/// Units that would disturb: a console that waits for a login, apt's own timers, and smartd, which fails
+/// where it has no disk to watch.
+const MASKED: &[&str] =
+    &["serial-getty@ttyS0.service", "apt-daily.timer", "apt-daily-upgrade.timer", "smartmontools.service"];
 
 /// Why not any user makes it.
 pub const NEEDS_ROOT: &str = "the image of Debian has files of root, and only root can make it";

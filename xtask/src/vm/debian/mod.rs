@@ -48,9 +48,16 @@ const STEPS: &[Step] = &[
         name: "server-killed",
         about: "kill -9 of the server under load, three times: no error, all verifies",
     },
-    Step { name: "pulled", about: "a disk pulled by QEMU under load: degraded, seen, no error" },
+    Step {
+        name: "pulled",
+        about: "a disk pulled by QEMU under load: degraded, told by program, mail and webhook, no error",
+    },
     Step { name: "put-back", about: "put back: in sync again without a hand, all verifies, parity right" },
     Step { name: "stopped", about: "a stopped array stays so, and its mount has it started again" },
+    Step {
+        name: "kinds",
+        about: "arrays by FUSE and NBD, for others than root, of files, NVMe and a target: by their units",
+    },
     Step {
         name: "hung",
         about: "a disk that hangs for ever: no watchdog, no upgrade; stopped, started and killed without it; then back",
@@ -67,7 +74,8 @@ const STEPS: &[Step] = &[
     },
 ];
 const SHORT: usize = 2;
-/// Member disks of the guest, and their bytes: two arrays, one to be imported, mdadm's own, and a target's.
+/// Member disks of the guest, and their bytes: two arrays, one to be imported, mdadm's own, a target's, and
+/// one of NVMe.
 const DISKS: &[(&str, u64)] = &[
     ("d0", 256 << 20),
     ("d1", 256 << 20),
@@ -82,7 +90,10 @@ const DISKS: &[(&str, u64)] = &[
     ("m0", 64 << 20),
     ("m1", 64 << 20),
     ("t0", 64 << 20),
+    ("v0", 64 << 20),
 ];
+/// Those that are NVMe; all others are SCSI.
+const NVME: &[&str] = &["v0"];
 /// The guest's scripts. Those of the long form are not there in the short one, which ends after the first
 /// boot then.
 const SCRIPTS: &[(&str, &str)] = &[
@@ -94,6 +105,7 @@ const SCRIPTS: &[(&str, &str)] = &[
 ];
 const LONG_SCRIPTS: &[(&str, &str)] = &[
     ("service.sh", include_str!("../../../vm/debian/service.sh")),
+    ("kinds.sh", include_str!("../../../vm/debian/kinds.sh")),
     ("hung.sh", include_str!("../../../vm/debian/hung.sh")),
     ("upgrade.sh", include_str!("../../../vm/debian/upgrade.sh")),
     ("gone.sh", include_str!("../../../vm/debian/gone.sh")),

@@ -1,0 +1,180 @@
+//! What the daemon makes of what its threads tell, in orders that no server can be brought to.
+
+use std::sync::{Arc, Mutex};
+
+use pinstripe_config::Alerts;
+use pinstripe_control::detail::Compared;
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::{
+    checks::{Checked, Record},
+    health::tests::{array, disk},
+    *,
+};
+
+/// A daemon that does nothing by itself, and the folder of its state.
+fn daemon() -> (Daemon, TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let log = ServerLog::new(false, "daemon").unwrap();
+    let daemon = Daemon {
+        given: None,
+        starts: true,
+        stops_arrays: false,
+        begun: Instant::now().checked_sub(Duration::from_mins(1)).unwrap(),
+        since: 0,
+        configuration: Configuration::default(),
+        generation: 0,
+        left_out: Vec::new(),
+        problem: None,
+        unserved: None,
+        listen_again: Duration::ZERO,
+        arrays: BTreeMap::new(),
+        heard: BTreeMap::new(),
+        remarks: Vec::new(),
+        http: None,
+        look: Look::default(),
+        chores: Chores::new(folder.path()),
+        board: Board::new(None, None, folder.path(), folder.path()),
+        secretary: Secretary::new(folder.path(), &Alerts::default(), None, &log).unwrap(),
+        next_run: 0,
+        stopping: false,
+        sender: channel().0,
+        log,
+    };
+    (daemon, folder)
+}
+
+/// An array with a server at this socket.
+fn served(daemon: &mut Daemon, key: &str, control: PathBuf) {
+    let mut kept = Kept::new(key.to_owned(), Duration::ZERO);
+    kept.course.answers(control, Duration::ZERO);
+    daemon.next_run += 1;
+    (kept.uuid, kept.run) = (Some(key.to_owned()), daemon.next_run);
+    daemon.arrays.insert(key.to_owned(), kept);
+}
+
+/// What the server of this array says.
+fn detail(uuid: &str) -> Detail {
+    Detail { uuid: uuid.to_owned(), ..array() }
+}
+
+#[test]
+fn a_server_that_has_answered_and_then_ended_has_ended_whichever_of_the_two_is_told_first() {
+    let (mut daemon, folder) = daemon();
+    let control = folder.path().join("control");
+    served(&mut daemon, "data", control.clone());
+    daemon.news(1, News::Ended(Ending::Died("it died".to_owned())));
+    daemon.news(1, News::Answers(control));
+    assert!(matches!(daemon.arrays["data"].course.phase, Phase::Failed { .. }), "it is to be started again");
+}
+
+#[test]
+fn devices_that_appear_are_looked_at_whatever_is_known_where_all_arrays_are_meant() {
+    let (mut daemon, _folder) = daemon();
+    (daemon.look.last, daemon.look.devices) = (Some(Instant::now()), block_device_generations());
+    daemon.configuration.scan.devices = Some(Vec::new());
+    daemon.look.devices.pop();
+    daemon.look_if_due();
+    assert!(daemon.look.since.is_none(), "no array is meant");
+    daemon.configuration.scan.all = true;
+    daemon.look_if_due();
+    assert!(daemon.look.since.is_some());
+}
+
+#[test]
+fn what_a_check_has_found_is_known_also_where_its_entry_was_edited_meanwhile() {
+    let (mut daemon, folder) = daemon();
+    served(&mut daemon, "another key", folder.path().join("control"));
+    let kept = daemon.arrays.get_mut("another key").unwrap();
+    (kept.uuid, kept.record.open) = (Some("uuid".to_owned()), true);
+    let record = Record { completed: Some(7), completed_mismatched_sectors: 8, ..Record::default() };
+    let how = Checked::Complete { mismatched_sectors: 8, unreadable_stripes: 0 };
+    daemon.checked("uuid", Ok(Round { record: record.clone(), how, unkept: None }));
+    assert_eq!(daemon.arrays["another key"].record, record);
+}
+
+/// It is none of the array's any more, and its server may be away before it is asked again.
+#[test]
+fn a_disk_that_was_failing_and_was_replaced_is_never_told_of_again() {
+    let (mut daemon, folder) = daemon();
+    served(&mut daemon, "data", folder.path().join("control"));
+    daemon.arrays.get_mut("data").unwrap().disks = vec![disk("/dev/m1", true)];
+    daemon.surveyed(vec![("data".to_owned(), detail("data"))]);
+    assert_eq!(daemon.chores.book.status().len(), 1);
+    let mut replaced = detail("data");
+    replaced.members[1].device = Some("/dev/s".to_owned());
+    for said in [vec![("data".to_owned(), replaced)], Vec::new()] {
+        daemon.surveyed(said);
+        assert_eq!(daemon.chores.book.status(), []);
+    }
+}
+
+#[test]
+fn what_a_check_or_repair_by_hand_has_found_counts_as_the_last_check() {
+    let (mut daemon, folder) = daemon();
+    served(&mut daemon, "data", folder.path().join("control"));
+    let mut survey = |compared, is_checking: bool| {
+        daemon.chores.checking = is_checking.then(|| "data".to_owned());
+        daemon.surveyed(vec![("data".to_owned(), Detail { compared, ..detail("data") })]);
+        daemon.chores.book.status().len()
+    };
+    let compared = |time, mismatched_sectors| Some(Compared { time, mismatched_sectors });
+    assert_eq!(survey(None, false), 0);
+    assert_eq!(survey(compared(8, 16), true), 0, "what checks it keeps the record");
+    assert_eq!(survey(compared(8, 16), false), 1);
+    assert_eq!(survey(compared(7, 0), false), 1, "it is older");
+    // One record is kept at a time.
+    let begun = Instant::now();
+    while survey(compared(8, 0), false) > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(30), "it was repaired");
+    }
+    let (kept, record) = (&daemon.arrays["data"], &daemon.arrays["data"].record);
+    assert_eq!((record.completed, record.completed_mismatched_sectors), (Some(8), 0));
+    let uuid = kept.uuid.as_deref().unwrap();
+    let begun = Instant::now();
+    while daemon.chores.records.of(uuid) != *record {
+        assert!(begun.elapsed() < Duration::from_secs(30), "it outlives the daemon");
+    }
+}
+
+/// Its details are those of before the move, so the array seems to lack a spare still.
+#[test]
+fn a_survey_that_was_begun_before_a_spare_was_moved_moves_none() {
+    let (mut daemon, folder) = daemon();
+    let (sender, messages) = channel();
+    daemon.sender = sender;
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    for key in ["gives", "wants"] {
+        let (path, calls) = (folder.path().join(key), Arc::clone(&calls));
+        fake::server(&path, move |call| {
+            calls.lock().unwrap().push(call["method"].as_str().unwrap().to_owned());
+            Some(json!({ "result": { "slot": null, "device": "/dev/s", "recovery": "full" } }))
+        });
+        served(&mut daemon, key, path);
+        daemon.arrays.get_mut(key).unwrap().duties.spare_group = Some("shelf".to_owned());
+    }
+    let said = || {
+        let mut wants = Detail { degraded: true, spares: Vec::new(), ..detail("wants") };
+        (wants.members[1].state, wants.members[1].device) = ("missing".to_owned(), None);
+        vec![("gives".to_owned(), detail("gives")), ("wants".to_owned(), wants)]
+    };
+    let later = |daemon: &mut Daemon| daemon.begun -= Duration::from_secs(20);
+    daemon.surveyed(said());
+    later(&mut daemon);
+    daemon.chores.survey.last = Some(daemon.now());
+    daemon.surveyed(said());
+    // The next survey begins while the spare is on its way.
+    daemon.chores.survey.last = Some(daemon.now());
+    let Ok(Message::Moved(moved)) = messages.recv_timeout(Duration::from_secs(30)) else {
+        panic!("a spare moves")
+    };
+    daemon.moved(moved);
+    let before = calls.lock().unwrap().clone();
+    daemon.surveyed(said());
+    assert!(!daemon.chores.moves, "{before:?}");
+    later(&mut daemon);
+    daemon.chores.survey.last = Some(daemon.now());
+    daemon.surveyed(said());
+    assert!(daemon.chores.moves, "what was asked for since counts");
+}
