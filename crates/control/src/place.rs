@@ -187,9 +187,9 @@ mod tests {
         assert_eq!(leads_to(), None);
         // A server that was killed leaves its own, and what has its socket then takes it away.
         let killed = std::mem::ManuallyDrop::new(new("/a.sock"));
-        let _other = new_of("45:67", "/b.sock");
+        let other = new_of("45:67", "/b.sock");
         assert_eq!(leads_to(), Some(killed.socket.clone()));
-        let _successor = new_of("89:ab", "/a.sock");
+        let successor = new_of("89:ab", "/a.sock");
         assert_eq!(leads_to(), None);
 
         let links = std::thread::scope(|scope| {
@@ -204,7 +204,7 @@ mod tests {
             assert_eq!(looker.join().unwrap(), 0, "there was no link");
             links
         });
-        drop(links);
+        drop((links, other, successor));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
