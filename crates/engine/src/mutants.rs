@@ -361,6 +361,7 @@ impl Mutant {
     /// Those that the engine's directed scenes of failures find (`tests/engine/fault_mutants.rs`), rather
     /// than the swarm.
     pub const OF_FAULTS: &[Self] = &[
+        Self::FailedFlushForgotten,
         Self::TimeOutAcknowledged,
         Self::LateMemberAsked,
         Self::LateMemberAdded,

@@ -6,7 +6,7 @@ use std::{rc::Rc, sync::Arc};
 
 use crate::arrays::{
     self, STEPS, Served, options,
-    scene::{DATA_SECTOR, Scene, wish, write},
+    scene::{DATA_SECTOR, Scene, spawn, wish, write},
 };
 use pinstripe_engine::{
     assembly::create::create_with,
@@ -97,6 +97,22 @@ fn failed_flush(seed: u64) -> bool {
     scene.write(0, STRIPE_SECTORS, false).unwrap();
     scene.disks[1].fault(&Fault::FailFlushes(1));
     scene.flush().unwrap();
+    is_right_after_crash(&mut scene)
+}
+
+/// The same of the first of several flushes that is answered, of which a member has failed one. It says of the
+/// others that they have succeeded.
+fn failed_flush_beside_others(seed: u64) -> bool {
+    let mut scene = raid5(seed);
+    scene.write(0, STRIPE_SECTORS, false).unwrap();
+    scene.disks[1].fault(&Fault::FailFlushes(1));
+    let answered = spawn(&mut scene, 4, |_, volume, ledger, mut rng| async move {
+        shard::sleep(rng.below(2_000)).await;
+        let id = ledger.borrow_mut().begin_flush();
+        let result = volume.flush().await;
+        ledger.borrow_mut().complete_flush(id, result.is_ok());
+    });
+    scene.world.run_until(STEPS, |_| *answered.borrow() > 0).unwrap();
     is_right_after_crash(&mut scene)
 }
 
@@ -392,8 +408,9 @@ fn bits_that_not_all_members_have_and_that_are_not_written_are_caught() {
 #[test]
 fn every_defect_in_the_handling_of_failures_is_caught() {
     type Holds = fn(u64) -> bool;
-    let scenes: [(Mutant, Holds); 17] = [
+    let scenes: [(Mutant, Holds); 18] = [
         (Mutant::FailedFlushNotAwaited, failed_flush),
+        (Mutant::FailedFlushForgotten, failed_flush_beside_others),
         (Mutant::LastStrawDropped, short_outage),
         (Mutant::LossToldLate, lost_and_silent),
         (Mutant::LastStripeAnswers, two_stripes),

@@ -54,7 +54,6 @@ pub const KILLERS: &[(Mutant, u64)] = &[
     (Mutant::LogWrongRange, 2),
     (Mutant::LogWrongCoefficient, 2),
     (Mutant::SlowMemberDropped, 2_000_009),
-    (Mutant::FailedFlushForgotten, 2719),
     (Mutant::AbsentMissReplay, 3083),
     (Mutant::WriteErrorIgnored, 2_000_226),
     (Mutant::RebuildingParityTrusted, 43),
