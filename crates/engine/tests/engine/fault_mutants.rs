@@ -100,8 +100,8 @@ fn failed_flush(seed: u64) -> bool {
     is_right_after_crash(&mut scene)
 }
 
-/// The same of the first of several flushes that is answered, of which a member has failed one. It says of the
-/// others that they have succeeded.
+/// The same of the first of several flushes that is answered: the member has failed one of them, and says of
+/// the others that they have succeeded.
 fn failed_flush_beside_others(seed: u64) -> bool {
     let mut scene = raid5(seed);
     scene.write(0, STRIPE_SECTORS, false).unwrap();
