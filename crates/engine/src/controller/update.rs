@@ -205,7 +205,7 @@ impl ArrayController {
                 }
             }
         }
-        self.shared().counters[shard::index()].bitmap_writes.add(writes.len() as u64);
+        self.volume.base().counters().bitmap_writes.add(writes.len() as u64);
         all(writes).await
     }
 
