@@ -1218,6 +1218,15 @@ fn stays_over_starts(scene: &mut Scene, disks: &[usize], stops: bool) {
     }
 }
 
+/// The first stripe is written whole, and nothing of it is left for the journal to keep.
+fn is_good_when_it_is_written_whole(scene: &mut Scene) {
+    let stripe = u64::from(scene.geometry().stripe_bytes()) / 512;
+    scene.write(0, stripe, false).unwrap();
+    assert!(set_mode(scene, JournalMode::WriteThrough).is_ok());
+    assert_eq!(cached(scene), 0);
+    scene.is_right_and_stays_so();
+}
+
 #[test]
 fn a_page_that_its_member_refuses_as_well_outlives_starts() {
     for seed in 0..20 {
@@ -1229,7 +1238,6 @@ fn a_page_that_its_member_refuses_as_well_outlives_starts() {
         }
         let all: Vec<usize> = (0..6).collect();
         stays_over_starts(&mut scene, &all, seed % 2 == 0);
-        let behind = u64::from(scene.geometry().stripe_bytes()) / 512;
         scene.disks.iter().for_each(|disk| disk.fault(&Fault::Heal));
         if seed % 4 == 0 {
             // It takes all of the page but for one sector.
@@ -1243,10 +1251,7 @@ fn a_page_that_its_member_refuses_as_well_outlives_starts() {
         if seed % 4 < 2 {
             crash(&mut scene, &all).unwrap();
         }
-        scene.write(0, behind, false).unwrap();
-        assert!(set_mode(&mut scene, JournalMode::WriteThrough).is_ok());
-        assert_eq!(cached(&scene), 0);
-        scene.is_right_and_stays_so();
+        is_good_when_it_is_written_whole(&mut scene);
     }
 }
 
@@ -1575,6 +1580,34 @@ fn a_page_that_went_along_with_a_write_is_not_logged_again() {
     assert!(through > 100, "{through} writes");
 }
 
+/// Of several such pages each is in the journal until the part that it goes along with is written: that may
+/// fail behind another one.
+#[test]
+fn a_page_that_goes_along_with_a_write_is_kept_until_its_own_part_is_written() {
+    for seed in 0..8 {
+        let mut scene = write_back_scene(seed, 400, 1 << 20, 1 << 10);
+        let map = scene.geometry().slots(StripeId(0));
+        for row in [0, 2] {
+            for slot in [map.data_slot(1), map.p_slot()] {
+                scene.disks[slot.index()].fault(&Fault::UnreadableRange(page(&scene, slot, row)));
+            }
+            let refused = page(&scene, map.data_slot(0), row);
+            scene.disks[map.data_slot(0).index()].fault(&Fault::UnwritableRange(refused));
+            scene.write(8 * row, 8, false).unwrap();
+        }
+        scene.run(async { shard::sleep(3_000_000_000).await });
+        assert_eq!(cached(&scene), 8192);
+        set_mode(&mut scene, JournalMode::WriteThrough).unwrap_err();
+        let other = map.data_slot(2);
+        scene.disks[other.index()].fault(&Fault::UnreadableRange(page(&scene, other, 2)));
+        let written = scene.write(0, 2 * CHUNK / 512, true);
+        assert!(matches!(written, Err(IoError::Unreadable { .. })), "{written:?}");
+        assert_eq!(cached(&scene), 4096);
+        reads(&mut scene, 0);
+        reads(&mut scene, 16);
+    }
+}
+
 /// Readers that hand a claim on to each other don't keep the log from being given up.
 #[test]
 fn readers_of_a_missing_chunk_do_not_hold_up_the_log() {
@@ -1620,15 +1653,13 @@ fn a_page_that_its_member_refuses_as_well_stays_in_the_journal() {
         scene.flush().unwrap();
         scene.disks.iter().for_each(|disk| disk.fault(&Fault::Heal));
         scene.read_all();
-        scene.write(0, behind, false).unwrap();
-        assert!(set_mode(&mut scene, JournalMode::WriteThrough).is_ok());
-        assert_eq!(cached(&scene), 0);
-        scene.is_right_and_stays_so();
+        is_good_when_it_is_written_whole(&mut scene);
     }
 }
 
-/// A page whose member is out, in a row that can't be computed, is only in the journal. Neither the log nor
-/// writes of other stripes that have the same claim wait for it; and written anew as a whole the row is good.
+/// A page of a member that is out, in a row that can't be computed, is only in the journal. Neither the log
+/// nor writes of other stripes that have the same claim wait for it; and written anew as a whole the row is
+/// good.
 #[test]
 fn a_page_without_a_place_holds_up_nothing() {
     for seed in 0..10 {

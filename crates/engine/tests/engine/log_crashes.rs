@@ -295,11 +295,12 @@ enum Sectors {
     Listed,
     ListedAndRefused,
     Refused,
+    RefusedWithoutList,
 }
 
 /// A crash in the middle of writes, and behind it something is wrong with one sector of each page of a disk.
-/// Counts the other sectors of P that don't match after the replay.
-fn sectors_not_replayed(seed: u64, level: Level, log: NewLog, what: Sectors) -> u64 {
+/// The log is replayed then.
+fn replayed_beside(seed: u64, level: Level, log: NewLog, what: Sectors) -> Story {
     let mut story = Story::new(seed, level, log);
     story.spawn_writers(6);
     let steps = 500 + story.rng.below(1500);
@@ -307,6 +308,11 @@ fn sectors_not_replayed(seed: u64, level: Level, log: NewLog, what: Sectors) -> 
     let geometry = story.geometry();
     story.crash();
     let victim = usize::try_from(story.rng.below(5)).unwrap();
+    if matches!(what, Sectors::RefusedWithoutList) {
+        let mut superblock = superblock_on(&story.disks[victim]);
+        superblock.member.bad_block_log = None;
+        story.disks[victim].poke(4096, &superblock.encode(512).unwrap());
+    }
     if matches!(what, Sectors::Listed | Sectors::ListedAndRefused) {
         let pages = (0..256).step_by(8);
         list_as_bad(&story.disks[victim], pages.map(|page| DATA_SECTOR + page + LATENT));
@@ -317,14 +323,20 @@ fn sectors_not_replayed(seed: u64, level: Level, log: NewLog, what: Sectors) -> 
         match what {
             Sectors::Unreadable => story.disks[victim].fault(&Fault::UnreadableRange(range)),
             Sectors::Listed => {}
-            Sectors::ListedAndRefused | Sectors::Refused => {
+            Sectors::ListedAndRefused | Sectors::Refused | Sectors::RefusedWithoutList => {
                 story.disks[victim].fault(&Fault::UnwritableRange(range));
             }
         }
     }
     story.assemble();
+    story
+}
+
+/// Counts the other sectors of P that don't match after the replay.
+fn sectors_not_replayed(seed: u64, level: Level, log: NewLog, what: Sectors) -> u64 {
+    let story = replayed_beside(seed, level, log, what);
     assert_eq!(story.array().detail().regions_to_resync, 0, "seed {seed}");
-    story.mismatched(&geometry, LATENT)
+    story.mismatched(&story.geometry(), LATENT)
 }
 
 /// A double-parity log begins on an array in service, and power fails about then. What it was called, if it
@@ -494,6 +506,19 @@ fn a_sector_that_is_listed_keeps_replay_from_itself_and_not_from_its_page() {
 #[test]
 fn a_listed_sector_that_is_still_refused_does_not_keep_a_log_from_its_replay() {
     replay_leaves_out_no_more_than(Sectors::ListedAndRefused);
+}
+
+/// What can't be listed must not be taken for parity that matches.
+#[test]
+fn a_sector_that_is_refused_and_can_not_be_listed_costs_a_resync() {
+    for (level, log) in BOTH {
+        let resyncs = |seed: &u64| {
+            let story = replayed_beside(*seed, level, log, Sectors::RefusedWithoutList);
+            story.array().detail().regions_to_resync > 0
+        };
+        let count = (0..12).filter(resyncs).count();
+        assert!(count > 3, "{level}: {count}");
+    }
 }
 
 #[test]

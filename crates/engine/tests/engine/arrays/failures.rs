@@ -142,8 +142,8 @@ const REGIONS: u64 = 31000;
 /// A stripe of which the bits lie in the second page.
 const FAR_STRIPE: u64 = 30800 * REGION_SECTORS / CHUNK_SECTORS;
 
-/// An array with a bitmap of two pages. A stripe is written whose bits lie in the second one, and no bit is
-/// set any more.
+/// An array with a bitmap of two pages. A stripe is written that has its bits in the second one, and no bit
+/// is set any more.
 pub fn two_pages(seed: u64) -> Scene {
     let bitmap = NewBitmap::Internal { chunk_bytes: Some(4096) };
     let mut wish = wish(Level::Raid5, 4, CHUNK_SECTORS * 512, bitmap, InitialSync::AssumeClean);
