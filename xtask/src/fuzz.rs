@@ -17,6 +17,8 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde_json::json;
 
+use crate::workers;
+
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 const FLAGS: &str = "--cfg fuzzing -Zsanitizer=address -Cdebug-assertions -Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
@@ -66,12 +68,7 @@ pub fn run(root: &Path, fuzz: &Fuzz) -> Result<()> {
         }
         Ok(())
     };
-    std::thread::scope(|scope| -> Result<()> {
-        let workers: Vec<_> = (0..fuzz.jobs.clamp(1, names.len())).map(|_| scope.spawn(work)).collect();
-        workers
-            .into_iter()
-            .try_for_each(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-    })?;
+    workers::run(fuzz.jobs.clamp(1, names.len()), work)?;
     println!("{} passed, 0 failed", names.len());
     Ok(())
 }

@@ -36,6 +36,7 @@ mod steps;
 mod tidy;
 mod vm;
 mod web;
+mod workers;
 mod writer;
 
 use std::path::{Path, PathBuf};

@@ -15,6 +15,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::origin::{self, Origin};
+use crate::workers;
 
 /// A load on an array.
 struct Case {
@@ -114,12 +115,7 @@ pub fn measure(root: &Path, pinstripe: &Path, folder: &Path, is_short: bool) -> 
             done.insert(case.name.to_owned(), pair);
         }
     };
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..super::cpus()).map(|_| scope.spawn(work)).collect();
-        threads
-            .into_iter()
-            .try_for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-    })?;
+    workers::run(super::cpus(), work)?;
     let cases = done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     let kept = Kept { origin: Origin::now(root)?, cases };
     origin::save(&kept, &folder.join(FILE))

@@ -17,6 +17,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::quantity::{ALL, Quantity};
 use crate::bench::Spread;
+use crate::workers;
 
 /// What takes time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,12 +196,7 @@ pub fn run(pinstripe: &Path, tasks: &[Task]) -> Result<Vec<Row>> {
         }
         Ok(())
     };
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..super::cpus()).map(|_| scope.spawn(work)).collect();
-        threads
-            .into_iter()
-            .try_for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-    })?;
+    workers::run(super::cpus(), work)?;
     let done = done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     done.into_iter().map(|row| row.context("a run was left out")).collect()
 }

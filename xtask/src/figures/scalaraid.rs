@@ -196,7 +196,7 @@ pub const PAPER: Paper = Paper {
     name: "scalaraid",
     head: text::HEAD,
     experiments: EXPERIMENTS,
-    claims: CLAIMS,
+    claims: &[CLAIMS],
     figures: FIGURES,
     differs: text::DIFFERS,
     threads: 33,
