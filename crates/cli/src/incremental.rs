@@ -101,8 +101,8 @@ fn array_of<'a>(configuration: &'a Configuration, path: &Path) -> Result<Result<
 ///
 /// Nor is a member mdadm's if its array is served here without being configured. What appears then is another
 /// way to a member that the server has open (a second path, a loop device over a file), or one that was away:
-/// the kernel, which knows neither, would assemble and write them. An array whose entry is wrong, or that has
-/// two, isn't mdadm's, and has no unit until that is mended.
+/// the kernel, which knows neither, would assemble and write them. An array with a wrong entry, or with two,
+/// isn't mdadm's, and has no unit until that is mended.
 fn export(usable: &Usable, path: &Path) -> Result<String, Failure> {
     let Usable { configuration, wrong, .. } = usable;
     let Ok(Owner { uuid, entries, .. }) = array_of(configuration, path)? else { return Ok(String::new()) };

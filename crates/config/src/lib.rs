@@ -307,7 +307,7 @@ impl Configuration {
         all
     }
 
-    /// The arrays whose entries could be read, whatever else is wrong: their members are none of another
+    /// The arrays of entries that could be read, whatever else is wrong: their members are none of another
     /// program's for that. Nothing is to be started by it.
     pub fn known(given: Option<&Path>) -> Self {
         Reader::of(named(given, std::env::var_os(VARIABLE)), None).gather().configuration

@@ -34,7 +34,7 @@ use crate::{
 
 /// How often a server is looked for.
 const LOOK: Duration = Duration::from_millis(50);
-/// What the kernel adds to the path of a program whose file is there no more.
+/// What the kernel adds to the path of a program if its file is there no more.
 const DELETED: &str = " (deleted)";
 /// What is shown of the log of a server that didn't start.
 const LOG_LINES: usize = 8;

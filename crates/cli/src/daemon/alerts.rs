@@ -137,9 +137,9 @@ pub fn is_part(detail: &Detail, device: &str) -> bool {
     detail.members.iter().any(is_it) || detail.spares.iter().any(|spare| spare == device)
 }
 
-/// What each array is called, and no other: alerts, events and metrics are told apart by it. One whose name
-/// is another one's, too, has what only it has beside it. `all`: what each is called, and what only it has.
-/// `others`: what further ones are called. Pure.
+/// What each array is called, and no other: alerts, events and metrics are told apart by it. One that has its
+/// name in common with another one has what only it has beside it. `all`: what each is called, and what only
+/// it has. `others`: what further ones are called. Pure.
 pub fn labels(all: &[(String, String)], others: &[&String]) -> Vec<String> {
     let is_single =
         |name: &String| all.iter().filter(|(other, _)| other == name).count() == 1 && !others.contains(&name);
@@ -235,7 +235,7 @@ impl Book {
         told
     }
 
-    /// The same of an array whose alert would stand under the words of another one's that isn't over.
+    /// The same of an array with an alert that would stand under the words of another one's that isn't over.
     fn untaken(&self, subject: Subject, array: AlertedArray<'_>) -> Subject {
         let is_taken = self.0.get(&subject).is_some_and(|open| !array.is(&subject, open));
         match array.uuid.filter(|_| is_taken) {

@@ -62,8 +62,8 @@ impl Kept {
         }
     }
 
-    /// Progress is shown by what tells of a sync. Names are those of this program, whose number a server of
-    /// another version can't raise without end.
+    /// Progress is shown by what tells of a sync. Names are those of this program: a server of another
+    /// version can't raise their number without end.
     pub fn count(&mut self, event: &str) {
         let is_progress = event.strip_prefix("Rebuild").is_some_and(|rest| rest.parse::<u64>().is_ok());
         if !is_progress && (self.events.contains_key(event) || self.events.len() < EVENTS_MAX) {

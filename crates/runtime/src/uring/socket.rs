@@ -98,8 +98,8 @@ impl From<Connection> for OwnedFd {
     }
 }
 
-/// Has the kernel end a TCP connection whose peer is gone without a word, as a machine that has lost its
-/// power is: an idle connection would stay for ever.
+/// Has the kernel end a TCP connection of which the peer is gone without a word, as a machine that has lost
+/// its power is: an idle connection would stay for ever.
 fn notice_dead_peer(socket: &OwnedFd) -> io::Result<()> {
     sockopt::set_tcp_keepidle(socket, KEEP_ALIVE_IDLE)?;
     sockopt::set_tcp_keepintvl(socket, KEEP_ALIVE_PAUSE)?;

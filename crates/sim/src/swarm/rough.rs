@@ -1,7 +1,7 @@
 //! Rough lives: faults that meet, which the seeds below [`super::FIRST_SEED_OF_ROUGH`] draw one at a time.
 //!
-//! - *Bad-block lists behind a log.* Sectors that can't be written are listed in any life of an array whose
-//!   log or journal leaves no row torn, and what is listed outlives crashes.
+//! - *Bad-block lists behind a log.* Sectors that can't be written are listed in any life of an array with
+//!   a log or journal that leaves no row torn, and what is listed outlives crashes.
 //! - *Read errors that outlive a crash.* The replay of a log, and the life after it, meet sectors that can't
 //!   be read, also in rows that were being written.
 //! - *A member goes while rows are torn*, without a log. Then requests may be refused until the next crash,

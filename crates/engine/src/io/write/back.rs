@@ -302,7 +302,7 @@ impl ParityVolume {
         all
     }
 
-    /// Writes pages of a row whose parity is listed as bad first.
+    /// Writes pages of a row after its parity is listed as bad.
     async fn write_bare(&self, stripe: StripeId, row: u32, pages: Vec<(u32, Slice)>) -> Answer {
         if !self.list_parity(stripe, row).await {
             return Err(IoError::Unreadable { stripe: stripe.0, missing: 1 });
