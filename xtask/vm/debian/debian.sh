@@ -77,7 +77,7 @@ is_inactive() {
 # in_sync ARRAY COUNT: so many members are.
 in_sync() {
     pinstripe detail "$1" >/tmp/detail 2>&1
-    [ "$(grep -c ' in-sync ' /tmp/detail)" = "$2" ] || { cat /tmp/detail; return 1; }
+    [ "$(grep -cE ' in-sync[ ,]' /tmp/detail)" = "$2" ] || { cat /tmp/detail; return 1; }
 }
 
 # missed: the server knows that a disk is gone.

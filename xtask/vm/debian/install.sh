@@ -21,11 +21,8 @@ udevadm settle
 [ -z "$(pgrep pinstripe)" ] || die "something was started: $(pgrep -a pinstripe)"
 
 say "two arrays"
-# shellcheck disable=SC2046
-pinstripe create --level 5 --name data $(by_id d0 d1 d2 d3) || die "create data"
-# shellcheck disable=SC2046
-pinstripe create --level 5 --name net $(by_id n0 n1 n2) || die "create net"
-# By links that udev makes after its rules: what is configured is no less ours while they are not there yet.
+# Before they are made: what is configured mdadm leaves alone. By links that udev makes after its rules:
+# what is configured is no less ours while they are not there yet.
 cat >/etc/pinstripe/pinstripe.toml <<'TOML'
 [defaults]
 ublk = true
@@ -48,6 +45,10 @@ state = "/var/lib/pinstripe/store"
 state-create = true
 allow-missing = true
 TOML
+# shellcheck disable=SC2046
+pinstripe create --level 5 --name data $(by_id d0 d1 d2 d3) || die "create data"
+# shellcheck disable=SC2046
+pinstripe create --level 5 --name net $(by_id n0 n1 n2) || die "create net"
 systemctl daemon-reload && systemctl start pinstripe@data pinstripe@net || die "start: $(journalctl -u 'pinstripe@*')"
 mkfs.ext4 -q /dev/pinstripe/data || die "mkfs.ext4"
 mkfs.xfs -q /dev/pinstripe/net || die "mkfs.xfs"
