@@ -11,6 +11,8 @@ use crate::{
     options::JournalMode,
 };
 
+const HAS_NO_PLACE: &str = "what is written from now on goes through the journal to the members, but something stays in the journal alone: its member is out or refuses it, and too much of its row can't be read for parity to be computed. It goes to the members when a member is back, or when its row is written as a whole";
+
 impl Array {
     /// Takes the journal device out as if it had failed, so that the array is read-only from then on (C18).
     /// What only the journal has is written to the members first. Refused while the array isn't whole: a
@@ -41,7 +43,11 @@ impl Array {
         };
         if mode == JournalMode::WriteThrough {
             journal.set_mode(mode);
-            return if shared.drained(&journal).await { Ok(()) } else { Err(IoError::Failed.into()) };
+            return match shared.drained(&journal).await {
+                true => Ok(()),
+                false if shared.has_failed() || shared.has_ended() => Err(shared.refusal().into()),
+                false => Err(refused(HAS_NO_PLACE)),
+            };
         }
         if journal.failure().is_some() {
             return Err(IoError::JournalLost.into());

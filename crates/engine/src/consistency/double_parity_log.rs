@@ -146,8 +146,8 @@ impl DoubleParityLog {
         let chunk = u64::from(view.geometry().chunk_bytes());
         // A part begins one run and ends one.
         let runs = (2 * parts as u64 + 1).min(chunk / block);
-        let areas = map.parity_slots();
-        let mut areas = areas.filter_map(|slot| view.devices(slot)[0]?.member.log_area());
+        let devices = map.parity_slots().flat_map(|slot| view.devices(slot)).flatten();
+        let mut areas = devices.filter_map(|device| device.member.log_area());
         areas.all(|area| takes_runs(runs, chunk, area, block))
     }
 
@@ -207,7 +207,8 @@ impl DoubleParityLog {
         let number = self.batches.fetch_add(1, Ordering::SeqCst);
         let copies = places.iter().fold(0, |bits, (parity, _)| bits | parity.bit());
         // Replay puts the two copies of a piece together: they are cut alike, however long the areas are.
-        let areas = places.iter().filter_map(|(_, slot)| Some(view.devices(*slot)[0]?.member.log_area()));
+        let devices = places.iter().flat_map(|(_, slot)| view.devices(*slot)).flatten();
+        let areas = devices.map(|device| device.member.log_area());
         let piece = areas.map(|area| self.piece_max(area)).min().unwrap_or(512);
         let mut made = Vec::new();
         for (parity, slot) in places {

@@ -32,6 +32,8 @@ impl ArrayController {
     }
 
     /// Has members list what they refused as their logs were replayed, durably, before anything is read.
+    /// Superblocks say dirty until all of it is listed, as they did: else a crash would find them clean, and
+    /// parity that doesn't match where no list says so.
     pub(crate) async fn list_refused(&self, refused: Vec<Refused>) -> Result<(), AssembleError> {
         let Some(volume) = self.volume.parity().filter(|_| !refused.is_empty()) else { return Ok(()) };
         let view = volume.members.view();
@@ -39,7 +41,9 @@ impl ArrayController {
             let Some((member, _)) = view.member(slot) else { continue };
             volume.list_bad(member, slot, (offset, length), DeviceError::of(DeviceErrorKind::Media));
         }
+        self.unlisted.set(true);
         self.keep_bad_blocks().await;
+        self.unlisted.set(false);
         self.shared().check().map_err(|_| AssembleError::NoRecord)
     }
 

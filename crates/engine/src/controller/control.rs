@@ -424,6 +424,25 @@ impl ArrayController {
         let _ = self.write_clean().await;
     }
 
+    /// Flushes every member, and drops those that can't: what these have missed isn't durable there, but the
+    /// others have it all. The superblocks are yet to say so. The error is that the array has failed.
+    pub(super) async fn flush_or_drop(&self) -> Result<(), IoError> {
+        loop {
+            let view = self.volume.base().members.view();
+            let failed = self.volume.base().flush_members(&view).await;
+            if failed.is_empty() {
+                return Ok(());
+            }
+            let failures = failed.into_iter().filter_map(|(slot, error)| {
+                let (member, _) = view.member(slot)?;
+                Some(failure(slot, member.id, &member.name, Operation::Flush, 0, error))
+            });
+            if !self.drop_members(failures.collect()).await {
+                return Err(self.shared().failure());
+            }
+        }
+    }
+
     /// Clean superblocks, after a flush of every member that covers all writes (C4). The gate is closed.
     async fn write_clean(&self) -> Result<(), IoError> {
         let shared = self.shared();
@@ -432,23 +451,15 @@ impl ArrayController {
         }
         shared.check()?;
         if !active(Mutant::CleanWithoutFlush) {
-            let view = self.volume.base().members.view();
-            let failed = self.volume.base().flush_members(&view).await;
-            if !failed.is_empty() {
-                let failures = failed.into_iter().filter_map(|(slot, error)| {
-                    let (member, _) = view.member(slot)?;
-                    Some(failure(slot, member.id, &member.name, Operation::Flush, 0, error))
-                });
-                let failures = failures.collect();
-                if !self.drop_members(failures).await {
-                    return Err(shared.failure());
-                }
-                // Without these members: what they missed is not clean, but the others have it all.
-                return Box::pin(self.write_clean()).await;
-            }
+            self.flush_or_drop().await?;
         }
         let stops = self.stopped.get();
         if let Some(journal) = self.journal().filter(|_| stops) {
+            // What a member lacks that is out only the log brings back, until the superblocks say that it is
+            // out (C2).
+            if !shared.is_recorded() {
+                self.update_superblocks().await?;
+            }
             // The superblocks tell if it is lost.
             self.close_journal(&journal).await;
         }

@@ -49,6 +49,8 @@ pub(crate) struct ArrayController {
     pub(crate) superblocks: RefCell<Superblocks>,
     /// Writes may have happened since the superblocks were last marked clean.
     pub(crate) dirty: Cell<bool>,
+    /// What members refused as their logs were replayed isn't listed yet. The log alone makes that good.
+    unlisted: Cell<bool>,
     pub(crate) stopped: Cell<bool>,
     /// It is being stopped: no command is taken any more.
     stopping: Cell<bool>,

@@ -83,6 +83,7 @@ impl ArrayController {
             volume: Volume::new(shared),
             superblocks: RefCell::new(superblocks),
             dirty: Cell::new(false),
+            unlisted: Cell::new(false),
             stopped: Cell::new(false),
             stopping: Cell::new(false),
             work: Signal::default(),

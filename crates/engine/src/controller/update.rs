@@ -112,7 +112,7 @@ impl ArrayController {
             }
             let snapshot = self.shared().snapshot();
             let dirty_from = self.dirty_from(&snapshot);
-            let needs_log = dirty_from.is_some() && snapshot.log.keeps_md_out();
+            let needs_log = dirty_from.is_some() && (snapshot.log.keeps_md_out() || self.unlisted.get());
             let (now, complete) = ((self.shared().options.wall_clock)(), snapshot.is_complete());
             let before = self.superblocks.borrow_mut().begin_update(now, dirty_from, needs_log, complete);
             let failures = self.write_everywhere().await;
@@ -152,7 +152,8 @@ impl ArrayController {
 
     /// From which member sector parity can't be trusted after a crash; `None` for clean.
     fn dirty_from(&self, snapshot: &Snapshot) -> Option<Sector> {
-        if (self.dirty.get() && !snapshot.log.keeps_clean()) || snapshot.log.is_lost() {
+        let is_dirty = self.dirty.get() && !snapshot.log.keeps_clean() || self.unlisted.get();
+        if is_dirty || snapshot.log.is_lost() {
             return Some(Sector(0));
         }
         let intent = &snapshot.intent;

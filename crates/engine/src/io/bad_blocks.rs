@@ -47,6 +47,16 @@ impl ParityVolume {
         view.member(place).is_some_and(has_place) && !self.shared.options.read_only
     }
 
+    /// Whether the log of the member of a place has room for a range (in bytes, relative to the data) now.
+    pub(crate) fn has_room_in_list(&self, view: &View, place: usize, (offset, length): (u64, u64)) -> bool {
+        let takes = |(member, _): (&Arc<Member>, _)| {
+            let lists = &member.bad_blocks;
+            let sectors = sectors(member.data_offset + offset, length);
+            lists.place().is_some_and(|log| lists.table().insert(sectors, log.size).is_ok())
+        };
+        self.has_list(view, place) && view.member(place).is_some_and(takes)
+    }
+
     /// Has the range of a member (in bytes, relative to its data) listed as bad. To be followed by
     /// [`ParityVolume::listed`] before anything that rests on it is acknowledged.
     pub(crate) fn list_bad(

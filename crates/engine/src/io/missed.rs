@@ -70,9 +70,11 @@ impl ParityVolume {
     ) {
         let Some((member, device)) = view.member(place) else { return };
         let block = to_usize(self.geometry.logical_block());
-        let is_small = |length: usize, listings: usize| {
-            length <= block || listings >= BLOCKS_TRIED || active(Mutant::ListedByTransfer)
+        let is_small = |length: usize, refused: usize| {
+            length <= block || refused >= BLOCKS_TRIED || active(Mutant::ListedByTransfer)
         };
+        // Not those of other members in the same batch: each has taken what it could.
+        let before = missed.listings.len();
         // What is left to do, the first at the end. The whole was refused already.
         let mut parts = vec![(0, data.len(), Some(refused))];
         while let Some((from, to, refused)) = parts.pop() {
@@ -93,7 +95,7 @@ impl ParityVolume {
                 // It is out.
                 return;
             };
-            if is_small(to - from, missed.listings.len()) {
+            if is_small(to - from, missed.listings.len() - before) {
                 missed.listings.push(self.list_bad(member, view.slot_at(place), range, error));
             } else {
                 let middle = from + ((to - from) / 2).next_multiple_of(block);

@@ -198,8 +198,16 @@ impl ParityVolume {
             Err(IoError::Unreadable { .. })
                 if to - from <= PAGE_BYTES && self.is_lost(view, stripe, from) =>
             {
-                // The target can't get these blocks, and says so in its log, if it has one. All others
-                // are made.
+                let block = geometry.logical_block();
+                if to - from > block {
+                    // Each block may be read, or be made of other members.
+                    for start in (from..to).step_by(block as usize) {
+                        let range = (start, start + block);
+                        Box::pin(self.rebuild_rows(view, stripe, range, slot, row)).await?;
+                    }
+                    return Ok(());
+                }
+                // The target can't get this block, and says so in its log, if it has one. All others are made.
                 let place = target.unwrap_or(slot);
                 let listed = self.record_lost(view, place, (offset, (to - from).into())).await;
                 return if listed { Ok(()) } else { Err(IoError::Stopping) };

@@ -48,7 +48,7 @@ use crate::{
         Resume,
         ring::{Page, PageAddress, Ring, blocks_max},
     },
-    error::IoError,
+    error::{IoError, Operation},
     geometry::{MEMBERS_MAX, ParityGeometry, Set64, StripeId, StripeMap},
     io::{
         parity::ParityVolume,
@@ -165,8 +165,8 @@ pub(crate) fn volume_of<'a>(
 
 /// Brings everything that `journal` describes to the members. `unmade`: rows, by member sector, of which
 /// the parity can be neither computed nor listed. `unbuilt`: by slot, from which byte on its member has yet
-/// to be rebuilt. `settle` has the members' lists know what was reported of
-/// them, and says whether they are others since.
+/// to be rebuilt. `settle` has the superblocks and the members' lists know what was reported of members, and
+/// says whether the membership is another since.
 pub(crate) async fn replay(
     volume: &ParityVolume,
     journal: &mut Found,
@@ -182,12 +182,12 @@ pub(crate) async fn replay(
         let log = replay.walk().await?;
         replay.write_whole_rows(&log).await?;
         replay.flush().await?;
-        if !volume.shared.bad_reports.is_empty() && settle(replay.journal).await? {
+        if replay.has_reports() && settle(replay.journal).await? {
             continue;
         }
         match replay.log_loose_rows(&log, &mut left).await? {
             // Some may just have been written, where the ring has no room for them.
-            Loose::Gone if !volume.shared.bad_reports.is_empty() && settle(replay.journal).await? => {}
+            Loose::Gone if replay.has_reports() && settle(replay.journal).await? => {}
             Loose::Gone => {
                 let kept = replay.without_a_place(&log, &left).await?;
                 return Ok(Replayed::Written(Written { log, kept }));
@@ -450,13 +450,25 @@ impl<'a> Replay<'a> {
         result
     }
 
-    /// Has a block listed that its member refuses, as a write of the array would. False if it can't be.
+    /// Has a block listed that its member refuses, as a write of the array would. A member without a list is
+    /// dropped for it, as is the target of a replacement. False if the array can't do without it.
     fn list(&self, place: usize, member: &Member, block: (u64, u64), error: DeviceError) -> bool {
-        let can_list = self.volume.can_list(&self.view, place, error);
-        if can_list {
+        let snapshot = &self.view.snapshot;
+        let is_target = place >= snapshot.seats.len();
+        if self.volume.can_list(&self.view, place, error) {
             self.volume.list_bad(member, place, block, error);
+        } else if is_target || snapshot.missing.len() < self.geometry.redundancy() {
+            self.volume.members.report_data(&self.view, place, Operation::Write, block.0, error);
+        } else {
+            return false;
         }
-        can_list
+        true
+    }
+
+    /// Whether something was reported of a member.
+    fn has_reports(&self) -> bool {
+        let shared = &self.volume.shared;
+        !shared.bad_reports.is_empty() || shared.has_failures()
     }
 
     /// What has no place on the members. Everything else is there, flushed, and their lists know.

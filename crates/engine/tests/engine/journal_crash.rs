@@ -411,7 +411,7 @@ fn writers_until_lost(scene: &mut Scene, count: u64) -> Rc<RefCell<u64>> {
 
 /// The superblocks of the members say that the journal is gone, and that parity can't be trusted.
 fn says_lost(disks: &[SimDisk]) -> bool {
-    disks[..4].iter().all(|disk| {
+    disks.iter().take(4).all(|disk| {
         let array = superblock_on(disk).array;
         array.journal && array.resync_offset != ResyncOffset::Clean && !array.roles.contains(&Role::Journal)
     })
@@ -978,6 +978,56 @@ fn a_journal_that_goes_leaves_what_was_durable_by_it() {
     (0..24).for_each(a_journal_goes_and_power_fails);
 }
 
+/// A member can't flush as the journal goes, and has lost what it was to make durable: the superblocks that
+/// call the journal lost must not call it current.
+#[test]
+fn a_member_that_can_not_flush_goes_with_the_journal() {
+    for seed in 0..24 {
+        let mut scene = write_back_scene(seed, 400, 1 << 20, 1 << 10);
+        for at in [0, 9, 100, 333, 700] {
+            scene.write(at, 9, true).unwrap();
+        }
+        set_mode(&mut scene, JournalMode::WriteThrough).unwrap();
+        let (disks, which) = (scene.disks.clone(), low(seed % 4));
+        disks[which].fault(&Fault::FailFlushes(1));
+        let array = scene.array.clone();
+        scene.world.spawn(0, "fail", async move {
+            let _ = array.fail_journal().await;
+        });
+        let others = [&disks[..which], &disks[which + 1..4]].concat();
+        scene.world.run_until(STEPS, |_| says_lost(&others)).unwrap();
+        scene.options.force = true;
+        scene.options.journal_mode = JournalMode::WriteThrough;
+        crash(&mut scene, &[0, 1, 2, 3]).unwrap();
+        scene.read_all();
+    }
+}
+
+/// A member can't flush as the array stops. Until the superblocks say that it is out, the log alone has what
+/// it has lost.
+#[test]
+fn a_stop_keeps_the_log_until_it_is_recorded_that_a_member_could_not_flush() {
+    for steps in 0..160 {
+        let mut scene = write_back_scene(steps, 400, 1 << 20, 1 << 10);
+        for at in [0, 9, 100, 333, 700] {
+            scene.write(at, 9, true).unwrap();
+        }
+        set_mode(&mut scene, JournalMode::WriteThrough).unwrap();
+        let (disk, flushes) =
+            (scene.disks[low(steps % 4)].clone(), scene.disks[low(steps % 4)].counters().flushes);
+        disk.fault(&Fault::FailFlushes(1));
+        let array = scene.array.clone();
+        scene.world.spawn(0, "stop", async move {
+            let _ = array.stop().await;
+        });
+        scene.world.run_until(STEPS, |_| disk.counters().flushes > flushes).unwrap();
+        let _ = scene.world.run_until(1 + steps, |_| false);
+        disk.fault(&Fault::Heal);
+        crash(&mut scene, &(0..5).collect::<Vec<_>>()).unwrap_or_else(|error| panic!("{steps}: {error}"));
+        scene.read_all();
+    }
+}
+
 /// What is written out when the superblocks say already that the journal is lost is flushed without a client.
 #[test]
 fn what_a_lost_journal_had_made_durable_is_flushed_when_it_is_written_out() {
@@ -1483,6 +1533,47 @@ fn lists_are_right_before_the_tail_moves() {
     assert!(cut > 20, "{cut} of the starts were cut short");
 }
 
+/// What a member refuses in the replay costs it its place where it can't be listed, as it does in service: a
+/// member without a list, and the target of a replacement.
+#[test]
+fn what_can_not_list_a_sector_is_dropped_in_the_replay() {
+    for seed in 0..16 {
+        let mut scene = scene(seed, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 8 * 400, 1);
+        let map = scene.geometry().slots(StripeId(0));
+        let slot = map.data_slot(low(seed / 2 % 3)).index();
+        let is_replaced = seed % 2 == 0;
+        if is_replaced {
+            (0..8).for_each(|stripe| scene.write(stripe * 96, 96, false).unwrap());
+            let spare = scene.disk();
+            let (array, source) = (scene.array.clone(), spare.source());
+            scene.world.spawn(0, "replace", async move {
+                let _ = array.replace(slot, Some(source), Uuid([77; 16])).await;
+            });
+            let is_seated = |_: &World| {
+                let superblock = pinstripe_sim::checks::superblock(&spare);
+                superblock.is_some_and(|superblock| superblock.member.replacement)
+            };
+            scene.world.run_until(STEPS, is_seated).unwrap();
+        }
+        scene.write(0, 96, false).unwrap();
+        power_loss(&mut scene);
+        let refuses = if is_replaced { scene.disks.len() - 1 } else { slot };
+        if !is_replaced {
+            let mut superblock = superblock_on(&scene.disks[slot]);
+            superblock.member.bad_block_log = None;
+            scene.disks[slot].poke(4096, &superblock.encode(512).unwrap());
+        }
+        let data = superblock_on(&scene.disks[refuses]).member.data_offset.0 * 512;
+        scene.disks[refuses].fault(&Fault::UnwritableRange(data..data + 512));
+        let all: Vec<usize> = (0..scene.disks.len()).collect();
+        crash(&mut scene, &all).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        let detail = scene.array.detail();
+        assert_eq!(detail.missing, usize::from(!is_replaced), "seed {seed}");
+        scene.read_all();
+        scene.stop();
+    }
+}
+
 /// What no 4 KiB can be made of, sectors can: each of two members lacks another.
 #[test]
 fn a_row_is_made_sector_by_sector() {
@@ -1693,6 +1784,86 @@ fn a_page_without_a_place_holds_up_nothing() {
             assert_eq!(cached(&scene), 0);
             scene.read_all();
         }
+        scene.stop();
+    }
+}
+
+/// The member of a page that is to be written without parity goes in the middle of that: no client hears that
+/// the array stops.
+#[test]
+fn a_page_loses_its_member_while_the_parity_of_its_row_is_listed() {
+    for steps in 0..200 {
+        let mut scene = a_row_that_can_not_be_computed(steps);
+        let slot = scene.geometry().slots(StripeId(0)).data_slot(0).index();
+        // What follows goes through the journal, and takes along what is cached of its stripe.
+        let array = scene.array.clone();
+        scene.world.spawn(0, "mode", async move {
+            let _ = array.set_journal_mode(JournalMode::WriteThrough).await;
+        });
+        let heard = Rc::new(RefCell::new(None));
+        let (volume, ledger, told) = (scene.volume(), Rc::clone(&scene.ledger), Rc::clone(&heard));
+        scene.world.spawn(0, "write", async move {
+            let written = write(&volume, &ledger, 40, 8, false).await;
+            *told.borrow_mut() = Some(written);
+        });
+        let is_listed =
+            |disk: &SimDisk| superblock_on(disk).member.bad_block_log.is_some_and(|log| log.in_use);
+        let disks = scene.disks.clone();
+        let _ =
+            scene.world.run_until(STEPS, |_| disks[..5].iter().any(is_listed) || heard.borrow().is_some());
+        let _ = scene.world.run_until(1 + steps % 40, |_| false);
+        let array = scene.array.clone();
+        scene.world.spawn(0, "fail", async move {
+            let _ = array.fail(slot).await;
+        });
+        scene.world.run_until(STEPS, |_| heard.borrow().is_some()).unwrap();
+        let heard = heard.borrow().clone().unwrap();
+        assert!(matches!(heard, Ok(()) | Err(IoError::Unreadable { .. })), "{steps}: {heard:?}");
+    }
+}
+
+/// Parity is given up for a page only where its member can say so: one with a full list would be dropped.
+#[test]
+fn a_page_stays_in_the_journal_where_the_list_of_its_parity_is_full() {
+    let mut scene = write_back_scene(0, 400, 1 << 20, 1 << 10);
+    scene.stop();
+    let map = scene.geometry().slots(StripeId(0));
+    // Every other sector, far from the row.
+    let first = page(&scene, map.p_slot(), 40).start / 512;
+    list_as_bad(&scene.disks[map.p_slot().index()], (0..512).map(|entry| first + 2 * entry));
+    scene.reassemble();
+    scene.write(0, 8, false).unwrap();
+    for slot in [map.data_slot(1), map.p_slot()] {
+        scene.disks[slot.index()].fault(&Fault::UnreadableRange(page(&scene, slot, 0)));
+    }
+    let kept = set_mode(&mut scene, JournalMode::WriteThrough).unwrap_err();
+    assert!(kept.to_string().contains("something stays in the journal alone"), "{kept}");
+    assert_eq!((cached(&scene), scene.array.detail().missing), (4096, 0));
+    reads(&mut scene, 0);
+    scene.stop();
+}
+
+/// A page is refused by its member, with parity that is refused as well, while others take all the room that
+/// is not set aside. It must not wait for room that it holds itself.
+#[test]
+fn a_page_that_is_refused_again_and_again_does_not_wait_for_its_own_room() {
+    for seed in 0..12 {
+        let mut scene = write_back_scene(seed, 40 + 2 * (seed % 6), 4096, 1 << 10);
+        scene.write(0, 8, false).unwrap();
+        assert_eq!(cached(&scene), 4096);
+        let map = scene.geometry().slots(StripeId(0));
+        for slot in [map.data_slot(0), map.p_slot()] {
+            let refused = page(&scene, slot, 0);
+            scene.disks[slot.index()].fault(&Fault::UnwritableRange(refused));
+        }
+        let done = spawn(&mut scene, 12, |number, volume, ledger, mut rng| async move {
+            for _ in 0..40 {
+                let at = 96 * (1 + number) + rng.below(80);
+                write(&volume, &ledger, at, 8, false).await.unwrap();
+            }
+        });
+        scene.world.run_until(STEPS, |_| *done.borrow() == 12).unwrap();
+        reads(&mut scene, 0);
         scene.stop();
     }
 }

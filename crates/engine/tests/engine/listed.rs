@@ -7,6 +7,7 @@ use crate::arrays::{
     self, STEPS, options,
     scene::{DATA_SECTOR, Scene, list_as_bad, plain_disks, superblock_on, wish},
 };
+use crate::membership::Life;
 use pinstripe_engine::{
     array::Added,
     error::IoError,
@@ -326,6 +327,36 @@ fn a_replacement_copies_what_is_beside_listed_sectors() {
     assert_eq!(scene.check(), 0);
 }
 
+/// The same of sectors that can't be read, and that no list has yet.
+#[test]
+fn a_target_gets_each_sector_that_can_be_read_or_made() {
+    let mut scene = raid5();
+    let (replaced, other) = (map(&scene).data_slot(0), map(&scene).data_slot(1));
+    for (slot, at) in [(replaced, 2), (other, 5)] {
+        scene.disks[slot.index()].fault(&Fault::UnreadableRange(bytes(&scene, at..at + 1)));
+    }
+    replace(&mut scene, replaced);
+    assert_eq!(scene.array.detail().slots[replaced.index()].bad_sectors, 0);
+    scene.read_all();
+    assert_eq!(scene.check(), 0);
+}
+
+/// Only the sector is listed that can't be made.
+#[test]
+fn a_rebuild_makes_what_is_beside_a_sector_that_can_not_be_read() {
+    let mut scene = raid5();
+    let (lost, other) = (map(&scene).data_slot(0), map(&scene).data_slot(1));
+    fail(&mut scene, lost);
+    scene.disks[other.index()].fault(&Fault::UnreadableRange(bytes(&scene, 5..6)));
+    let spare = scene.disk();
+    scene.add(&spare).unwrap();
+    scene.settle();
+    assert_eq!(scene.array.detail().slots[lost.index()].bad_sectors, 1);
+    for at in (0..SECTORS).filter(|at| *at != 5) {
+        read(&mut scene, sector(0, at), 1).unwrap();
+    }
+}
+
 /// Q doesn't match P, as in a row that was half written when the host stopped. All that is made of the row is
 /// made of the same parity: what was read doesn't change with the write of another column.
 #[test]
@@ -519,6 +550,19 @@ fn a_medium_that_refuses_all_is_asked_a_few_times() {
     assert_eq!(scene.array.detail().slots[slot].bad_sectors, sectors);
     // With those of the log.
     assert!(scene.disks[slot].counters().writes - before < 120);
+    scene.read_all();
+}
+
+/// What one member refuses of a write does not have another one's whole chunk listed.
+#[test]
+fn each_member_is_asked_for_the_blocks_that_it_takes() {
+    let mut scene = raid5();
+    let slots = [0, 1].map(|column| map(&scene).data_slot(column).index());
+    for (slot, refused) in slots.into_iter().zip([0..16, 20..21]) {
+        scene.disks[slot].fault(&Fault::UnwritableRange(bytes(&scene, refused)));
+    }
+    scene.write(sector(0, 0), 3 * SECTORS, true).unwrap();
+    assert_eq!(slots.map(|slot| scene.array.detail().slots[slot].bad_sectors), [16, 1]);
     scene.read_all();
 }
 

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 use pinstripe_runtime::Slice;
 
-use super::BLOCK_BYTES;
+use super::{BLOCK_BYTES, ring::blocks_max};
 
 /// A stripe, found by the slot of the stripe table that its claim takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -68,14 +68,16 @@ pub(crate) struct Shape {
 impl Shape {
     /// Blocks of the records that write out these pages of a stripe. Each row may be one by itself, beside
     /// bad blocks for example; a row needs one meta block. All of it twice: what was logged as a whole and
-    /// then refused is logged row by row.
+    /// then refused is logged row by row. And once more the pages alone: what was refused then, too, is logged
+    /// again.
     fn record(self, pages: impl Iterator<Item = u32>) -> u64 {
         let mut count = 0;
         let mut rows: Vec<u32> =
             pages.inspect(|_| count += 1).map(|start| start % self.chunk_bytes).collect();
         rows.sort_unstable();
         rows.dedup();
-        2 * (count + rows.len() * (self.parities + 1)) as u64
+        let again = if count > 0 { blocks_max(count) } else { 0 };
+        2 * (count + rows.len() * (self.parities + 1)) as u64 + again
     }
 }
 
@@ -271,7 +273,7 @@ fn release(positions: &mut BTreeMap<u64, usize>, position: u64) {
 mod tests {
     use pinstripe_runtime::{Shard, ShardConfig, shard};
 
-    use super::{super::ring::blocks_max, *};
+    use super::*;
 
     const SHAPE: Shape = Shape { chunk_bytes: 16 << 10, parities: 2 };
 
@@ -297,7 +299,11 @@ mod tests {
                 let cut = |from: u32| together.min(rows - from) as usize * (columns as usize + parities);
                 let needed: u64 =
                     (0..rows).step_by(together as usize).map(|from| blocks_max(cut(from))).sum();
-                assert!(2 * needed <= set_aside, "{needed} of {set_aside}: {rows} rows, {together} together");
+                let again = blocks_max((columns * rows) as usize);
+                assert!(
+                    2 * needed + again <= set_aside,
+                    "{needed} of {set_aside}: {rows} rows, {together} together"
+                );
             }
         }
     }
@@ -336,16 +342,16 @@ mod tests {
         let mut cache = Cache::default();
         // Two pages of one row in two columns, and one of another row.
         take_in(&mut cache, 1, &[0, 16 << 10, 4096], 1);
-        assert_eq!(cache.reserved(), 2 * (3 + 2 * (2 + 1)));
+        assert_eq!(cache.reserved(), 2 * (3 + 2 * (2 + 1)) + 4);
         take_in(&mut cache, 1, &[0], 2);
-        assert_eq!(cache.reserved(), 2 * (3 + 2 * (2 + 1)), "a page that is there costs nothing more");
+        assert_eq!(cache.reserved(), 2 * (3 + 2 * (2 + 1)) + 4, "a page that is there costs nothing more");
         let promise = cache.promise(key(5), &[0], SHAPE);
         cache.keep(promise);
         assert!(!cache.is_empty());
         cache.give_back(promise);
         assert_eq!(cache.in_slot(1), [key(1)]);
         cache.remove(key(1), &[0, 16 << 10], SHAPE);
-        assert_eq!(cache.reserved(), 2 * (1 + (2 + 1)));
+        assert_eq!(cache.reserved(), 2 * (1 + (2 + 1)) + 2);
         cache.remove(key(1), &[4096], SHAPE);
         assert_eq!(cache.reserved(), 0);
     }

@@ -130,11 +130,12 @@ impl ArrayController {
         Ok(())
     }
 
-    /// Has the members' lists know what a replay has reported of them; says whether the membership is another
-    /// since. Before the controller looks at reports by itself.
+    /// Has the superblocks and the members' lists know what a replay has reported of members; says whether the
+    /// membership is another since. Before the controller looks at reports by itself.
     async fn settle_lists(&self, found: &mut Found) -> Result<bool, AssembleError> {
         let before = self.shared().snapshot().generation;
         self.enter_tail(found);
+        self.drop_all_reported().await.map_err(|_| AssembleError::NoRecord)?;
         self.keep_bad_blocks().await;
         self.shared().check().map_err(|_| AssembleError::NoRecord)?;
         self.look_up_journal(found);
@@ -245,10 +246,9 @@ impl ArrayController {
     pub(crate) async fn record_journal_loss(&self) {
         let Some(journal) = self.journal() else { return };
         // What the log has made durable may be in the members' caches, and no start replays it any more (C4).
-        // A member that can't flush is reported, and the others have its bytes.
-        if !active(Mutant::JournalLeftUnflushed) {
-            let view = self.volume.base().members.view();
-            self.volume.base().flush_or_report(&view).await;
+        // The same superblocks say which members can't flush: the others have their bytes.
+        if !active(Mutant::JournalLeftUnflushed) && self.flush_or_drop().await.is_err() {
+            return;
         }
         // If that fails, the array has failed, and says so.
         if active(Mutant::JournalLossUnrecorded) || self.write_journal_loss(&journal).await.is_ok() {

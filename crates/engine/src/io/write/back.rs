@@ -228,6 +228,9 @@ impl ParityVolume {
         let answer = self.write_out_rows(&journal, stripe, pages).await;
         if let Err(IoError::Unreadable { .. }) = answer {
             journal.not_written_out(key, generation);
+            // It has taken the room that was set aside for it, all behind its own place in the log. Only from a
+            // later place is that room to be had again, and the log's beginning may be this one (C12).
+            self.log_again(&journal, stripe).await;
         }
         answer
     }
@@ -288,10 +291,13 @@ impl ParityVolume {
     pub(crate) async fn list_parity(&self, stripe: StripeId, row: u32) -> bool {
         let view = self.members.view();
         let slots = || self.geometry.slots(stripe).parity_slots().map(MemberSlot::index);
-        if !slots().all(|slot| self.has_list(&view, slot) && view.replacement_place(slot).is_none()) {
+        let rows = (self.geometry.member_offset(stripe) + u64::from(row), u64::from(PAGE_BYTES));
+        // A member with a full list would be dropped.
+        let may_list =
+            |slot| self.has_room_in_list(&view, slot, rows) && view.replacement_place(slot).is_none();
+        if !slots().all(may_list) {
             return false;
         }
-        let rows = (self.geometry.member_offset(stripe) + u64::from(row), u64::from(PAGE_BYTES));
         self.shared.cache.remove_rows(stripe.0, row, row + PAGE_BYTES);
         let list = |slot| Some((slot, self.list_lost(&view, slot, rows)?));
         let listings: Vec<_> = slots().filter_map(list).collect();
@@ -320,7 +326,11 @@ impl ParityVolume {
                 return Err(IoError::MembershipChanged);
             };
             let view = writing.view();
-            if !view.snapshot.is_bare(map, offset, PAGE_BYTES.into()) {
+            let is_there =
+                |start: &u32| view.member(map.data_slot(geometry.column_of(*start).0).index()).is_some();
+            if !view.snapshot.is_bare(map, offset, PAGE_BYTES.into())
+                || !pages.iter().all(|(start, _)| is_there(start))
+            {
                 return Err(IoError::MembershipChanged);
             }
             for (start, bytes) in &pages {
