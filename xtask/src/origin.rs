@@ -9,9 +9,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Of what, when and where something was measured.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Origin {
-    /// Commit of the sources, with `-dirty` if there were changes.
+    /// Commit of the sources, with `-dirty` if they were changed.
     pub commit: String,
     /// When, UTC.
     pub date: String,
@@ -28,12 +28,20 @@ impl Origin {
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Ok(Self {
-            commit: said(Command::new("git").args(["describe", "--always", "--dirty"]).current_dir(root))?,
+            commit: commit(root)?,
             date: said(Command::new("date").args(["-u", "+%Y-%m-%d %H:%M"]))?,
             load: load.split(' ').take(2).collect::<Vec<_>>().join(", "),
             machine: format!("{cpus} CPUs, Linux {}", kernel.trim()),
         })
     }
+}
+
+/// The commit, and whether something is changed but for documents: they change while they are being made.
+fn commit(root: &Path) -> Result<String> {
+    let name = said(Command::new("git").args(["rev-parse", "--short=8", "HEAD"]).current_dir(root))?;
+    let changes = ["status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs"];
+    let changes = said(Command::new("git").args(changes).current_dir(root))?;
+    Ok(if changes.is_empty() { name } else { name + "-dirty" })
 }
 
 /// What was kept, if there is something.

@@ -133,6 +133,32 @@ impl Verdict {
     }
 }
 
+/// What was measured again, together where it was by the same program.
+fn measured_again(later: &BTreeMap<String, Origin>) -> String {
+    let mut by_commit: BTreeMap<&str, Vec<(&str, &Origin)>> = BTreeMap::new();
+    for (name, origin) in later {
+        by_commit.entry(&origin.commit).or_default().push((name, origin));
+    }
+    let mut text = String::new();
+    for (commit, again) in by_commit {
+        let names: Vec<String> = again.iter().map(|(name, _)| format!("`{name}`")).collect();
+        let dates = || again.iter().map(|(_, origin)| &origin.date);
+        let date = match (dates().min(), dates().max()) {
+            (Some(first), Some(last)) if first != last => format!("{first} to {last}"),
+            (first, _) => first.cloned().unwrap_or_default(),
+        };
+        let first_of =
+            |origin: &Origin| origin.load.split(',').next().and_then(|load| load.trim().parse().ok());
+        let load = again.iter().filter_map(|(_, origin)| first_of(origin)).fold(0.0, f64::max);
+        let _ = write!(
+            text,
+            " Measured again, commit {commit}, {date} UTC, load average at most {load}: {}.",
+            names.join(", ")
+        );
+    }
+    text
+}
+
 /// What was measured, and where.
 pub struct Kept {
     pub rows: Rows,
@@ -322,12 +348,7 @@ impl Paper {
              (real CPU) or {seeds} seeds (virtual device); bars and brackets {bars}. Ratios are taken within a round, in which \
              the arms come one right after the other."
         );
-        for (name, Origin { commit, date, load, .. }) in &kept.later {
-            let _ = write!(
-                text,
-                " `{name}` was measured again: commit {commit}, {date} UTC, load average {load}."
-            );
-        }
+        text += &measured_again(&kept.later);
         for experiment in self.experiments {
             let (own, all) = (kept.rows.rounds_of(experiment.name), kept.rows.rounds(experiment.series));
             if own > 0 && own < all {

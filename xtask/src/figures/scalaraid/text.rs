@@ -34,8 +34,7 @@ pub const DIFFERS: &str = "## What differs, and why
   written before anything is measured. So that table says that counting for the bitmap takes no drive's time, and
   nothing of its writes. What those cost is the table of drives of half a terabyte and more.
 - **Latency over memory** counts from the end of the client's last request: as many requests are under way as there are
-  clients. Up to 2026-11-30 it was the time of a request's own work where requests end at once, so these latencies
-  were left out until they are measured again.
+  clients. It was measured so on 2026-11-30; what stood here before was the time of a request's own work.
 - **Figure 6c** has throughput by CPU use; here CPU time for a MiB, its inverse for as much CPU.
 
 ";

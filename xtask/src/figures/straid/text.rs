@@ -65,10 +65,10 @@ What is called a guess was not measured.
   a write, since other programs ran: writes of 4 KiB took 12.6 us with the cache and 2.6 us without in a run of 0.2 s,
   and 3.9 and 3.0 us in one of 4 s. In the latter 15,373 rows were new and 56 ms more were needed: 3.7 us for each new
   row. Full stripes in chunks of 8 KiB look for no row at all, and took 79 us with the cache and 15 us without in 0.2
-  s. After a warm-up of 4 s it was 3.5 beside 2.9 us, and 16.5 beside 13.8 us: a kept row is cold in the CPU's caches,
-  where a buffer that is used again is hot. So a server pays the most of it once. What stands here was measured with a
-  warm-up of 0.05 s, in which the cache isn't full; patterns have 0.2 s since, and traces have none. Ours keeps nothing
-  in its cache over memory. Over models of drives it saves reads and time (figure 10, six 980 Pro, 4 KiB). A guess: the
+  s. After a warm-up of 4 s it was 3.5 beside 2.9 us, and 16.5 beside 13.8 us: a guess is that a kept row is cold in the
+  CPU's caches, where a buffer that is used again is hot. So a server pays the most of it once. Patterns are measured
+  after a warm-up of 0.2 s, in which the cache isn't full, and traces after none. Ours keeps nothing in its cache over
+  memory. Over models of drives it saves reads and time (figure 10, six 980 Pro, 4 KiB). A guess: the
   synthetic prxy_0 hits less than the original because its random places are drawn evenly, where the original's repeat.
 - **Traces over models** (figures 17 and 18, Table 5): in the paper the drives bound them, at 1.7 GB/s and less. Over
   models of its 980 Pro at their stable 2.6 GB/s nothing but drives takes time, so what remains of StRAID's gain is what
@@ -76,8 +76,8 @@ What is called a guess was not measured.
 - **Two runs of the same program** on one day, of 3 and of 9 rounds: the bars overlap at 94 of 98 points of throughput on
   the real CPU, and at 96 of 98 of mean latency and of CPU time.
 - **Latency over memory** counts from the end of the client's last request: as many requests are under way as there are
-  clients. Up to 2026-11-30 it was the time of a request's own work where requests end at once (by Little's law 2 of
-  64 were under way in `straid`, 49 in `orig-raid`). So figures 12 and 18 were left out until they are measured again.
+  clients. Figures 12 and 18 were measured so on 2026-11-30; what stood here before was the time of a request's own
+  work (by Little's law 2 of 64 were under way in `straid`, 49 in `orig-raid`).
 - **EPLOG** is not here. Of the paper's sizes, 1 MiB is not a multiple of a stripe of 320 KiB; full stripes
   stand for it.
 - **Figure 16** compares within chunks of 8 KiB; by chunks of 64 KiB compare with RAID6 in figure 10.
