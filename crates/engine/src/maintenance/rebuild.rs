@@ -207,7 +207,8 @@ impl ParityVolume {
                     }
                     return Ok(());
                 }
-                // The target can't get this block, and says so in its log, if it has one. All others are made.
+                // The target can't get this block, and says so in its log, if it has one. All others are
+                // made.
                 let place = target.unwrap_or(slot);
                 let listed = self.record_lost(view, place, (offset, (to - from).into())).await;
                 return if listed { Ok(()) } else { Err(IoError::Stopping) };

@@ -68,8 +68,8 @@ pub(crate) struct Shape {
 impl Shape {
     /// Blocks of the records that write out these pages of a stripe. Each row may be one by itself, beside
     /// bad blocks for example; a row needs one meta block. All of it twice: what was logged as a whole and
-    /// then refused is logged row by row. And once more the pages alone: what was refused then, too, is logged
-    /// again.
+    /// then refused is logged row by row. And once more the pages alone: what was refused then, too, is
+    /// logged again.
     fn record(self, pages: impl Iterator<Item = u32>) -> u64 {
         let mut count = 0;
         let mut rows: Vec<u32> =

@@ -130,8 +130,8 @@ impl ArrayController {
         Ok(())
     }
 
-    /// Has the superblocks and the members' lists know what a replay has reported of members; says whether the
-    /// membership is another since. Before the controller looks at reports by itself.
+    /// Has the superblocks and the members' lists know what a replay has reported of members; says whether
+    /// the membership is another since. Before the controller looks at reports by itself.
     async fn settle_lists(&self, found: &mut Found) -> Result<bool, AssembleError> {
         let before = self.shared().snapshot().generation;
         self.enter_tail(found);

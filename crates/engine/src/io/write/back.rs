@@ -228,8 +228,8 @@ impl ParityVolume {
         let answer = self.write_out_rows(&journal, stripe, pages).await;
         if let Err(IoError::Unreadable { .. }) = answer {
             journal.not_written_out(key, generation);
-            // It has taken the room that was set aside for it, all behind its own place in the log. Only from a
-            // later place is that room to be had again, and the log's beginning may be this one (C12).
+            // It has taken the room that was set aside for it, all behind its own place in the log. Only from
+            // a later place is that room to be had again, and the log's beginning may be this one (C12).
             self.log_again(&journal, stripe).await;
         }
         answer
