@@ -96,9 +96,11 @@ impl Wanted {
         Served::all().0.into_iter().find(|served| served.control == socket && is_other(served))
     }
 
-    /// How long its members are waited for.
+    /// How long its members are waited for. Where a device has not answered, at least as long as one may be
+    /// slow.
     pub fn patience(&self) -> Option<Duration> {
-        self.entry.as_ref()?.run_after().map(Duration::from_secs)
+        let asked = self.entry.as_ref()?.run_after().map(Duration::from_secs)?;
+        Some(if self.is_silent { asked.max(LIMIT) } else { asked })
     }
 
     /// What the daemon does for it.
@@ -180,9 +182,10 @@ impl Wanted {
             return State::Ready;
         }
         if self.unread > 0 {
+            // One that hangs, or that nothing reads, may do so for ever: `run-after` decides here, too.
             let words = slots(&awaited, "missing");
             let why = format!("{words}, and may be on a device that could not be read: see to that first");
-            return State::Late { why, enough: false };
+            return State::Late { why, enough: true };
         }
         let why = format!(
             "{}: give `run-after` in its [[array]] to wait for late members and then start without them, \

@@ -594,13 +594,17 @@ fn what_an_entry_forbids_is_not_started_as_an_array_without_one() {
 
 #[test]
 fn a_device_that_could_not_be_read_may_be_the_missing_member() {
-    let configured = Configured::new(&format!("{DATA}run-after = 1\n"));
+    let configured = Configured::new(DATA);
     let world = &configured.world;
     let members = world.raid5(3);
     // The magic number stands, and the checksum does not fit.
     world.poke(&members[1], 4096 + 100, &[0x55; 8]);
     configured.run(&["assemble", "--scan"]).refused(1, &["slot 1 is missing", "could not be read"]);
     assert_eq!(configured.run(&["list"]).ok().out, "no array is served\n");
+    // Or it is never read again, and the array would wait for it for ever.
+    configured.write("pinstripe.toml", &format!("{DATA}run-after = 1\n"));
+    let started = configured.assemble().remove(0);
+    assert_eq!((&started["state"], &started["degraded"]), (&"started".into(), &true.into()), "{started}");
 }
 
 #[test]
