@@ -149,7 +149,12 @@ fn course(state: State, patience: Option<Duration>, waited: Waited, limit: Durat
     match (state, patience) {
         (State::Served(control), _) => Course::Served(control),
         (State::Hopeless(why), _) => Course::GiveUp(why),
-        (State::Ready, _) => Course::Start { without: None },
+        // What may still come is on this machine, and a server that is refused would be started again too
+        // often.
+        (State::Perhaps(why), patience) if waited.in_all < limit.min(patience.unwrap_or(limit)) => {
+            Course::Wait(why)
+        }
+        (State::Ready | State::Perhaps(_), _) => Course::Start { without: None },
         (State::Late { enough: true, why }, Some(patience)) if waited.with_enough >= patience => {
             Course::Start { without: Some(why) }
         }
@@ -307,6 +312,19 @@ mod tests {
             late_after(after, true, Some(5 * SECOND), 64 * SECOND),
             Course::Start { without: Some("late".to_owned()) }
         );
+    }
+
+    #[test]
+    fn what_servers_may_have_is_left_to_them_after_the_same_time() {
+        let perhaps = |patience: Option<Duration>, waited: Duration| {
+            let waited = Waited { in_all: waited, with_enough: Duration::ZERO };
+            course(State::Perhaps("late".to_owned()), patience, waited, 60 * SECOND)
+        };
+        let (wait, start) = (Course::Wait("late".to_owned()), Course::Start { without: None });
+        assert_eq!((perhaps(None, 59 * SECOND), perhaps(None, 60 * SECOND)), (wait, start));
+        let (wait, start) = (Course::Wait("late".to_owned()), Course::Start { without: None });
+        assert_eq!((perhaps(Some(SECOND), SECOND / 2), perhaps(Some(SECOND), SECOND)), (wait, start));
+        assert_eq!(perhaps(Some(90 * SECOND), 60 * SECOND), Course::Start { without: None });
     }
 
     #[test]

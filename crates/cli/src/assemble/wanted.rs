@@ -20,6 +20,9 @@ use crate::{
     scan::{FoundArray, LIMIT, Seen, Served, slots},
 };
 
+/// How an array is started without a member that is late.
+const WITHOUT: &str = "give `run-after` in its [[array]] to wait for late members and then start without them, \
+    or start it by `pinstripe serve --run`";
 /// Bytes of an array's name.
 const NAME_BYTES_MAX: usize = 32;
 
@@ -61,6 +64,8 @@ pub enum State {
     Served(PathBuf),
     /// All is here.
     Ready,
+    /// All may be here: which slots the servers have, only `serve` sees. Why one may still be awaited.
+    Perhaps(String),
     /// Members are missing that may still come. Whether it has all data without them.
     Late { why: String, enough: bool },
     /// It can't be served, whatever comes.
@@ -163,13 +168,11 @@ impl Wanted {
         let may_be_on_server = |slot: usize| self.joined.iter().any(|joined| joined.slot == Some(slot));
         missing.retain(|slot| !may_be_on_server(*slot));
         awaited.retain(|slot| !may_be_on_server(*slot));
+        let parity = usize::from(found.freshest.array.level.parity_count());
         if !self.servers.is_empty() {
-            // Which slots they have only `serve` sees.
-            let lacking = missing.len().saturating_sub(self.servers.len());
-            let why = format!("{lacking} more of its members on this machine must be here");
-            return if lacking == 0 { State::Ready } else { State::Late { why, enough: false } };
+            return beside_servers(missing.len(), awaited.len(), self.servers.len(), parity);
         }
-        if missing.len() > usize::from(found.freshest.array.level.parity_count()) {
+        if missing.len() > parity {
             let words = format!("too few members are here: {}", slots(&missing, "missing"));
             return State::Late { why: words, enough: false };
         }
@@ -187,12 +190,24 @@ impl Wanted {
             let why = format!("{words}, and may be on a device that could not be read: see to that first");
             return State::Late { why, enough: true };
         }
-        let why = format!(
-            "{}: give `run-after` in its [[array]] to wait for late members and then start without them, \
-                or start it by `pinstripe serve --run`",
-            slots(&awaited, "missing")
-        );
-        State::Late { why, enough: true }
+        State::Late { why: format!("{}: {WITHOUT}", slots(&awaited, "missing")), enough: true }
+    }
+}
+
+/// What is to become of an array with members on so many servers' namespaces. Which slots these have, only
+/// `serve` sees: any of those that this machine `lacks`, of which the superblocks say that so many had a
+/// member when it was used last.
+fn beside_servers(lacks: usize, awaited: usize, servers: usize, parity: usize) -> State {
+    let words = |count: usize| format!("{count} more of its members on this machine must be here");
+    if lacks <= servers {
+        State::Ready
+    } else if lacks > servers + parity {
+        State::Late { why: words(lacks - servers), enough: false }
+    } else if awaited > servers {
+        State::Late { why: format!("{}: {WITHOUT}", words(awaited - servers)), enough: true }
+    } else {
+        let why = "a server's member may be among those that it has lost, and one of this machine's be late";
+        State::Perhaps(why.to_owned())
     }
 }
 
@@ -522,4 +537,28 @@ pub fn searched<'a>(configuration: &'a Configuration, entry: &'a Array) -> Optio
 pub fn allows(configuration: &Configuration, entry: &Array, device: &Path) -> bool {
     let Some(names) = searched(configuration, entry) else { return true };
     is_over(device, &expand(names).paths)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_lost_for_good_is_not_awaited_beside_members_on_servers() {
+        let of = |lacks, awaited, servers, parity| match beside_servers(lacks, awaited, servers, parity) {
+            State::Ready => "ready",
+            State::Perhaps(_) => "perhaps",
+            State::Late { enough: true, .. } => "late",
+            State::Late { enough: false, .. } => "too few",
+            State::Served(_) | State::Hopeless(_) => "other",
+        };
+        // Of a level with one parity chunk, and one member on a server.
+        assert_eq!(of(1, 1, 1, 1), "ready");
+        assert_eq!(of(2, 2, 1, 1), "late", "run-after decides");
+        assert_eq!(of(2, 1, 1, 1), "perhaps", "the lost one was on this machine, or on the server");
+        assert_eq!(of(3, 1, 1, 1), "too few", "whatever the server has");
+        assert_eq!(of(3, 2, 2, 2), "perhaps");
+        assert_eq!(of(4, 3, 2, 2), "late");
+        assert_eq!(of(0, 0, 3, 1), "ready");
+    }
 }

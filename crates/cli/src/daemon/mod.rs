@@ -723,7 +723,9 @@ fn scheme(is_secured: bool) -> &'static str {
 /// What is to become of an array that something else starts.
 fn left_to_others(state: State) -> State {
     match state {
-        State::Ready => State::Late { why: "is for the service manager to start".to_owned(), enough: false },
+        State::Ready | State::Perhaps(_) => {
+            State::Late { why: "is for the service manager to start".to_owned(), enough: false }
+        }
         State::Late { why, .. } => State::Late { why, enough: false },
         state => state,
     }

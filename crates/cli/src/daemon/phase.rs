@@ -90,7 +90,7 @@ impl Course {
         self.enough_since = is_enough.then(|| self.enough_since.unwrap_or(now));
         let is_over = |since: Duration| patience.is_some_and(|limit| now.saturating_sub(since) >= limit);
         let why = match state {
-            State::Served(_) | State::Ready => return self.starts(now),
+            State::Served(_) | State::Ready | State::Perhaps(_) => return self.starts(now),
             State::Late { .. } if self.enough_since.is_some_and(is_over) => return self.starts(now),
             State::Late { why, .. } | State::Hopeless(why) => why.clone(),
         };

@@ -940,6 +940,41 @@ fn members_on_servers_do_not_stand_for_those_of_this_machine() {
     });
 }
 
+#[test]
+fn an_array_with_members_on_servers_is_started_without_one_of_this_machine_that_it_has_lost() {
+    let configured = Configured::new(SCAN);
+    let world = &configured.world;
+    let members = world.raid5(3);
+    let words = ["--listen", "127.0.0.1:0", "--nqn", "nqn.2026-01.com.example:members", "--shards", "1"];
+    let store = world.target(&words, &members[2..]);
+    let remote = store.ready["namespaces"][0].as_str().unwrap();
+    let entry = format!("[[array]]\nname = 'data'\nmembers = ['@/member[01]', '{remote}']\nshards = 1\n");
+    configured.write("pinstripe.toml", &entry);
+    let degraded = || {
+        let started = configured.assemble().remove(0);
+        assert_eq!(started["state"], "started", "{started}");
+        started["degraded"].as_bool().unwrap()
+    };
+    assert!(!degraded());
+    configured.run(&["fail", "data", "member0"]).ok();
+    configured.run(&["stop", "data"]).ok();
+    // By its superblocks it has lost this one for good.
+    fs::rename(world.path("member0"), world.path("away")).unwrap();
+    assert!(degraded());
+    fs::rename(world.path("away"), world.path("member0")).unwrap();
+    configured.run(&["remove", "data", "faulty"]).ok();
+    configured.run(&["add", "data", world.path("member0").to_str().unwrap(), "--wait"]).ok();
+    configured.run(&["stop", "data"]).ok();
+
+    // And here it was a member the last time.
+    fs::rename(world.path("member0"), world.path("away")).unwrap();
+    configured
+        .run(&["assemble", "--scan"])
+        .refused(1, &["1 more of its members on this machine", "`run-after`"]);
+    configured.write("pinstripe.toml", &format!("{entry}run-after = 1\n"));
+    assert!(degraded());
+}
+
 /// That of the array which was assembled.
 fn lock_file(world: &World) -> Option<std::path::PathBuf> {
     let folder = fs::read_dir(world.path("pinstripe")).ok()?;
