@@ -15,7 +15,7 @@ use crate::{
     configured::{Configured, DATA, SCAN},
     fuse::may_mount,
     nbd::{Client, pattern},
-    world::{MEMBER_BYTES, PATIENCE, Ran, World, wait_until},
+    world::{MEMBER_BYTES, PATIENCE, Port, Ran, World, wait_until},
 };
 
 /// The service manager's end.
@@ -243,6 +243,37 @@ fn in_the_foreground_members_that_are_late_are_waited_for_and_the_manager_is_tol
         "{said}"
     );
     configured.run(&["assemble", "--scan", "--foreground"]).refused(64, &["--scan"]);
+}
+
+/// After a power cut a machine may be up before its storage servers are.
+#[test]
+fn under_a_manager_servers_that_are_away_are_waited_for() {
+    const NQN: &str = "nqn.2026-01.com.example:late";
+    let configured = Configured::new(SCAN);
+    let (world, manager) = (&configured.world, Manager::new(&configured.world));
+    let members = world.raid5(4);
+    let port = Port::new();
+    let address = port.address.to_string();
+    let remote = |number: u32| format!("'nvme-tcp://{address}/{NQN}?nsid={number}'");
+    let entry = |local: &str, more: &str| {
+        let servers = format!("{}, {}", remote(1), remote(2));
+        let text = format!("[[array]]\nname = 'data'\nshards = 1\nmembers = ['{local}', {servers}]\n{more}");
+        configured.write("pinstripe.toml", &text);
+    };
+    let words = ["--listen", &address, "--nqn", NQN, "--shards", "1"];
+    // Too few would be there without them, so `run-after` doesn't count yet.
+    for more in ["", "run-after = 1\n"] {
+        entry("@/member[01]", more);
+        let mut unit = manager.start(configured.foreground(&manager));
+        unit.wait("STATUS=waits: ");
+        std::thread::sleep(Duration::from_secs(3));
+        let store = world.target(&words, &members[2..]);
+        unit.wait("READY=1");
+        assert_eq!(configured.run(&["list", "--json"]).ok().json()[0]["degraded"], false, "{more}");
+        unit.signal("TERM");
+        assert_eq!(unit.child.wait().unwrap().code(), Some(0));
+        drop(store);
+    }
 }
 
 #[test]
