@@ -21,7 +21,7 @@ use pinstripe_runtime::{
     uring::{OpenFile, OpenOptions, blocking, path_of},
 };
 
-use super::{names, nvme::namespace_uuid, succession::Inheritance};
+use super::{names, nvme::namespace_uuid, reconnect::Away, succession::Inheritance};
 use crate::{
     command_line::ServeArguments,
     create::Shape,
@@ -56,6 +56,8 @@ pub struct OpenedDevices {
     files: Vec<Weak<OpenFile>>,
     /// Whether members were waited for in vain.
     pub left_out: bool,
+    /// Those of them that are on servers, which may answer later.
+    away: Vec<String>,
     /// The array's name without the host, and its uuid, as the first member with a superblock has them.
     pub name: String,
     pub uuid: String,
@@ -182,6 +184,7 @@ impl OpenedDevices {
         let Absent { path, why, of } = absent;
         if patience.leaves_out && (patience.goes_back || is_absent(&path)) {
             self.leave_out(&why);
+            self.away.extend(member::address(&path).is_some().then(|| path.display().to_string()));
         } else if of.is_some() {
             say_left_out(&why);
         } else if member::address(&path).is_none() && is_absent(&path) {
@@ -266,6 +269,13 @@ impl OpenedDevices {
         let _ = self.find_name(wanted).await;
         let Ok(uuid) = self.uuid.parse::<Uuid>() else { return false };
         array_of(uuid, &self.claims().await).is_some_and(|array| array.is_enough())
+    }
+
+    /// What was left out and may come back, before the others say that the array has gone on without.
+    pub async fn away(&self) -> Option<Away> {
+        let uuid = self.uuid.parse().ok().filter(|_| !self.away.is_empty())?;
+        let before = array_of(uuid, &self.claims().await)?.freshest.array;
+        Some(Away { devices: self.away.clone(), before })
     }
 
     /// What the superblocks of the devices say that show them soon.
