@@ -113,6 +113,11 @@ impl Wanted {
         self.duties.clone()
     }
 
+    /// Whether its server is told to write nothing.
+    pub fn is_read_only(&self) -> bool {
+        self.words.iter().any(|word| word == "--read-only")
+    }
+
     /// The command line of its server. `run`: members were waited for in vain.
     pub fn serve_words(&self, run: bool) -> Vec<String> {
         let mut words = vec!["serve".to_owned()];

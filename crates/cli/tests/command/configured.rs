@@ -734,6 +734,10 @@ fn what_is_removed_or_can_not_be_kept_is_not_looked_for() {
     configured.run(&["add", "data", "new"]).ok();
     let log = fs::read_to_string(started["log"].as_str().unwrap()).unwrap();
     assert!(log.contains("can't be kept in") && log.contains("name them in its [[array]]"), "{log}");
+    let text = configured.run(&["detail", "data"]).ok().out;
+    assert!(text.contains("\nwarning: which devices have joined the array can't be kept"), "{text}");
+    fs::remove_file(world.path("state/joined")).unwrap();
+    wait_until("kept after all", || !configured.run(&["detail", "data"]).ok().out.contains("warning: "));
 }
 
 #[test]
