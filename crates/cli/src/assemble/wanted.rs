@@ -16,7 +16,7 @@ use crate::{
     configuration::units,
     failure::Failure,
     joined::{self, Joined},
-    member::is_over,
+    member::{are_one, is_over},
     scan::{FoundArray, LIMIT, Seen, Served, slots},
 };
 
@@ -124,12 +124,21 @@ impl Wanted {
         words.extend(self.words.iter().cloned());
         words.push("--joined".to_owned());
         words.extend(run.then(|| "--run".to_owned()));
-        words.extend(self.by_uuid.map(|uuid| format!("--uuid={uuid}")));
+        let by_uuid = self.by_uuid.or_else(|| self.uuid().filter(|_| !self.only_on_servers().is_empty()));
+        words.extend(by_uuid.map(|uuid| format!("--uuid={uuid}")));
         words.extend(self.called.iter().map(|called| format!("--called={called}")));
         words.push("--".to_owned());
         let found = self.found.iter().flat_map(FoundArray::needed).map(|member| &member.path);
-        words.extend(found.chain(&self.servers).map(|path| path.display().to_string()));
+        let only = self.only_on_servers();
+        words.extend(found.chain(&self.servers).chain(&only).map(|path| path.display().to_string()));
         words
+    }
+
+    /// What has joined it on servers, where nothing on this machine leads to that.
+    fn only_on_servers(&self) -> Vec<PathBuf> {
+        let joined = self.joined.iter().filter(|joined| self.found.is_none() && joined.slot.is_some());
+        let joined = joined.map(|joined| PathBuf::from(&joined.device));
+        joined.filter(|path| !self.servers.iter().any(|named| are_one(named, path))).collect()
     }
 
     /// Devices that its server isn't given, in words.
@@ -157,10 +166,13 @@ impl Wanted {
             return State::Served(control.clone());
         }
         let Some(found) = &self.found else {
-            return if self.servers.is_empty() {
-                State::Late { why: "no member of it was found".to_owned(), enough: false }
-            } else {
-                State::Ready
+            let why = "no member of it was found".to_owned();
+            return match (self.servers.is_empty(), self.only_on_servers().is_empty()) {
+                (false, _) => State::Ready,
+                (true, false) => {
+                    State::Perhaps(format!("{why} on this machine, and some have joined it on servers"))
+                }
+                (true, true) => State::Late { why, enough: false },
             };
         };
         if let Some(why) = found.obstacle() {
@@ -272,12 +284,16 @@ impl<'a> Look<'a> {
     /// Looks where these entries say; everywhere in any case where `all` is true.
     fn at(configuration: &Configuration, entries: &[&'a Array], all: bool, limit: Duration) -> Self {
         let mut everywhere = Seen::default();
-        if all || entries.iter().any(|entry| entry.members.is_empty()) {
-            everywhere = joined::scan_within(configuration.scan.devices.as_deref(), limit);
+        // All that an entry names may have been replaced by now.
+        let elsewhere = entries.iter().filter(|entry| entry.members.is_empty());
+        if all || elsewhere.clone().next().is_some() {
+            let asked: Vec<Uuid> = elsewhere.filter_map(|entry| entry.uuid).collect();
+            everywhere = joined::scan_within(configuration.scan.devices.as_deref(), limit, &asked);
         }
         let own = entries.iter().filter(|entry| !entry.members.is_empty());
-        let own: Vec<(&Array, Seen)> =
-            own.map(|entry| (*entry, joined::scan_within(Some(&entry.members), limit))).collect();
+        let own: Vec<(&Array, Seen)> = own
+            .map(|entry| (*entry, joined::scan_within(Some(&entry.members), limit, entry.uuid.as_slice())))
+            .collect();
         let all = iter::once(&everywhere).chain(own.iter().map(|(_, seen)| seen));
         let remarks = all.flat_map(|seen| seen.remarks.clone()).collect();
         Self { everywhere, own, remarks }
@@ -325,7 +341,7 @@ fn of_entry(
         label: entry.label(),
         found: found.cloned(),
         servers: names.filter(|path| is_server(&path.to_string_lossy())).collect(),
-        joined: found.map(|found| joined::on_servers(found.uuid)).unwrap_or_default(),
+        joined: found.map(|found| found.uuid).or(entry.uuid).map(joined::on_servers).unwrap_or_default(),
         unit,
         words: entry.words(),
         served: None,

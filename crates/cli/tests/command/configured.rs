@@ -717,6 +717,44 @@ fn what_has_joined_is_a_member_at_the_next_start_and_a_copy_of_it_or_another_dev
 }
 
 #[test]
+fn an_array_of_which_all_named_members_have_been_replaced_is_found_by_its_uuid() {
+    let configured = Configured::new(SCAN);
+    let world = &configured.world;
+    world.raid5(3);
+    let examined = configured.run(&["examine", "--scan", "--json"]).ok().json();
+    let uuid = examined["arrays"][0]["uuid"].as_str().unwrap();
+    let entry = format!("{SCAN}[[array]]\nuuid = '{uuid}'\nmembers = ['@/member[0-2]']\n");
+    configured.write("pinstripe.toml", &entry);
+    let is_whole = || {
+        let started = configured.assemble().remove(0);
+        assert_eq!((&started["state"], &started["degraded"]), (&"started".into(), &false.into()), "{started}");
+    };
+    is_whole();
+    let replace = |slot: usize, with: &str| {
+        configured.run(&["replace", "data", &slot.to_string(), "--with", with, "--wait"]).ok();
+    };
+    for slot in 0..3 {
+        let new = world.path(&world.file(&format!("new{slot}"), MEMBER_BYTES)).display().to_string();
+        replace(slot, &new);
+    }
+    configured.run(&["stop", "data"]).ok();
+    (0..3).for_each(|slot| fs::remove_file(world.path(&format!("member{slot}"))).unwrap());
+    is_whole();
+
+    // On servers, too.
+    let files: Vec<String> = (0..3).map(|slot| world.file(&format!("far{slot}"), MEMBER_BYTES)).collect();
+    let words = ["--listen", "127.0.0.1:0", "--nqn", "nqn.2026-01.com.example:members", "--shards", "1"];
+    let store = world.target(&words, &files);
+    for slot in 0..3 {
+        replace(slot, store.ready["namespaces"][slot].as_str().unwrap());
+    }
+    configured.run(&["stop", "data"]).ok();
+    (0..3).for_each(|slot| fs::remove_file(world.path(&format!("new{slot}"))).unwrap());
+    is_whole();
+    configured.run(&["stop", "data"]).ok();
+}
+
+#[test]
 fn what_is_removed_or_can_not_be_kept_is_not_looked_for() {
     let configured = Configured::new(&format!("{DATA}members = ['@/member[0-2]']\n"));
     let world = &configured.world;
