@@ -61,10 +61,12 @@ pub struct Record {
 
 impl Record {
     /// Takes what a server says of all parity, which a person has had checked or repaired, for what the
-    /// latest round found, and for the one that isn't over. False if it says nothing new.
-    pub fn take_over(&mut self, compared: Compared) -> bool {
+    /// latest round found, and for the one that isn't over. False if it says nothing new. A round that was over
+    /// in the future was over while the clock was wrong, and says nothing of what came later.
+    pub fn take_over(&mut self, compared: Compared, now: u64) -> bool {
         let Compared { time, mismatched_sectors } = compared;
-        let is_older = self.completed.is_some_and(|completed| completed > time);
+        let is_older =
+            self.completed.is_some_and(|completed| completed > time && completed <= now + CLOCK_ERROR_MAX);
         let is_known =
             self.completed == Some(time) && self.completed_mismatched_sectors == mismatched_sectors;
         if is_older || is_known {
@@ -335,8 +337,24 @@ mod tests {
         let mut record = first;
         record.complete(CLOCK_MIN + 5);
         // A server says so only of what it has read whole.
-        assert!(record.take_over(Compared { time: CLOCK_MIN + 6, mismatched_sectors: 0 }));
+        assert!(record.take_over(Compared { time: CLOCK_MIN + 6, mismatched_sectors: 0 }, CLOCK_MIN + 7));
         assert_eq!(record.completed_unreadable_stripes, 0);
+    }
+
+    #[test]
+    fn what_was_found_while_the_clock_was_in_the_future_is_not_newer_than_a_repair() {
+        let now = CLOCK_MIN + 5;
+        let found = |completed| Record {
+            completed: Some(completed),
+            completed_mismatched_sectors: 8,
+            ..Record::default()
+        };
+        let repaired = Compared { time: now, mismatched_sectors: 0 };
+        let mut record = found(now + CLOCK_ERROR_MAX + 1);
+        assert!(record.take_over(repaired, now));
+        assert_eq!((record.completed, record.completed_mismatched_sectors), (Some(now), 0));
+        assert!(!record.take_over(repaired, now), "it is known");
+        assert!(!found(now + 60).take_over(repaired, now), "this one came later");
     }
 
     #[test]
