@@ -35,7 +35,7 @@ use crate::{
         units::{SECRETS, unit},
     },
     credentials,
-    failure::Failure,
+    failure::{Failure, SERVED},
     list, output, scan,
     serve::default_folder,
     supervisor,
@@ -170,9 +170,11 @@ fn served(label: &str, control: &Path) -> Failure {
     let process = list::process(control).map(|process| format!(" by process {process}")).unwrap_or_default();
     let word = shell_word(&control.display().to_string());
     let control = control.display();
+    // The unit isn't started again for that: it would be eight times, and then not when a person wants it to be.
     Failure::new(format!(
         "{label} is served already{process}, on the control socket {control}: `pinstripe stop {word}` ends that server"
     ))
+    .with_status(SERVED)
 }
 
 /// Returns only if that can't be. The turn ends with the exec: a process that starts the array in the moment

@@ -465,6 +465,7 @@ mod tests {
         // `assemble --foreground` waits 60 seconds for enough members, and `serve` for servers.
         let waits = value("StartLimitBurst") * (60 + value("RestartSec"));
         assert!(waits > value("StartLimitIntervalSec"), "{waits}");
+        assert_eq!(value("RestartPreventExitStatus"), u64::from(crate::failure::SERVED));
     }
 
     #[test]
