@@ -217,8 +217,16 @@ impl OpenedDevices {
         let Ok(uuid) = self.uuid.parse::<Uuid>() else { return Vec::new() };
         let named = arguments.devices.clone();
         let mut absent = Vec::new();
-        for (path, slot) in blocking(move || joined_beside(uuid, &named)).await {
-            match open_member(path.clone(), options.clone()).await {
+        // All at a time: one that has gone for good may be among them, and nothing tells that from one that is
+        // away.
+        let open = |(path, slot): (PathBuf, Option<usize>)| {
+            let opening = shard::spawn_joined(open_member(path.clone(), options.clone()));
+            (path, slot, opening)
+        };
+        let joined = blocking(move || joined_beside(uuid, &named)).await;
+        let opening: Vec<_> = joined.into_iter().map(open).collect();
+        for (path, slot, opening) in opening {
+            match opening.join().await {
                 Ok(member) => self.take_joined(&member, uuid).await,
                 Err(why) if slot.is_some() && is_absent(&path) => {
                     absent.push(Absent { path, why, of: Some(uuid) });
