@@ -140,6 +140,12 @@ wait $writer || die "the write is lost with the server"
 until_true 120 "it is not in sync after all" is_whole
 pinstripe check slow || die "parity does not match"
 umount /srv/slow && systemctl stop pinstripe@slow || die "stop slow"
+# What the device mapper tells of a member starts no array that a person has stopped.
+hang
+answer
+udevadm settle
+sleep 2
+[ "$(systemctl is-active pinstripe@slow)" = inactive ] || die "it was started again: $(udevadm info --query=property /dev/mapper/late)"
 until_true 60 "something still holds the disk" dmsetup remove late
 trap - EXIT
 # Its rule looks at the disk that was closed, and needs the configuration for that.
