@@ -97,7 +97,7 @@ impl OpenedDevices {
         let mut absent = members.open_named(arguments, &options, &patience).await?;
         if arguments.joined {
             absent.extend(members.open_joined(arguments, &options).await);
-            if !absent.is_empty() && members.are_whole().await {
+            if !absent.is_empty() && members.have_what_they_had().await {
                 absent.drain(..).for_each(|Absent { why, .. }| say_left_out(&why));
             }
         }
@@ -151,18 +151,30 @@ impl OpenedDevices {
             let last_try = patience.of(&absent.path);
             late.extend(self.open_until(absent, options, last_try).await);
         }
-        for mut absent in late {
-            if patience.with_too_few.is_some() && !self.is_enough(wanted).await {
-                let Some(still) = self.open_until(absent, options, patience.with_too_few).await else { continue };
-                absent = still;
+        // From when the others are enough, as where disks come one by one.
+        let (mut were_too_few, mut until) = (false, None);
+        for absent in late {
+            let last_try = if patience.with_too_few.is_some() && !self.is_enough(wanted).await {
+                were_too_few = true;
+                patience.with_too_few
+            } else {
+                let again = patience.limit.filter(|_| were_too_few);
+                again.map(|limit| *until.get_or_insert_with(|| shard::now() + limit))
+            };
+            if let Some(still) = self.open_until(absent, options, last_try).await {
+                self.do_without(still, patience)?;
             }
-            self.do_without(absent, patience)?;
         }
         Ok(())
     }
 
     /// Opens what was away. What still is at the last moment that `patience` gives it, or can't be opened.
-    async fn open_until(&mut self, absent: Absent, options: &OpenOptions, last_try: Option<u64>) -> Option<Absent> {
+    async fn open_until(
+        &mut self,
+        absent: Absent,
+        options: &OpenOptions,
+        last_try: Option<u64>,
+    ) -> Option<Absent> {
         let Absent { path, why, of } = absent;
         let opened = match last_try {
             Some(last_try) => {
@@ -182,7 +194,7 @@ impl OpenedDevices {
     /// Leaves out what was waited for in vain, or says why the array can't be started so.
     fn do_without(&mut self, absent: Absent, patience: &Patience) -> Result<(), Failure> {
         let Absent { path, why, of } = absent;
-        if patience.leaves_out && (patience.goes_back || is_absent(&path)) {
+        if patience.limit.is_some() && (patience.goes_back || is_absent(&path)) {
             self.leave_out(&why);
             self.away.extend(member::address(&path).is_some().then(|| path.display().to_string()));
         } else if of.is_some() {
@@ -263,12 +275,12 @@ impl OpenedDevices {
         }
     }
 
-    /// Whether every slot has a member that has everything, and the journal is there if there is one: so what
-    /// is away isn't needed.
-    async fn are_whole(&self) -> bool {
+    /// Whether every slot has its member but for those that the array has gone on without already, and the
+    /// journal is there if there is one: so what is away isn't needed.
+    async fn have_what_they_had(&self) -> bool {
         let Ok(uuid) = self.uuid.parse::<Uuid>() else { return false };
         let array = array_of(uuid, &self.claims().await);
-        array.is_some_and(|array| array.missing().is_empty() && !array.lacks_journal())
+        array.is_some_and(|array| array.is_enough() && array.awaited().is_empty() && !array.lacks_journal())
     }
 
     /// Whether the array has all its data without what is away.
@@ -366,8 +378,8 @@ impl OpenedDevices {
 /// Until when members that are away are waited for.
 struct Patience {
     last_try: Option<u64>,
-    /// They are to be done without then.
-    leaves_out: bool,
+    /// How long, if they are to be done without then.
+    limit: Option<u64>,
     /// No other program can go on, so that what can't be opened is done without.
     goes_back: bool,
     /// Until when those are waited for that the others can't do without.
@@ -377,12 +389,11 @@ struct Patience {
 impl Patience {
     fn new(arguments: &ServeArguments, inherited: Option<&Inheritance>) -> Self {
         let limit = arguments.run_after.map(|seconds| u64::from(seconds) * 1_000_000_000);
-        let leaves_out = limit.is_some();
         let is_managed = inherited.is_none() && supervisor::is_there();
         Self {
             last_try: limit.map(|limit| shard::now() + limit),
-            leaves_out,
-            goes_back: leaves_out && inherited.is_some_and(Inheritance::is_return),
+            limit,
+            goes_back: limit.is_some() && inherited.is_some_and(Inheritance::is_return),
             with_too_few: is_managed.then(|| shard::now() + MANAGED_NANOSECONDS),
         }
     }

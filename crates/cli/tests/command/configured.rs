@@ -727,7 +727,11 @@ fn an_array_of_which_all_named_members_have_been_replaced_is_found_by_its_uuid()
     configured.write("pinstripe.toml", &entry);
     let is_whole = || {
         let started = configured.assemble().remove(0);
-        assert_eq!((&started["state"], &started["degraded"]), (&"started".into(), &false.into()), "{started}");
+        assert_eq!(
+            (&started["state"], &started["degraded"]),
+            (&"started".into(), &false.into()),
+            "{started}"
+        );
     };
     is_whole();
     let replace = |slot: usize, with: &str| {
@@ -989,7 +993,7 @@ fn an_array_with_members_on_servers_is_started_without_one_of_this_machine_that_
     let members = world.raid5(3);
     let words = ["--listen", "127.0.0.1:0", "--nqn", "nqn.2026-01.com.example:members", "--shards", "1"];
     let store = world.target(&words, &members[2..]);
-    let remote = store.ready["namespaces"][0].as_str().unwrap();
+    let remote = store.ready["namespaces"][0].as_str().unwrap().to_owned();
     let entry = format!("[[array]]\nname = 'data'\nmembers = ['@/member[01]', '{remote}']\nshards = 1\n");
     configured.write("pinstripe.toml", &entry);
     let degraded = || {
@@ -1004,7 +1008,6 @@ fn an_array_with_members_on_servers_is_started_without_one_of_this_machine_that_
     fs::rename(world.path("member0"), world.path("away")).unwrap();
     assert!(degraded());
     fs::rename(world.path("away"), world.path("member0")).unwrap();
-    configured.run(&["remove", "data", "faulty"]).ok();
     configured.run(&["add", "data", world.path("member0").to_str().unwrap(), "--wait"]).ok();
     configured.run(&["stop", "data"]).ok();
 
@@ -1014,6 +1017,15 @@ fn an_array_with_members_on_servers_is_started_without_one_of_this_machine_that_
         .run(&["assemble", "--scan"])
         .refused(1, &["1 more of its members on this machine", "`run-after`"]);
     configured.write("pinstripe.toml", &format!("{entry}run-after = 1\n"));
+    assert!(degraded());
+    fs::rename(world.path("away"), world.path("member0")).unwrap();
+    configured.run(&["add", "data", world.path("member0").to_str().unwrap(), "--wait"]).ok();
+
+    // A server's that it has lost for good.
+    configured.write("pinstripe.toml", &entry);
+    configured.run(&["fail", "data", &remote]).ok();
+    configured.run(&["stop", "data"]).ok();
+    drop(store);
     assert!(degraded());
 }
 
