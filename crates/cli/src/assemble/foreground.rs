@@ -170,7 +170,7 @@ fn served(label: &str, control: &Path) -> Failure {
     let process = list::process(control).map(|process| format!(" by process {process}")).unwrap_or_default();
     let word = shell_word(&control.display().to_string());
     let control = control.display();
-    // The unit isn't started again for that: it would be eight times, and then not when a person wants it to be.
+    // The unit isn't started again for that: it would be eight times, and then not when a person wants it.
     Failure::new(format!(
         "{label} is served already{process}, on the control socket {control}: `pinstripe stop {word}` ends that server"
     ))

@@ -61,8 +61,8 @@ pub struct Record {
 
 impl Record {
     /// Takes what a server says of all parity, which a person has had checked or repaired, for what the
-    /// latest round found, and for the one that isn't over. False if it says nothing new. A round that was over
-    /// in the future was over while the clock was wrong, and says nothing of what came later.
+    /// latest round found, and for the one that isn't over. False if it says nothing new. A round that was
+    /// over in the future was over while the clock was wrong, and says nothing of what came later.
     pub fn take_over(&mut self, compared: Compared, now: u64) -> bool {
         let Compared { time, mismatched_sectors } = compared;
         let is_older =

@@ -308,8 +308,8 @@ pub fn scan(names: Option<&[String]>) -> Seen {
 }
 
 /// The same, without what hasn't answered within `limit`; and `further` devices for members of each array
-/// that is found, or asked for: of that one they may be the only ones. None of these keeps an array from being
-/// started.
+/// that is found, or asked for: of that one they may be the only ones. None of these keeps an array from
+/// being started.
 pub fn scan_further(
     names: Option<&[String]>,
     limit: Duration,

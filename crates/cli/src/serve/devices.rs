@@ -38,8 +38,8 @@ use crate::{
 const MEMORY: &str = "mem:";
 /// Time that the last holders of a device get to let it go.
 const CLOSE_NANOSECONDS: u64 = 2_000_000_000;
-/// How long servers that are away are waited for under a service manager, which would start this one again and
-/// again, and give up. After a power cut a machine may be up before its storage servers are.
+/// How long servers that are away are waited for under a service manager, which would start this one again
+/// and again, and give up. After a power cut a machine may be up before its storage servers are.
 const MANAGED_NANOSECONDS: u64 = 60_000_000_000;
 /// Pause before a member that is absent is looked for again.
 const RETRY_NANOSECONDS: u64 = 500_000_000;
@@ -137,8 +137,8 @@ impl OpenedDevices {
         Ok(absent)
     }
 
-    /// Waits for what was away, as long as that is asked for; for what the others can't do without as long as a
-    /// service manager should see one start.
+    /// Waits for what was away, as long as that is asked for; for what the others can't do without as long as
+    /// a service manager should see one start.
     async fn open_absent(
         &mut self,
         absent: Vec<Absent>,
@@ -229,8 +229,8 @@ impl OpenedDevices {
         let Ok(uuid) = self.uuid.parse::<Uuid>() else { return Vec::new() };
         let named = arguments.devices.clone();
         let mut absent = Vec::new();
-        // All at a time: one that has gone for good may be among them, and nothing tells that from one that is
-        // away.
+        // All at a time: one that has gone for good may be among them, and nothing tells that from one that
+        // is away.
         let open = |(path, slot): (PathBuf, Option<usize>)| {
             let opening = shard::spawn_joined(open_member(path.clone(), options.clone()));
             (path, slot, opening)
