@@ -10,6 +10,9 @@ use crate::{log, remark::remark};
 /// `detail --test`, that an array has failed.)
 pub const USAGE: u8 = 64;
 
+/// The status of `assemble --foreground` where another process serves the array: `EX_UNAVAILABLE`.
+pub const SERVED: u8 = 69;
+
 /// A sentence for the user and the exit status that goes with it.
 ///
 /// Every error value turns into one by `?`; what the errors say is up to the crates that define them.

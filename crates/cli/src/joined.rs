@@ -98,9 +98,9 @@ fn keep_in(folder: &Path, uuid: Uuid, all: &[Joined]) -> io::Result<()> {
 }
 
 /// Searches where `names` says, or all block devices, and where devices have joined the arrays that are
-/// found.
-pub fn scan_within(names: Option<&[String]>, limit: Duration) -> Seen {
-    scan_further(names, limit, paths)
+/// found, or asked for.
+pub fn scan_within(names: Option<&[String]>, limit: Duration, asked: &[Uuid]) -> Seen {
+    scan_further(names, limit, asked, paths)
 }
 
 /// Where devices of this machine that have joined this array may be.

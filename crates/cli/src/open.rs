@@ -19,8 +19,8 @@ use crate::{log, supervisor};
 /// than it has CPUs, the kernel took more than two seconds.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// The same under a service manager, which would start the server again and again, and give up: systemd
-/// after eight starts within ten minutes. What a killed server waits for may take as long as the kernel gives
-/// a disk.
+/// after eight starts within five minutes. What a killed server waits for may take as long as the kernel
+/// gives a disk.
 const PATIENCE_MANAGED: Duration = Duration::from_secs(90);
 /// After so long a person is told.
 const PATIENCE_SILENT: Duration = Duration::from_secs(2);

@@ -79,6 +79,9 @@ pub struct ArrayStatus {
     /// How many sectors of 512 bytes did not match then.
     #[serde(default)]
     pub checked_mismatched_sectors: Option<u64>,
+    /// How many stripes could not be read whole then.
+    #[serde(default)]
+    pub checked_unreadable_stripes: Option<u64>,
     /// How often each event has happened since the daemon began, but for those that only tell how far a
     /// sync is.
     #[serde(default)]
@@ -93,8 +96,8 @@ pub struct ArrayStatus {
 pub struct AlertStatus {
     /// The array's name, or its UUID.
     pub array: String,
-    /// `NotServed`, `Silent`, `Failed`, `Degraded`, `JournalFailed`, `BadSectors`, `DiskFailing`, `Mismatch`
-    /// or `Misconfigured`.
+    /// `NotServed`, `Silent`, `Failed`, `Degraded`, `SpareFailed`, `ReadOnly`, `JournalFailed`, `BadSectors`,
+    /// `DiskFailing`, `Mismatch`, `Unreadable`, `Warning` or `Misconfigured`.
     pub alert: String,
     /// The member that it is about; empty if it is about the array.
     pub device: String,

@@ -71,6 +71,9 @@ pub struct Detail {
     pub errors: Vec<String>,
     /// What the user can do, if something is wrong.
     pub advice: Option<String>,
+    /// What a person should see to beside the members.
+    #[serde(default)]
+    pub warnings: Vec<String>,
     /// Where clients reach it.
     #[serde(default)]
     pub addresses: Vec<Address>,
@@ -425,6 +428,7 @@ impl Detail {
         let failed = self.failed.iter().map(Failed::in_words);
         let tail = format!("statistics\n{}", table(&counters));
         let advice = self.advice.iter().map(|advice| format!("{advice}\n"));
+        let warnings = self.warnings.iter().map(|warning| format!("warning: {warning}\n"));
         let text: String = [head]
             .into_iter()
             .chain(members)
@@ -432,6 +436,7 @@ impl Detail {
             .chain(failed)
             .chain([tail])
             .chain(advice)
+            .chain(warnings)
             .collect();
         // Whatever came over the socket, it doesn't steer the terminal.
         text.lines().map(|line| printable(line) + "\n").collect()

@@ -35,7 +35,7 @@ use crate::{
         units::{SECRETS, unit},
     },
     credentials,
-    failure::Failure,
+    failure::{Failure, SERVED},
     list, output, scan,
     serve::default_folder,
     supervisor,
@@ -72,7 +72,16 @@ pub fn run(configuration: &Configuration, which: &Which, limit: Duration) -> Fai
                 supervisor::tell_waiting(&format!("waits: {why}"));
                 thread::sleep(LOOK);
             }
-            Course::Start { run } => return become_server(&wanted, which, run),
+            Course::Start { without } => {
+                if let Some(why) = &without {
+                    output::remark(&format!(
+                        "pinstripe: {} was waited for, and is started: {}",
+                        wanted.label,
+                        printable_lines(&[vec![why.clone()], remarks.clone()].concat().join("\n  "))
+                    ));
+                }
+                return become_server(&wanted, which, without.is_some());
+            }
             Course::Served(control) => return served(&wanted.label, &control),
             Course::GiveUp(why) => {
                 let why = [vec![why], remarks].concat().join("\n  ");
@@ -118,9 +127,9 @@ fn run_as_last(which: &Which, failure: Failure) -> Failure {
 #[derive(Debug, PartialEq, Eq)]
 enum Course {
     Wait(String),
-    /// `run`: members were waited for in vain.
+    /// `without`: what was waited for in vain.
     Start {
-        run: bool,
+        without: Option<String>,
     },
     Served(PathBuf),
     GiveUp(String),
@@ -140,9 +149,14 @@ fn course(state: State, patience: Option<Duration>, waited: Waited, limit: Durat
     match (state, patience) {
         (State::Served(control), _) => Course::Served(control),
         (State::Hopeless(why), _) => Course::GiveUp(why),
-        (State::Ready, _) => Course::Start { run: false },
-        (State::Late { enough: true, .. }, Some(patience)) if waited.with_enough >= patience => {
-            Course::Start { run: true }
+        // What may still come is on this machine, and a server that is refused would be started again too
+        // often.
+        (State::Perhaps(why), patience) if waited.in_all < limit.min(patience.unwrap_or(limit)) => {
+            Course::Wait(why)
+        }
+        (State::Ready | State::Perhaps(_), _) => Course::Start { without: None },
+        (State::Late { enough: true, why }, Some(patience)) if waited.with_enough >= patience => {
+            Course::Start { without: Some(why) }
         }
         (State::Late { enough: true, why }, Some(_)) => Course::Wait(why),
         (State::Late { why, .. }, patience) if waited.in_all >= limit.max(patience.unwrap_or_default()) => {
@@ -156,9 +170,11 @@ fn served(label: &str, control: &Path) -> Failure {
     let process = list::process(control).map(|process| format!(" by process {process}")).unwrap_or_default();
     let word = shell_word(&control.display().to_string());
     let control = control.display();
+    // The unit isn't started again for that: it would be eight times, and then not when a person wants it.
     Failure::new(format!(
         "{label} is served already{process}, on the control socket {control}: `pinstripe stop {word}` ends that server"
     ))
+    .with_status(SERVED)
 }
 
 /// Returns only if that can't be. The turn ends with the exec: a process that starts the array in the moment
@@ -280,18 +296,37 @@ mod tests {
     fn late_members_are_waited_for_as_configured_and_too_few_as_long_as_the_limit_says() {
         let (wait, give_up) = (Course::Wait("late".to_owned()), Course::GiveUp("late".to_owned()));
         assert_eq!(late(true, Some(5 * SECOND), 4 * SECOND), wait);
-        assert_eq!(late(true, Some(5 * SECOND), 5 * SECOND), Course::Start { run: true });
+        assert_eq!(
+            late(true, Some(5 * SECOND), 5 * SECOND),
+            Course::Start { without: Some("late".to_owned()) }
+        );
         assert_eq!(late(true, None, 59 * SECOND), wait, "no leave to start without them");
         assert_eq!(late(true, None, 60 * SECOND), give_up);
         assert_eq!(late(false, Some(5 * SECOND), 59 * SECOND), wait);
         assert_eq!(late(false, Some(90 * SECOND), 89 * SECOND), wait);
         assert_eq!(late(false, Some(90 * SECOND), 90 * SECOND), give_up);
         let waited = Waited { in_all: SECOND, with_enough: SECOND };
-        assert_eq!(course(State::Ready, None, waited, SECOND), Course::Start { run: false });
+        assert_eq!(course(State::Ready, None, waited, SECOND), Course::Start { without: None });
         // The disk before the last one has come after 59 seconds.
         let after = 59 * SECOND;
         assert_eq!(late_after(after, true, Some(5 * SECOND), 63 * SECOND), wait);
-        assert_eq!(late_after(after, true, Some(5 * SECOND), 64 * SECOND), Course::Start { run: true });
+        assert_eq!(
+            late_after(after, true, Some(5 * SECOND), 64 * SECOND),
+            Course::Start { without: Some("late".to_owned()) }
+        );
+    }
+
+    #[test]
+    fn what_servers_may_have_is_left_to_them_after_the_same_time() {
+        let perhaps = |patience: Option<Duration>, waited: Duration| {
+            let waited = Waited { in_all: waited, with_enough: Duration::ZERO };
+            course(State::Perhaps("late".to_owned()), patience, waited, 60 * SECOND)
+        };
+        let (wait, start) = (Course::Wait("late".to_owned()), Course::Start { without: None });
+        assert_eq!((perhaps(None, 59 * SECOND), perhaps(None, 60 * SECOND)), (wait, start));
+        let (wait, start) = (Course::Wait("late".to_owned()), Course::Start { without: None });
+        assert_eq!((perhaps(Some(SECOND), SECOND / 2), perhaps(Some(SECOND), SECOND)), (wait, start));
+        assert_eq!(perhaps(Some(90 * SECOND), 60 * SECOND), Course::Start { without: None });
     }
 
     #[test]

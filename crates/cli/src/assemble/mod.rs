@@ -246,7 +246,7 @@ pub fn settle(wanted: &Wanted, state: State, way: Way) -> Outcome {
         State::Served(control) => Outcome::Served(control),
         State::Hopeless(why) => Outcome::NotStarted(why),
         State::Late { why, enough } if !enough || wanted.patience().is_none() => Outcome::NotStarted(why),
-        State::Ready | State::Late { .. } => {
+        State::Ready | State::Perhaps(_) | State::Late { .. } => {
             if way.dry_run {
                 return would_start(wanted, waited_in_vain, way);
             }

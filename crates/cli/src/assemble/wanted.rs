@@ -16,10 +16,13 @@ use crate::{
     configuration::units,
     failure::Failure,
     joined::{self, Joined},
-    member::is_over,
+    member::{are_one, is_over},
     scan::{FoundArray, LIMIT, Seen, Served, slots},
 };
 
+/// How an array is started without a member that is late.
+const WITHOUT: &str = "give `run-after` in its [[array]] to wait for late members and then start without them, \
+    or start it by `pinstripe serve --run`";
 /// Bytes of an array's name.
 const NAME_BYTES_MAX: usize = 32;
 
@@ -61,6 +64,8 @@ pub enum State {
     Served(PathBuf),
     /// All is here.
     Ready,
+    /// All may be here: which slots the servers have, only `serve` sees. Why one may still be awaited.
+    Perhaps(String),
     /// Members are missing that may still come. Whether it has all data without them.
     Late { why: String, enough: bool },
     /// It can't be served, whatever comes.
@@ -96,14 +101,21 @@ impl Wanted {
         Served::all().0.into_iter().find(|served| served.control == socket && is_other(served))
     }
 
-    /// How long its members are waited for.
+    /// How long its members are waited for. Where a device has not answered, at least as long as one may be
+    /// slow.
     pub fn patience(&self) -> Option<Duration> {
-        self.entry.as_ref()?.run_after().map(Duration::from_secs)
+        let asked = self.entry.as_ref()?.run_after().map(Duration::from_secs)?;
+        Some(if self.is_silent { asked.max(LIMIT) } else { asked })
     }
 
     /// What the daemon does for it.
     pub fn duties(&self) -> Duties {
         self.duties.clone()
+    }
+
+    /// Whether its server is told to write nothing.
+    pub fn is_read_only(&self) -> bool {
+        self.words.iter().any(|word| word == "--read-only")
     }
 
     /// The command line of its server. `run`: members were waited for in vain.
@@ -112,12 +124,21 @@ impl Wanted {
         words.extend(self.words.iter().cloned());
         words.push("--joined".to_owned());
         words.extend(run.then(|| "--run".to_owned()));
-        words.extend(self.by_uuid.map(|uuid| format!("--uuid={uuid}")));
+        let by_uuid = self.by_uuid.or_else(|| self.uuid().filter(|_| !self.only_on_servers().is_empty()));
+        words.extend(by_uuid.map(|uuid| format!("--uuid={uuid}")));
         words.extend(self.called.iter().map(|called| format!("--called={called}")));
         words.push("--".to_owned());
         let found = self.found.iter().flat_map(FoundArray::needed).map(|member| &member.path);
-        words.extend(found.chain(&self.servers).map(|path| path.display().to_string()));
+        let only = self.only_on_servers();
+        words.extend(found.chain(&self.servers).chain(&only).map(|path| path.display().to_string()));
         words
+    }
+
+    /// What has joined it on servers, where nothing on this machine leads to that.
+    fn only_on_servers(&self) -> Vec<PathBuf> {
+        let joined = self.joined.iter().filter(|joined| self.found.is_none() && joined.slot.is_some());
+        let joined = joined.map(|joined| PathBuf::from(&joined.device));
+        joined.filter(|path| !self.servers.iter().any(|named| are_one(named, path))).collect()
     }
 
     /// Devices that its server isn't given, in words.
@@ -145,10 +166,13 @@ impl Wanted {
             return State::Served(control.clone());
         }
         let Some(found) = &self.found else {
-            return if self.servers.is_empty() {
-                State::Late { why: "no member of it was found".to_owned(), enough: false }
-            } else {
-                State::Ready
+            let why = "no member of it was found".to_owned();
+            return match (self.servers.is_empty(), self.only_on_servers().is_empty()) {
+                (false, _) => State::Ready,
+                (true, false) => {
+                    State::Perhaps(format!("{why} on this machine, and some have joined it on servers"))
+                }
+                (true, true) => State::Late { why, enough: false },
             };
         };
         if let Some(why) = found.obstacle() {
@@ -161,13 +185,11 @@ impl Wanted {
         let may_be_on_server = |slot: usize| self.joined.iter().any(|joined| joined.slot == Some(slot));
         missing.retain(|slot| !may_be_on_server(*slot));
         awaited.retain(|slot| !may_be_on_server(*slot));
+        let parity = usize::from(found.freshest.array.level.parity_count());
         if !self.servers.is_empty() {
-            // Which slots they have only `serve` sees.
-            let lacking = missing.len().saturating_sub(self.servers.len());
-            let why = format!("{lacking} more of its members on this machine must be here");
-            return if lacking == 0 { State::Ready } else { State::Late { why, enough: false } };
+            return beside_servers(missing.len(), awaited.len(), self.servers.len(), parity);
         }
-        if missing.len() > usize::from(found.freshest.array.level.parity_count()) {
+        if missing.len() > parity {
             let words = format!("too few members are here: {}", slots(&missing, "missing"));
             return State::Late { why: words, enough: false };
         }
@@ -180,16 +202,29 @@ impl Wanted {
             return State::Ready;
         }
         if self.unread > 0 {
+            // One that hangs, or that nothing reads, may do so for ever: `run-after` decides here, too.
             let words = slots(&awaited, "missing");
             let why = format!("{words}, and may be on a device that could not be read: see to that first");
-            return State::Late { why, enough: false };
+            return State::Late { why, enough: true };
         }
-        let why = format!(
-            "{}: give `run-after` in its [[array]] to wait for late members and then start without them, \
-                or start it by `pinstripe serve --run`",
-            slots(&awaited, "missing")
-        );
-        State::Late { why, enough: true }
+        State::Late { why: format!("{}: {WITHOUT}", slots(&awaited, "missing")), enough: true }
+    }
+}
+
+/// What is to become of an array with members on so many servers' namespaces. Which slots these have, only
+/// `serve` sees: any of those that this machine `lacks`, of which the superblocks say that so many had a
+/// member when it was used last.
+fn beside_servers(lacks: usize, awaited: usize, servers: usize, parity: usize) -> State {
+    let words = |count: usize| format!("{count} more of its members on this machine must be here");
+    if lacks <= servers {
+        State::Ready
+    } else if lacks > servers + parity {
+        State::Late { why: words(lacks - servers), enough: false }
+    } else if awaited > servers {
+        State::Late { why: format!("{}: {WITHOUT}", words(awaited - servers)), enough: true }
+    } else {
+        let why = "a server's member may be among those that it has lost, and one of this machine's be late";
+        State::Perhaps(why.to_owned())
     }
 }
 
@@ -249,12 +284,16 @@ impl<'a> Look<'a> {
     /// Looks where these entries say; everywhere in any case where `all` is true.
     fn at(configuration: &Configuration, entries: &[&'a Array], all: bool, limit: Duration) -> Self {
         let mut everywhere = Seen::default();
-        if all || entries.iter().any(|entry| entry.members.is_empty()) {
-            everywhere = joined::scan_within(configuration.scan.devices.as_deref(), limit);
+        // All that an entry names may have been replaced by now.
+        let elsewhere = entries.iter().filter(|entry| entry.members.is_empty());
+        if all || elsewhere.clone().next().is_some() {
+            let asked: Vec<Uuid> = elsewhere.filter_map(|entry| entry.uuid).collect();
+            everywhere = joined::scan_within(configuration.scan.devices.as_deref(), limit, &asked);
         }
         let own = entries.iter().filter(|entry| !entry.members.is_empty());
-        let own: Vec<(&Array, Seen)> =
-            own.map(|entry| (*entry, joined::scan_within(Some(&entry.members), limit))).collect();
+        let own: Vec<(&Array, Seen)> = own
+            .map(|entry| (*entry, joined::scan_within(Some(&entry.members), limit, entry.uuid.as_slice())))
+            .collect();
         let all = iter::once(&everywhere).chain(own.iter().map(|(_, seen)| seen));
         let remarks = all.flat_map(|seen| seen.remarks.clone()).collect();
         Self { everywhere, own, remarks }
@@ -302,7 +341,7 @@ fn of_entry(
         label: entry.label(),
         found: found.cloned(),
         servers: names.filter(|path| is_server(&path.to_string_lossy())).collect(),
-        joined: found.map(|found| joined::on_servers(found.uuid)).unwrap_or_default(),
+        joined: found.map(|found| found.uuid).or(entry.uuid).map(joined::on_servers).unwrap_or_default(),
         unit,
         words: entry.words(),
         served: None,
@@ -519,4 +558,28 @@ pub fn searched<'a>(configuration: &'a Configuration, entry: &'a Array) -> Optio
 pub fn allows(configuration: &Configuration, entry: &Array, device: &Path) -> bool {
     let Some(names) = searched(configuration, entry) else { return true };
     is_over(device, &expand(names).paths)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_lost_for_good_is_not_awaited_beside_members_on_servers() {
+        let of = |lacks, awaited, servers, parity| match beside_servers(lacks, awaited, servers, parity) {
+            State::Ready => "ready",
+            State::Perhaps(_) => "perhaps",
+            State::Late { enough: true, .. } => "late",
+            State::Late { enough: false, .. } => "too few",
+            State::Served(_) | State::Hopeless(_) => "other",
+        };
+        // Of a level with one parity chunk, and one member on a server.
+        assert_eq!(of(1, 1, 1, 1), "ready");
+        assert_eq!(of(2, 2, 1, 1), "late", "run-after decides");
+        assert_eq!(of(2, 1, 1, 1), "perhaps", "the lost one was on this machine, or on the server");
+        assert_eq!(of(3, 1, 1, 1), "too few", "whatever the server has");
+        assert_eq!(of(3, 2, 2, 2), "perhaps");
+        assert_eq!(of(4, 3, 2, 2), "late");
+        assert_eq!(of(0, 0, 3, 1), "ready");
+    }
 }

@@ -454,6 +454,21 @@ mod tests {
     }
 
     #[test]
+    fn starts_that_wait_in_vain_for_members_do_not_use_up_those_that_systemd_allows() {
+        let unit = include_str!("../../../../packaging/systemd/pinstripe@.service");
+        let value = |key: &str| {
+            let value = unit.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+            let value = value.unwrap_or_else(|| panic!("{key}: {unit}"));
+            let (number, unit) = value.split_at(value.trim_end_matches(char::is_alphabetic).len());
+            number.parse::<u64>().unwrap() * if unit == "min" { 60 } else { 1 }
+        };
+        // `assemble --foreground` waits 60 seconds for enough members, and `serve` for servers.
+        let waits = value("StartLimitBurst") * (60 + value("RestartSec"));
+        assert!(waits > value("StartLimitIntervalSec"), "{waits}");
+        assert_eq!(value("RestartPreventExitStatus"), u64::from(crate::failure::SERVED));
+    }
+
+    #[test]
     fn the_folder_of_states_is_closed_to_others_whatever_makes_it() {
         let files = include_str!("../../../../packaging/systemd/pinstripe.tmpfile");
         assert!(files.contains("d /var/lib/pinstripe 0700 root root"), "{files}");

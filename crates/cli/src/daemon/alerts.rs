@@ -102,6 +102,10 @@ pub fn of(status: &ArrayStatus, detail: Option<&Detail>) -> Vec<(Subject, String
         let words = "see `pinstripe check` and `pinstripe repair`";
         add("Mismatch", "", format!("{sectors} sectors of parity did not match the data: {words}"));
     }
+    if let Some(stripes) = status.checked_unreadable_stripes.filter(|stripes| *stripes > 0) {
+        let words = "no check has compared these: `pinstripe detail` and the disks tell which member it is";
+        add("Unreadable", "", format!("{stripes} stripes could not be read: {words}"));
+    }
     let Some(detail) = detail else { return all };
     if detail.state == "failed" {
         add("Failed", "", "the array has failed: more members are lost than it can do without".to_owned());
@@ -113,6 +117,17 @@ pub fn of(status: &ArrayStatus, detail: Option<&Detail>) -> Vec<(Subject, String
     if detail.journal.as_ref().is_some_and(|journal| journal.failed) {
         add("JournalFailed", "", "the journal has failed, and the array is read-only".to_owned());
     }
+    for spare in detail.failed.iter().filter(|failed| failed.slot.is_none()) {
+        let words = "the next member that is lost may have no successor";
+        add(
+            "SpareFailed",
+            &spare.device,
+            format!("the spare {} has failed: {}; {words}", spare.device, spare.error),
+        );
+    }
+    if !detail.warnings.is_empty() {
+        add("Warning", "", detail.warnings.join("; "));
+    }
     for member in detail.members.iter().filter(|member| member.bad_sectors > 0) {
         let device = member.device.clone().unwrap_or_default();
         let sectors = member.bad_sectors;
@@ -123,6 +138,14 @@ pub fn of(status: &ArrayStatus, detail: Option<&Detail>) -> Vec<(Subject, String
         );
     }
     all
+}
+
+/// What is wrong with an array that takes no writes, and is to take some.
+pub fn read_only(array: &str, detail: &Detail) -> Option<(Subject, String)> {
+    let is_told = detail.journal.as_ref().is_some_and(|journal| journal.failed);
+    let subject = Subject { array: array.to_owned(), kind: "ReadOnly".to_owned(), device: String::new() };
+    let message = "the array takes no writes: `pinstripe detail` says why".to_owned();
+    (detail.state == "read-only" && !is_told).then_some((subject, message))
 }
 
 /// What is wrong with an array whose entry is.
@@ -188,7 +211,7 @@ impl Asked<'_> {
                 self.disks.iter().any(|disk| disk.device == subject.device)
                     || self.detail.is_some_and(|detail| !is_part(detail, &subject.device))
             }
-            "Mismatch" => self.check,
+            "Mismatch" | "Unreadable" => self.check,
             MISCONFIGURED => true,
             _ => self.server == Server::Answers,
         }
@@ -306,6 +329,7 @@ mod tests {
             next_try_seconds: None,
             checked: None,
             checked_mismatched_sectors: None,
+            checked_unreadable_stripes: None,
             disks: Vec::new(),
             events: [].into(),
         }
@@ -388,6 +412,31 @@ mod tests {
             let told = book.update(alerted("data"), Vec::new(), asked, 2);
             assert_eq!(!told.is_empty(), is_over, "{device}: {:?}", asked.disks);
         }
+    }
+
+    #[test]
+    fn what_leaves_an_array_without_a_spare_or_without_writes_is_told() {
+        let told = |change: &dyn Fn(&mut Detail)| {
+            let mut detail = array();
+            change(&mut detail);
+            let mut all = of(&status("serving", 0), Some(&detail));
+            all.extend(read_only("data", &detail));
+            all.into_iter().map(|(subject, _)| (subject.kind, subject.device)).collect::<Vec<_>>()
+        };
+        let one = |kind: &str, device: &str| vec![(kind.to_owned(), device.to_owned())];
+        assert_eq!(told(&|_| ()), []);
+        let failed = |slot: Option<u64>| {
+            let value = serde_json::json!({ "slot": slot, "device": "/dev/s", "error": "gone", "late_requests": 0, "statistics": {} });
+            serde_json::from_value(value).unwrap()
+        };
+        assert_eq!(told(&|detail| detail.failed = vec![failed(None)]), one("SpareFailed", "/dev/s"));
+        assert_eq!(told(&|detail| detail.failed = vec![failed(Some(1))]), [], "its slot tells of it");
+        assert_eq!(told(&|detail| detail.state = "read-only".to_owned()), one("ReadOnly", ""));
+        assert_eq!(told(&|detail| detail.warnings = vec!["a full disk".to_owned()]), one("Warning", ""));
+        let unread = ArrayStatus { checked_unreadable_stripes: Some(1), ..status("serving", 0) };
+        assert_eq!(of(&unread, None)[0].0.kind, "Unreadable");
+        let good = ArrayStatus { checked_unreadable_stripes: Some(0), ..status("serving", 0) };
+        assert!(of(&good, None).is_empty());
     }
 
     #[test]

@@ -47,25 +47,35 @@ pub struct Record {
     pub next_sector: u64,
     /// What it has found until now.
     pub mismatched_sectors: u64,
+    /// What of it could not be read until now.
+    #[serde(default)]
+    pub unreadable_stripes: u64,
     /// When the latest whole round was over.
     pub completed: Option<u64>,
     /// What that one found.
     pub completed_mismatched_sectors: u64,
+    /// What that one could not read.
+    #[serde(default)]
+    pub completed_unreadable_stripes: u64,
 }
 
 impl Record {
     /// Takes what a server says of all parity, which a person has had checked or repaired, for what the
-    /// latest round found, and for the one that isn't over. False if it says nothing new.
-    pub fn take_over(&mut self, compared: Compared) -> bool {
+    /// latest round found, and for the one that isn't over. False if it says nothing new. A round that was
+    /// over in the future was over while the clock was wrong, and says nothing of what came later.
+    pub fn take_over(&mut self, compared: Compared, now: u64) -> bool {
         let Compared { time, mismatched_sectors } = compared;
-        let is_older = self.completed.is_some_and(|completed| completed > time);
+        let is_older =
+            self.completed.is_some_and(|completed| completed > time && completed <= now + CLOCK_ERROR_MAX);
         let is_known =
             self.completed == Some(time) && self.completed_mismatched_sectors == mismatched_sectors;
         if is_older || is_known {
             return false;
         }
-        (self.open, self.next_sector, self.mismatched_sectors) = (false, 0, 0);
+        (self.open, self.next_sector, self.mismatched_sectors, self.unreadable_stripes) = (false, 0, 0, 0);
         (self.completed, self.completed_mismatched_sectors) = (Some(time), mismatched_sectors);
+        // Else the server would say nothing.
+        self.completed_unreadable_stripes = 0;
         true
     }
 
@@ -78,6 +88,12 @@ impl Record {
         }
         self.completed = Some(now);
         self.completed_mismatched_sectors = self.mismatched_sectors;
+        self.completed_unreadable_stripes = self.unreadable_stripes;
+    }
+
+    /// One that begins now.
+    fn next_round(self, now: u64) -> Self {
+        Self { begun: now, open: true, next_sector: 0, mismatched_sectors: 0, unreadable_stripes: 0, ..self }
     }
 }
 
@@ -188,10 +204,7 @@ pub fn check(
     let unkept = |error: io::Error| format!("how far the check is can't be kept: {error}");
     let kept = |error| Failure::new(unkept(error));
     if !record.open {
-        let (completed, found) = (record.completed, record.completed_mismatched_sectors);
-        let begun = Moment::now().seconds;
-        record =
-            Record { begun, open: true, completed, completed_mismatched_sectors: found, ..Record::default() };
+        record = record.next_round(Moment::now().seconds);
     }
     records.put(uuid, &record).map_err(kept)?;
     let from = record.next_sector;
@@ -216,6 +229,7 @@ pub fn check(
         result => result?,
     };
     record.mismatched_sectors += result.mismatched_sectors;
+    record.unreadable_stripes += result.unreadable_stripes;
     record.next_sector = result.next_sector.unwrap_or(from);
     if result.complete {
         record.complete(Moment::now().seconds);
@@ -223,7 +237,7 @@ pub fn check(
     // What it has found counts, kept or not.
     let unkept = records.put(uuid, &record).err().map(unkept);
     let how = if result.complete {
-        let unreadable_stripes = result.unreadable_stripes;
+        let unreadable_stripes = record.unreadable_stripes;
         Checked::Complete { mismatched_sectors: record.mismatched_sectors, unreadable_stripes }
     } else if closed.load(Ordering::Relaxed) {
         Checked::ToGoOn
@@ -308,6 +322,39 @@ mod tests {
     fn duties(every: &str, window: &str) -> Duties {
         let window = if window.is_empty() { None } else { Some(window.parse().unwrap()) };
         Duties { check_every: Some(every.parse().unwrap()), check_window: window, ..Duties::default() }
+    }
+
+    #[test]
+    fn what_a_round_could_not_read_is_known_until_another_one_has_read_it() {
+        let first = Record { begun: CLOCK_MIN, open: true, unreadable_stripes: 3, ..Record::default() };
+        let mut record = first.clone();
+        record.complete(CLOCK_MIN + 5);
+        assert_eq!(record.completed_unreadable_stripes, 3);
+        let mut next = record.next_round(CLOCK_MIN + 10);
+        assert_eq!((next.unreadable_stripes, next.completed_unreadable_stripes), (0, 3));
+        next.complete(CLOCK_MIN + 20);
+        assert_eq!(next.completed_unreadable_stripes, 0);
+        let mut record = first;
+        record.complete(CLOCK_MIN + 5);
+        // A server says so only of what it has read whole.
+        assert!(record.take_over(Compared { time: CLOCK_MIN + 6, mismatched_sectors: 0 }, CLOCK_MIN + 7));
+        assert_eq!(record.completed_unreadable_stripes, 0);
+    }
+
+    #[test]
+    fn what_was_found_while_the_clock_was_in_the_future_is_not_newer_than_a_repair() {
+        let now = CLOCK_MIN + 5;
+        let found = |completed| Record {
+            completed: Some(completed),
+            completed_mismatched_sectors: 8,
+            ..Record::default()
+        };
+        let repaired = Compared { time: now, mismatched_sectors: 0 };
+        let mut record = found(now + CLOCK_ERROR_MAX + 1);
+        assert!(record.take_over(repaired, now));
+        assert_eq!((record.completed, record.completed_mismatched_sectors), (Some(now), 0));
+        assert!(!record.take_over(repaired, now), "it is known");
+        assert!(!found(now + 60).take_over(repaired, now), "this one came later");
     }
 
     #[test]

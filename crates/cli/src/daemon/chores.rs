@@ -174,6 +174,7 @@ impl Daemon {
     /// What checks and repairs have found that persons asked for counts as much as what the daemon's own have
     /// found.
     fn take_over_checks(&mut self) {
+        let now = Moment::now().seconds;
         for kept in self.arrays.values_mut() {
             let (Some(uuid), Some(detail)) = (&kept.uuid, &kept.detail) else { continue };
             // One that is under way keeps the record itself. What isn't taken now the server says again.
@@ -181,7 +182,7 @@ impl Daemon {
                 && !self.chores.recording.load(Ordering::Relaxed)
                 && detail.uuid == *uuid;
             let Some(compared) = detail.compared.filter(|_| is_free) else { continue };
-            if kept.record.take_over(compared) {
+            if kept.record.take_over(compared, now) {
                 let log = self.log.of(&kept.label);
                 log.note(&format!(
                     "all its parity was compared: {} sectors don't match",
@@ -339,7 +340,9 @@ impl Daemon {
         let (now, moment) = (self.now(), Moment::now().seconds);
         let mut told = Vec::new();
         for kept in self.arrays.values() {
-            let current = alerts::of(&kept.status(now), kept.detail.as_ref());
+            let mut current = alerts::of(&kept.status(now), kept.detail.as_ref());
+            let detail = kept.detail.as_ref().filter(|_| !kept.read_only);
+            current.extend(detail.and_then(|detail| alerts::read_only(&kept.label, detail)));
             told.extend(self.chores.book.update(kept.alerted(), current, kept.asked(), moment));
         }
         for (label, message) in &self.left_out {

@@ -29,6 +29,8 @@ pub struct Kept {
     pub run: u64,
     pub follower: Option<Follower>,
     pub duties: Duties,
+    /// The configuration wants no writes.
+    pub read_only: bool,
     /// How its checks stand.
     pub record: Record,
     /// No check begins before.
@@ -53,6 +55,7 @@ impl Kept {
             run: 0,
             follower: None,
             duties: Duties::default(),
+            read_only: false,
             record: Record::default(),
             check_not_before: now,
             visited: false,
@@ -138,6 +141,7 @@ impl Kept {
             events: self.events.clone(),
             checked: record.completed,
             checked_mismatched_sectors: record.completed.map(|_| record.completed_mismatched_sectors),
+            checked_unreadable_stripes: record.completed.map(|_| record.completed_unreadable_stripes),
         }
     }
 }

@@ -420,7 +420,7 @@ impl Daemon {
             let now = self.now();
             let kept = self.arrays.entry(key.clone()).or_insert_with(|| Kept::new(wanted.label.clone(), now));
             kept.label.clone_from(&wanted.label);
-            kept.duties = wanted.duties();
+            (kept.duties, kept.read_only) = (wanted.duties(), wanted.is_read_only());
             let known = wanted.uuid().map(|uuid| uuid.to_string()).or(kept.uuid.clone());
             if kept.uuid != known {
                 kept.record = known.as_deref().map(|uuid| self.chores.records.of(uuid)).unwrap_or_default();
@@ -723,7 +723,9 @@ fn scheme(is_secured: bool) -> &'static str {
 /// What is to become of an array that something else starts.
 fn left_to_others(state: State) -> State {
     match state {
-        State::Ready => State::Late { why: "is for the service manager to start".to_owned(), enough: false },
+        State::Ready | State::Perhaps(_) => {
+            State::Late { why: "is for the service manager to start".to_owned(), enough: false }
+        }
         State::Late { why, .. } => State::Late { why, enough: false },
         state => state,
     }

@@ -7,6 +7,8 @@ use crate::assemble::State;
 /// The first pause after a server has failed; each further failure doubles it.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_mins(1);
+/// How long members are waited for at most if those on servers may be enough, which only `serve` sees.
+const PERHAPS: Duration = Duration::from_mins(1);
 /// A server that was up for this long begins anew with the pauses.
 const PROVEN: Duration = Duration::from_mins(5);
 
@@ -91,8 +93,13 @@ impl Course {
         let is_over = |since: Duration| patience.is_some_and(|limit| now.saturating_sub(since) >= limit);
         let why = match state {
             State::Served(_) | State::Ready => return self.starts(now),
+            State::Perhaps(_)
+                if now.saturating_sub(waits_since) >= patience.unwrap_or(PERHAPS).min(PERHAPS) =>
+            {
+                return self.starts(now);
+            }
             State::Late { .. } if self.enough_since.is_some_and(is_over) => return self.starts(now),
-            State::Late { why, .. } | State::Hopeless(why) => why.clone(),
+            State::Late { why, .. } | State::Perhaps(why) | State::Hopeless(why) => why.clone(),
         };
         self.phase = Phase::Waiting { why, since: waits_since };
         Action::Nothing
@@ -202,6 +209,16 @@ mod tests {
             let mut course = Course::new(at(0));
             assert_eq!(course.looked(&state, patience, at(1_000_000)), Action::Nothing);
             assert!(matches!(course.phase, Phase::Waiting { since, .. } if since == at(0)));
+        }
+    }
+
+    #[test]
+    fn what_servers_may_have_is_left_to_them_after_a_minute_or_sooner() {
+        let perhaps = State::Perhaps("one may be late".to_owned());
+        for (patience, limit) in [(None, 60), (Some(at(5)), 5), (Some(at(90)), 60)] {
+            let mut course = Course::new(at(0));
+            assert_eq!(course.looked(&perhaps, patience, at(limit - 1)), Action::Nothing, "{patience:?}");
+            assert_eq!(course.looked(&perhaps, patience, at(limit)), Action::Start, "{patience:?}");
         }
     }
 

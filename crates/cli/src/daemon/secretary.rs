@@ -45,7 +45,8 @@ use crate::{
 const ALERTS: &str = "alerts.json";
 /// Bytes of the history's file before the next one begins.
 const HISTORY_BYTES_MAX: u64 = 4 << 20;
-/// Pauses after a failure; then the alert is given up.
+/// Pauses after a failure. After the last one an alert that is over is given up, and one that isn't is sent
+/// again after each such pause: a mail server may be away longer than a night.
 const PAUSES: [Duration; 6] = [
     Duration::from_secs(10),
     Duration::from_mins(1),
@@ -100,8 +101,12 @@ impl Delivery {
     /// The pause that is left. A clock that was set makes none longer than it was.
     fn pause(&self) -> Duration {
         let pause = Duration::from_secs(self.not_before.saturating_sub(seconds()));
-        let longest = self.tries.checked_sub(1).and_then(|index| PAUSES.get(index));
-        pause.min(longest.copied().unwrap_or_default())
+        pause.min(if self.tries == 0 { Duration::ZERO } else { Self::pause_after(self.tries - 1) })
+    }
+
+    /// The pause after a failure that came after so many.
+    fn pause_after(tries: usize) -> Duration {
+        PAUSES[tries.min(PAUSES.len() - 1)]
     }
 }
 
@@ -547,23 +552,34 @@ impl Messenger {
         let by = self.alerts_by.as_deref();
         let sent = sender::send(by, self.way, &alerts, &delivery.tell, &self.over);
         let error = match sent {
-            Ok(()) => return drop(self.book.send(Page::Settled(number))),
+            Ok(()) => {
+                // What could not be sent by this way can be now.
+                for (not_before, _, _) in &mut self.waiting {
+                    *not_before = (*not_before).min(Instant::now());
+                }
+                return drop(self.book.send(Page::Settled(number)));
+            }
             // It stays in the book as it is.
             Err(Unsent::Over) => return,
             Err(Unsent::Failed(error)) => error,
         };
         let way = self.way.in_words(&alerts);
         let has_room = self.way.is_configured(&alerts) && self.waiting.len() < WAITING_MAX;
-        let Some(pause) = PAUSES.get(delivery.tries).filter(|_| has_room) else {
+        let is_later = |(_, other, later): &(_, u64, Delivery)| {
+            *other > number && later.tell.subject == delivery.tell.subject
+        };
+        let is_over = delivery.tell.cleared || self.waiting.iter().any(is_later);
+        if !has_room || (is_over && delivery.tries >= PAUSES.len()) {
             self.log.warn(&format!("an alert could not be sent by {way}, and is given up: {error}"));
             return drop(self.book.send(Page::Settled(number)));
-        };
+        }
+        let pause = Delivery::pause_after(delivery.tries);
         if delivery.tries == 0 {
             self.log.warn(&format!("an alert could not be sent by {way}, and is sent again later: {error}"));
         }
         delivery.tries += 1;
         delivery.not_before = seconds() + pause.as_secs();
-        self.waiting.push((Instant::now() + *pause, number, delivery.clone()));
+        self.waiting.push((Instant::now() + pause, number, delivery.clone()));
         let _ = self.book.send(Page::Again(number, delivery));
     }
 }
@@ -674,7 +690,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_sent_is_sent_again_and_given_up_at_last() {
+    fn what_cannot_be_sent_is_sent_again_and_given_up_when_it_is_over() {
         let folder = tempfile::tempdir().unwrap();
         let (book, pages) = channel();
         let mut messenger = Messenger {
@@ -688,20 +704,58 @@ mod tests {
         };
         let delivery = Delivery { way: Way::Program, tell: tell().0.remove(0), tries: 0, not_before: 0 };
         messenger.send(7, delivery.clone());
-        for tries in 1..=PAUSES.len() {
+        for tries in 1..=PAUSES.len() + 2 {
             assert!(matches!(pages.recv().unwrap(), Page::Again(7, again) if again.tries == tries));
             messenger.send_due();
             assert_eq!((messenger.waiting.len(), messenger.waiting[0].2.tries), (1, tries), "not yet");
+            let pause = PAUSES[tries.min(PAUSES.len()) - 1];
+            assert!(
+                messenger.waiting[0].2.pause() + Duration::from_mins(1).min(pause / 2) > pause,
+                "{tries}"
+            );
             messenger.waiting[0].0 = Instant::now();
             messenger.send_due();
         }
-        assert!(messenger.waiting.is_empty(), "it is given up");
-        assert!(matches!(pages.recv().unwrap(), Page::Settled(7)));
+        assert_eq!(messenger.waiting.len(), 1, "the array is degraded still");
+        pages.try_iter().for_each(drop);
+        // Now it isn't, and that is given up, too.
+        let cleared = Tell { cleared: true, ..delivery.tell.clone() };
+        let over = Delivery { tell: cleared, tries: PAUSES.len(), ..delivery.clone() };
+        messenger.waiting.push((Instant::now(), 8, over));
+        messenger.waiting[0].0 = Instant::now();
+        messenger.send_due();
+        assert!(messenger.waiting.is_empty(), "both are given up");
+        assert!(pages.try_iter().all(|page| matches!(page, Page::Settled(7 | 8))));
 
         // A way that is configured no more has nothing to wait for.
         messenger.alerts = Arc::default();
-        messenger.send(8, delivery);
-        assert!(messenger.waiting.is_empty() && matches!(pages.recv().unwrap(), Page::Settled(8)));
+        messenger.send(9, delivery);
+        assert!(messenger.waiting.is_empty() && matches!(pages.recv().unwrap(), Page::Settled(9)));
+    }
+
+    #[test]
+    fn what_waits_is_sent_when_something_else_could_be() {
+        let folder = tempfile::tempdir().unwrap();
+        let (book, _pages) = channel();
+        let mut messenger = Messenger {
+            way: Way::Program,
+            alerts: Arc::new(Mutex::new(program(folder.path(), "echo $* >>\"${0%/*}/told\""))),
+            book,
+            log: ServerLog::new(true, "daemon").unwrap(),
+            over: Arc::default(),
+            alerts_by: None,
+            waiting: Vec::new(),
+        };
+        let tell = tell().0.remove(0);
+        let other =
+            Tell { subject: Subject { array: "other".into(), ..tell.subject.clone() }, ..tell.clone() };
+        let delivery = |tell: Tell, tries| Delivery { way: Way::Program, tell, tries, not_before: 0 };
+        messenger.waiting.push((Instant::now() + LIMIT, 1, delivery(tell, 6)));
+        messenger.send_due();
+        messenger.waiting.push((Instant::now(), 2, delivery(other, 0)));
+        (0..2).for_each(|_| messenger.send_due());
+        let told = fs::read_to_string(folder.path().join("told")).unwrap();
+        assert_eq!(told, "raised Degraded other\nraised Degraded data\n");
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::{
 
 pub fn run(arguments: &ExamineArguments) -> Result<(), Failure> {
     let configuration = configuration::load(arguments.configuration.config.as_deref())?;
-    let seen = joined::scan_within(configuration.scan.devices.as_deref(), LIMIT);
+    let seen = joined::scan_within(configuration.scan.devices.as_deref(), LIMIT, &[]);
     if arguments.json {
         let (served, silent) = Served::all();
         let arrays: Vec<Value> = seen.arrays.iter().map(|array| array.value(&served)).collect();

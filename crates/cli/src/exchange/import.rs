@@ -208,8 +208,8 @@ fn hindrance(configuration: &Configuration, array: &FoundArray, no_start: bool) 
         State::Late { why, .. } if !no_start && wanted.patience().is_none() => {
             Some(format!("{why}, after an `import --no-start`"))
         }
-        State::Served(_) | State::Ready | State::Late { .. } if no_start => None,
-        State::Served(_) | State::Ready | State::Late { .. } => {
+        State::Served(_) | State::Ready | State::Perhaps(_) | State::Late { .. } if no_start => None,
+        State::Served(_) | State::Ready | State::Perhaps(_) | State::Late { .. } => {
             configuration::obstacle(entry).map(|why| format!("its server could not begin: {why}"))
         }
     }

@@ -44,7 +44,7 @@ fn of_ramdisk(edits: &[Edit]) -> Option<&'static str> {
 /// The array that a person means: by its UUID or name, or by the path of the kernel's device or a member. A
 /// path has a `/`: what lies in the current folder must not be taken for the array of this name.
 fn find(configuration: &Configuration, meant: &str) -> Result<FoundArray, Failure> {
-    let scan = |names: Option<&[String]>| joined::scan_within(names, LIMIT);
+    let scan = |names: Option<&[String]>| joined::scan_within(names, LIMIT, &[]);
     let mut arrays = scan(configuration.scan.devices.as_deref()).arrays;
     let named: Vec<String> = configuration.arrays.iter().flat_map(|array| array.members.clone()).collect();
     if !named.is_empty() {

@@ -304,14 +304,16 @@ impl Served {
 
 /// Searches where `names` says (paths and globs), or all block devices.
 pub fn scan(names: Option<&[String]>) -> Seen {
-    scan_further(names, LIMIT, |_| Vec::new())
+    scan_further(names, LIMIT, &[], |_| Vec::new())
 }
 
 /// The same, without what hasn't answered within `limit`; and `further` devices for members of each array
-/// that is found. None of these keeps an array from being started.
+/// that is found, or asked for: of that one they may be the only ones. None of these keeps an array from
+/// being started.
 pub fn scan_further(
     names: Option<&[String]>,
     limit: Duration,
+    asked: &[Uuid],
     further: impl Fn(Uuid) -> Vec<PathBuf>,
 ) -> Seen {
     let (paths, mut remarks) = match names {
@@ -330,7 +332,8 @@ pub fn scan_further(
         paths.into_iter().filter(|path| is_named(path) || devices::may_be_member(path)).collect();
     let Looked { mut candidates, mut unread, mut is_silent } = look(&paths, limit);
     let (mut arrays, mut damaged) = group(candidates.clone());
-    for uuid in arrays.iter().map(|found| found.uuid).collect::<Vec<_>>() {
+    let found = arrays.iter().map(|found| found.uuid);
+    for uuid in found.chain(asked.iter().copied()).collect::<BTreeSet<_>>() {
         let mut further = further(uuid);
         further.retain(|path| !paths.contains(path));
         if further.is_empty() {

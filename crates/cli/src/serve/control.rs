@@ -251,6 +251,7 @@ impl Inner {
         detail.limit = limit::now(&self.limit);
         detail.recorded = self.recorder.is_on(shard::now());
         detail.compared = self.compared.get();
+        detail.warnings.extend(self.keeper.warning());
         detail
     }
 

@@ -21,7 +21,7 @@ use pinstripe_runtime::{
     uring::{OpenFile, OpenOptions, blocking, path_of},
 };
 
-use super::{names, nvme::namespace_uuid, succession::Inheritance};
+use super::{names, nvme::namespace_uuid, reconnect::Away, succession::Inheritance};
 use crate::{
     command_line::ServeArguments,
     create::Shape,
@@ -31,12 +31,16 @@ use crate::{
     member::{self, Member},
     probe::{Contents, MdFinding},
     scan::{Candidate, FoundArray, group},
+    supervisor,
 };
 
 /// How the path of a memory device begins.
 const MEMORY: &str = "mem:";
 /// Time that the last holders of a device get to let it go.
 const CLOSE_NANOSECONDS: u64 = 2_000_000_000;
+/// How long servers that are away are waited for under a service manager, which would start this one again
+/// and again, and give up. After a power cut a machine may be up before its storage servers are.
+const MANAGED_NANOSECONDS: u64 = 60_000_000_000;
 /// Pause before a member that is absent is looked for again.
 const RETRY_NANOSECONDS: u64 = 500_000_000;
 const CLOSE_LOOK_NANOSECONDS: u64 = 1_000_000;
@@ -52,6 +56,8 @@ pub struct OpenedDevices {
     files: Vec<Weak<OpenFile>>,
     /// Whether members were waited for in vain.
     pub left_out: bool,
+    /// Those of them that are on servers, which may answer later.
+    away: Vec<String>,
     /// The array's name without the host, and its uuid, as the first member with a superblock has them.
     pub name: String,
     pub uuid: String,
@@ -91,13 +97,11 @@ impl OpenedDevices {
         let mut absent = members.open_named(arguments, &options, &patience).await?;
         if arguments.joined {
             absent.extend(members.open_joined(arguments, &options).await);
-            if !absent.is_empty() && members.are_whole().await {
+            if !absent.is_empty() && members.have_what_they_had().await {
                 absent.drain(..).for_each(|Absent { why, .. }| say_left_out(&why));
             }
         }
-        for absent in absent {
-            members.open_absent(absent, &options, &patience).await?;
-        }
+        members.open_absent(absent, arguments.uuid, &options, &patience).await?;
         if inherited.is_some() {
             members.check_readable(patience.goes_back).await?;
         }
@@ -133,30 +137,73 @@ impl OpenedDevices {
         Ok(absent)
     }
 
-    /// Waits for what was away, as long as that is asked for.
+    /// Waits for what was away, as long as that is asked for; for what the others can't do without as long as
+    /// a service manager should see one start.
     async fn open_absent(
         &mut self,
-        absent: Absent,
+        absent: Vec<Absent>,
+        wanted: Option<Uuid>,
         options: &OpenOptions,
         patience: &Patience,
     ) -> Result<(), Failure> {
+        let mut late = Vec::new();
+        for absent in absent {
+            let last_try = patience.of(&absent.path);
+            late.extend(self.open_until(absent, options, last_try).await);
+        }
+        // From when the others are enough, as where disks come one by one.
+        let (mut were_too_few, mut until) = (false, None);
+        for absent in late {
+            let last_try = if patience.with_too_few.is_some() && !self.is_enough(wanted).await {
+                were_too_few = true;
+                patience.with_too_few
+            } else {
+                let again = patience.limit.filter(|_| were_too_few);
+                again.map(|limit| *until.get_or_insert_with(|| shard::now() + limit))
+            };
+            if let Some(still) = self.open_until(absent, options, last_try).await {
+                self.do_without(still, patience)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens what was away. What still is at the last moment that `patience` gives it, or can't be opened.
+    async fn open_until(
+        &mut self,
+        absent: Absent,
+        options: &OpenOptions,
+        last_try: Option<u64>,
+    ) -> Option<Absent> {
         let Absent { path, why, of } = absent;
-        let opened = match patience.last_try {
-            Some(last_try) => open_until(&path, options, last_try).await,
+        let opened = match last_try {
+            Some(last_try) => {
+                supervisor::tell_status(&format!("waits: {}", why.sentence()));
+                open_until(&path, options, last_try).await
+            }
             None => Err(why),
         };
         match (opened, of) {
             (Ok(member), None) => self.take(&member),
             (Ok(member), Some(uuid)) => self.take_joined(&member, uuid).await,
-            (Err(why), _) if patience.last_try.is_some() && (patience.goes_back || is_absent(&path)) => {
-                self.leave_out(&why);
-            }
-            (Err(why), Some(_)) => say_left_out(&why),
-            (Err(why), None) if member::address(&path).is_none() && is_absent(&path) => {
-                let words = "if the device is lost, leave it out, and the others are served degraded";
-                return Err(Failure::new(format!("{}: {words}", why.sentence())));
-            }
-            (Err(why), None) => return Err(why),
+            (Err(why), of) => return Some(Absent { path, why, of }),
+        }
+        None
+    }
+
+    /// Leaves out what was waited for in vain, or says why the array can't be started so.
+    fn do_without(&mut self, absent: Absent, patience: &Patience) -> Result<(), Failure> {
+        let Absent { path, why, of } = absent;
+        if patience.limit.is_some() && (patience.goes_back || is_absent(&path)) {
+            self.leave_out(&why);
+            self.away.extend(member::address(&path).is_some().then(|| path.display().to_string()));
+        } else if of.is_some() {
+            say_left_out(&why);
+        } else if member::address(&path).is_none() && is_absent(&path) {
+            let words = "if the device is lost, leave it out, and the others are served degraded";
+            return Err(Failure::new(format!("{}: {words}", why.sentence())));
+        } else {
+            return Err(why);
         }
         Ok(())
     }
@@ -182,8 +229,16 @@ impl OpenedDevices {
         let Ok(uuid) = self.uuid.parse::<Uuid>() else { return Vec::new() };
         let named = arguments.devices.clone();
         let mut absent = Vec::new();
-        for (path, slot) in blocking(move || joined_beside(uuid, &named)).await {
-            match open_member(path.clone(), options.clone()).await {
+        // All at a time: one that has gone for good may be among them, and nothing tells that from one that
+        // is away.
+        let open = |(path, slot): (PathBuf, Option<usize>)| {
+            let opening = shard::spawn_joined(open_member(path.clone(), options.clone()));
+            (path, slot, opening)
+        };
+        let joined = blocking(move || joined_beside(uuid, &named)).await;
+        let opening: Vec<_> = joined.into_iter().map(open).collect();
+        for (path, slot, opening) in opening {
+            match opening.join().await {
                 Ok(member) => self.take_joined(&member, uuid).await,
                 Err(why) if slot.is_some() && is_absent(&path) => {
                     absent.push(Absent { path, why, of: Some(uuid) });
@@ -220,12 +275,27 @@ impl OpenedDevices {
         }
     }
 
-    /// Whether every slot has a member that has everything, and the journal is there if there is one: so what
-    /// is away isn't needed.
-    async fn are_whole(&self) -> bool {
+    /// Whether every slot has its member but for those that the array has gone on without already, and the
+    /// journal is there if there is one: so what is away isn't needed.
+    async fn have_what_they_had(&self) -> bool {
         let Ok(uuid) = self.uuid.parse::<Uuid>() else { return false };
         let array = array_of(uuid, &self.claims().await);
-        array.is_some_and(|array| array.missing().is_empty() && !array.lacks_journal())
+        array.is_some_and(|array| array.is_enough() && array.awaited().is_empty() && !array.lacks_journal())
+    }
+
+    /// Whether the array has all its data without what is away.
+    async fn is_enough(&mut self, wanted: Option<Uuid>) -> bool {
+        // What is wrong will be said later.
+        let _ = self.find_name(wanted).await;
+        let Ok(uuid) = self.uuid.parse::<Uuid>() else { return false };
+        array_of(uuid, &self.claims().await).is_some_and(|array| array.is_enough())
+    }
+
+    /// What was left out and may come back, before the others say that the array has gone on without.
+    pub async fn away(&self) -> Option<Away> {
+        let uuid = self.uuid.parse().ok().filter(|_| !self.away.is_empty())?;
+        let before = array_of(uuid, &self.claims().await)?.freshest.array;
+        Some(Away { devices: self.away.clone(), before })
     }
 
     /// What the superblocks of the devices say that show them soon.
@@ -305,19 +375,33 @@ impl OpenedDevices {
     }
 }
 
-/// How long members that are away are waited for.
+/// Until when members that are away are waited for.
 struct Patience {
-    /// The last moment, if they are to be done without then.
     last_try: Option<u64>,
+    /// How long, if they are to be done without then.
+    limit: Option<u64>,
     /// No other program can go on, so that what can't be opened is done without.
     goes_back: bool,
+    /// Until when those are waited for that the others can't do without.
+    with_too_few: Option<u64>,
 }
 
 impl Patience {
     fn new(arguments: &ServeArguments, inherited: Option<&Inheritance>) -> Self {
         let limit = arguments.run_after.map(|seconds| u64::from(seconds) * 1_000_000_000);
-        let goes_back = limit.is_some() && inherited.is_some_and(Inheritance::is_return);
-        Self { last_try: limit.map(|limit| shard::now() + limit), goes_back }
+        let is_managed = inherited.is_none() && supervisor::is_there();
+        Self {
+            last_try: limit.map(|limit| shard::now() + limit),
+            limit,
+            goes_back: limit.is_some() && inherited.is_some_and(Inheritance::is_return),
+            with_too_few: is_managed.then(|| shard::now() + MANAGED_NANOSECONDS),
+        }
+    }
+
+    /// Until when this one is waited for.
+    fn of(&self, path: &Path) -> Option<u64> {
+        let is_on_server = member::address(path).is_some();
+        self.last_try.or(self.with_too_few.filter(|_| is_on_server))
     }
 }
 

@@ -36,7 +36,8 @@ pub struct Keeper {
     /// Files are written one after the other.
     writing: Cell<bool>,
     written: Signal,
-    complained: Cell<bool>,
+    /// Why it isn't.
+    complaint: RefCell<Option<String>>,
     is_closed: Cell<bool>,
 }
 
@@ -56,7 +57,7 @@ impl Keeper {
             kept: RefCell::new(Some(before)),
             writing: Cell::new(false),
             written: Signal::default(),
-            complained: Cell::new(false),
+            complaint: RefCell::default(),
             is_closed: Cell::new(false),
         })
     }
@@ -118,7 +119,7 @@ impl Keeper {
                 match blocking(move || joined::keep(uuid, &wish)).await {
                     Ok(()) => {
                         own.kept.replace(Some(now));
-                        own.complained.set(false);
+                        own.complaint.replace(None);
                     }
                     Err(error) => own.complain(uuid, &error.to_string()),
                 }
@@ -145,13 +146,19 @@ impl Keeper {
     }
 
     fn complain(&self, uuid: Uuid, error: &str) {
-        if !self.complained.replace(true) {
-            self.journal.warn(&format!(
-                "which devices have joined the array can't be kept in {}: {error}; name them in its [[array]], or the next start lacks \
-                 them",
-                joined::place(uuid).display()
-            ));
+        let words = format!(
+            "which devices have joined the array can't be kept in {}: {error}; name them in its [[array]], or the next start lacks \
+             them",
+            joined::place(uuid).display()
+        );
+        if self.complaint.replace(Some(words.clone())).is_none() {
+            self.journal.warn(&words);
         }
+    }
+
+    /// What a person should see to, as long as it is so.
+    pub fn warning(&self) -> Option<String> {
+        self.complaint.borrow().clone()
     }
 
     /// What has joined and isn't out again.

@@ -73,7 +73,7 @@ use self::{
     front::{Accepting, FrontEnds, Identity, Leavers},
     joining::Keeper,
     pool::Pool,
-    reconnect::Reconnector,
+    reconnect::{Away, Reconnector},
     stopping::Stopping,
     succession::{Connected, Estate, Inheritance, Settings, Taken, Wish, fitness},
     tls::Tls,
@@ -269,6 +269,7 @@ struct Started {
     served: Served,
     control: ControlSocket,
     opened: devices::Opened,
+    away: Option<Away>,
 }
 
 async fn start(context: Context, plan: Plan, inherited: Option<&Inheritance>) -> Result<Started, Failure> {
@@ -278,7 +279,7 @@ async fn start(context: Context, plan: Plan, inherited: Option<&Inheritance>) ->
     member::prepare(context.shards().len())?;
     let pool = Pool::new(&plan.arguments)?;
     let members = OpenedDevices::open(&plan.arguments, plan.shape.as_ref(), inherited).await?;
-    let opened = members.opened();
+    let (opened, away) = (members.opened(), members.away().await);
     let control = ControlSocket::listen(&plan.arguments, &members.name, &members.uuid, inherited)?;
     let (stem, folder) = (control.stem.as_str(), control.folder());
     let access = access(&plan.arguments.sockets);
@@ -318,7 +319,7 @@ async fn start(context: Context, plan: Plan, inherited: Option<&Inheritance>) ->
         limit,
         recorder,
     };
-    Ok(Started { served, control, opened })
+    Ok(Started { served, control, opened, away })
 }
 
 /// Says why a start, or a device that is to join, takes so long, and that nothing is to be done.
@@ -392,9 +393,9 @@ impl Started {
         supervised: Supervised,
         taken: Option<Taken>,
     ) -> Result<(), Failure> {
-        let Self { mut served, control: socket, opened } = self;
-        let reconnector =
-            Reconnector::spawn(served.array.clone(), served.kinds.poll, Rc::clone(&served.stopping));
+        let Self { mut served, control: socket, opened, away } = self;
+        let (array, poll) = (served.array.clone(), served.kinds.poll);
+        let reconnector = Reconnector::spawn(array, poll, Rc::clone(&served.stopping), away);
         let controller = ControlServer::new(&served, reconnector);
         if let Some(pool) = served.pool.take() {
             let keeper = Rc::clone(&served.keeper);

@@ -117,6 +117,7 @@ pub fn detail(array: &Array, addresses: Vec<Address>) -> Detail {
         sync_speed_max_kib: array.sync_speed().max_kib,
         errors: now.last_errors.iter().map(ToString::to_string).collect(),
         advice: now.advice,
+        warnings: Vec::new(),
         nbd: of_nbd.map(|address| address.uri.clone()).collect(),
         addresses,
         clients: Vec::new(),

@@ -594,13 +594,17 @@ fn what_an_entry_forbids_is_not_started_as_an_array_without_one() {
 
 #[test]
 fn a_device_that_could_not_be_read_may_be_the_missing_member() {
-    let configured = Configured::new(&format!("{DATA}run-after = 1\n"));
+    let configured = Configured::new(DATA);
     let world = &configured.world;
     let members = world.raid5(3);
     // The magic number stands, and the checksum does not fit.
     world.poke(&members[1], 4096 + 100, &[0x55; 8]);
     configured.run(&["assemble", "--scan"]).refused(1, &["slot 1 is missing", "could not be read"]);
     assert_eq!(configured.run(&["list"]).ok().out, "no array is served\n");
+    // Or it is never read again, and the array would wait for it for ever.
+    configured.write("pinstripe.toml", &format!("{DATA}run-after = 1\n"));
+    let started = configured.assemble().remove(0);
+    assert_eq!((&started["state"], &started["degraded"]), (&"started".into(), &true.into()), "{started}");
 }
 
 #[test]
@@ -713,6 +717,48 @@ fn what_has_joined_is_a_member_at_the_next_start_and_a_copy_of_it_or_another_dev
 }
 
 #[test]
+fn an_array_of_which_all_named_members_have_been_replaced_is_found_by_its_uuid() {
+    let configured = Configured::new(SCAN);
+    let world = &configured.world;
+    world.raid5(3);
+    let examined = configured.run(&["examine", "--scan", "--json"]).ok().json();
+    let uuid = examined["arrays"][0]["uuid"].as_str().unwrap();
+    let entry = format!("{SCAN}[[array]]\nuuid = '{uuid}'\nmembers = ['@/member[0-2]']\n");
+    configured.write("pinstripe.toml", &entry);
+    let is_whole = || {
+        let started = configured.assemble().remove(0);
+        assert_eq!(
+            (&started["state"], &started["degraded"]),
+            (&"started".into(), &false.into()),
+            "{started}"
+        );
+    };
+    is_whole();
+    let replace = |slot: usize, with: &str| {
+        configured.run(&["replace", "data", &slot.to_string(), "--with", with, "--wait"]).ok();
+    };
+    for slot in 0..3 {
+        let new = world.path(&world.file(&format!("new{slot}"), MEMBER_BYTES)).display().to_string();
+        replace(slot, &new);
+    }
+    configured.run(&["stop", "data"]).ok();
+    (0..3).for_each(|slot| fs::remove_file(world.path(&format!("member{slot}"))).unwrap());
+    is_whole();
+
+    // On servers, too.
+    let files: Vec<String> = (0..3).map(|slot| world.file(&format!("far{slot}"), MEMBER_BYTES)).collect();
+    let words = ["--listen", "127.0.0.1:0", "--nqn", "nqn.2026-01.com.example:members", "--shards", "1"];
+    let store = world.target(&words, &files);
+    for slot in 0..3 {
+        replace(slot, store.ready["namespaces"][slot].as_str().unwrap());
+    }
+    configured.run(&["stop", "data"]).ok();
+    (0..3).for_each(|slot| fs::remove_file(world.path(&format!("new{slot}"))).unwrap());
+    is_whole();
+    configured.run(&["stop", "data"]).ok();
+}
+
+#[test]
 fn what_is_removed_or_can_not_be_kept_is_not_looked_for() {
     let configured = Configured::new(&format!("{DATA}members = ['@/member[0-2]']\n"));
     let world = &configured.world;
@@ -730,6 +776,10 @@ fn what_is_removed_or_can_not_be_kept_is_not_looked_for() {
     configured.run(&["add", "data", "new"]).ok();
     let log = fs::read_to_string(started["log"].as_str().unwrap()).unwrap();
     assert!(log.contains("can't be kept in") && log.contains("name them in its [[array]]"), "{log}");
+    let text = configured.run(&["detail", "data"]).ok().out;
+    assert!(text.contains("\nwarning: which devices have joined the array can't be kept"), "{text}");
+    fs::remove_file(world.path("state/joined")).unwrap();
+    wait_until("kept after all", || !configured.run(&["detail", "data"]).ok().out.contains("warning: "));
 }
 
 #[test]
@@ -934,6 +984,49 @@ fn members_on_servers_do_not_stand_for_those_of_this_machine() {
         let assembled = assembled.join().unwrap();
         assert_eq!((&assembled["state"], &assembled["degraded"]), (&"started".into(), &true.into()));
     });
+}
+
+#[test]
+fn an_array_with_members_on_servers_is_started_without_one_of_this_machine_that_it_has_lost() {
+    let configured = Configured::new(SCAN);
+    let world = &configured.world;
+    let members = world.raid5(3);
+    let words = ["--listen", "127.0.0.1:0", "--nqn", "nqn.2026-01.com.example:members", "--shards", "1"];
+    let store = world.target(&words, &members[2..]);
+    let remote = store.ready["namespaces"][0].as_str().unwrap().to_owned();
+    let entry = format!("[[array]]\nname = 'data'\nmembers = ['@/member[01]', '{remote}']\nshards = 1\n");
+    configured.write("pinstripe.toml", &entry);
+    let degraded = || {
+        let started = configured.assemble().remove(0);
+        assert_eq!(started["state"], "started", "{started}");
+        started["degraded"].as_bool().unwrap()
+    };
+    assert!(!degraded());
+    configured.run(&["fail", "data", "member0"]).ok();
+    configured.run(&["stop", "data"]).ok();
+    // By its superblocks it has lost this one for good.
+    fs::rename(world.path("member0"), world.path("away")).unwrap();
+    assert!(degraded());
+    fs::rename(world.path("away"), world.path("member0")).unwrap();
+    configured.run(&["add", "data", world.path("member0").to_str().unwrap(), "--wait"]).ok();
+    configured.run(&["stop", "data"]).ok();
+
+    // And here it was a member the last time.
+    fs::rename(world.path("member0"), world.path("away")).unwrap();
+    configured
+        .run(&["assemble", "--scan"])
+        .refused(1, &["1 more of its members on this machine", "`run-after`"]);
+    configured.write("pinstripe.toml", &format!("{entry}run-after = 1\n"));
+    assert!(degraded());
+    fs::rename(world.path("away"), world.path("member0")).unwrap();
+    configured.run(&["add", "data", world.path("member0").to_str().unwrap(), "--wait"]).ok();
+
+    // A server's that it has lost for good.
+    configured.write("pinstripe.toml", &entry);
+    configured.run(&["fail", "data", &remote]).ok();
+    configured.run(&["stop", "data"]).ok();
+    drop(store);
+    assert!(degraded());
 }
 
 /// That of the array which was assembled.

@@ -83,6 +83,41 @@ fn a_member_whose_server_was_killed_comes_back_by_itself() {
 }
 
 #[test]
+fn a_member_whose_server_was_away_at_a_degraded_start_comes_back_by_itself() {
+    let world = World::new();
+    let mut members = world.raid5(4);
+    let remote = members[2].clone();
+    let port = Port::new();
+    let address = port.address.to_string();
+    members[2] = format!("nvme-tcp://{address}/{NQN}?nsid=1");
+    let server = world.serve(&["--shards", "2", "--run-after", "1"], &members);
+    assert_eq!(server.ready["degraded"], true);
+    let mut client = Client::connect(&server.nbd());
+    assert_eq!(client.write(0, &pattern(1, 2 << 20)), 0);
+    let advice = detail(&world)["advice"].as_str().unwrap().to_owned();
+    assert!(advice.contains("was away when the array was started"), "{advice}");
+
+    let store = target(&world, &address, std::slice::from_ref(&remote));
+    let now = await_detail(&world, |now| now["degraded"] == false);
+    assert_eq!((&now["members"][2]["device"], &now["advice"]), (&members[2].as_str().into(), &Value::Null));
+    let back = server.told("MemberBack", 1);
+    assert!(back.len() == 1 && back[0].contains("what it missed"), "{back:?}");
+    world.run(&["check", "data"]).ok();
+
+    // What a person has taken out stays out, whether its server is there at the next start or not.
+    world.run(&["fail", "data", "2"]).ok();
+    world.run(&["stop", "data", "--force"]).ok();
+    assert_eq!(server.ended(), 0);
+    drop(store);
+    let server = world.serve(&["--shards", "1", "--run-after", "1"], &members);
+    let _store = target(&world, &address, std::slice::from_ref(&remote));
+    let words = server.told("NotTakenBack", 1);
+    assert!(words[0].contains("had gone on without it"), "{words:?}");
+    assert_eq!(detail(&world)["degraded"], true);
+    world.run(&["add", "data", &members[2], "--wait"]).ok();
+}
+
+#[test]
 fn another_namespace_or_a_member_that_was_failed_on_purpose_does_not_come_back_by_itself() {
     let world = World::new();
     let mut members = world.raid5(4);

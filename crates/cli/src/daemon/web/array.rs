@@ -237,6 +237,7 @@ fn facts(status: &ArrayStatus, detail: &Detail) -> Markup {
                 dd { ul { @for error in &detail.errors { li { (shown(error)) } } } }
             }
             @if let Some(advice) = &detail.advice { dt { "To do" } dd { (shown(advice)) } }
+            @for warning in &detail.warnings { dt { "Warning" } dd { (shown(warning)) } }
         }
     }
 }

@@ -23,6 +23,7 @@ use pinstripe_engine::{
     array::{Added, Array, CommandError},
     events::EventKind,
 };
+use pinstripe_md::superblock::ArrayRecord;
 use pinstripe_runtime::{DeviceSource, shard};
 
 use self::{disks::Disks, servers::Server};
@@ -43,8 +44,17 @@ pub struct Reconnector {
     members: RefCell<BTreeMap<String, Reconnecting>>,
     /// By host, port and subsystem.
     servers: RefCell<BTreeMap<String, Server>>,
+    /// Those that were away when the array was started.
+    away: RefCell<BTreeSet<String>>,
     /// Members whose disks the kernel has no more, by device.
     gone: RefCell<BTreeSet<String>>,
+}
+
+/// Members on servers that were away when the array was started.
+pub struct Away {
+    pub devices: Vec<String>,
+    /// What the others said of the array then.
+    pub before: ArrayRecord,
 }
 
 /// Why a member is not back.
@@ -57,8 +67,16 @@ enum Trouble {
 
 impl Reconnector {
     /// Waits for what is lost, until the end is wanted. `poll`: local members are polled.
-    pub fn spawn(array: Array, poll: bool, stopping: Rc<Stopping>) -> Rc<Self> {
+    pub fn spawn(array: Array, poll: bool, stopping: Rc<Stopping>, away: Option<Away>) -> Rc<Self> {
         let own = Rc::<Self>::default();
+        if let Some(Away { devices, before }) = away {
+            let before = Rc::new(before);
+            for device in devices {
+                let (there, before) = (Rc::clone(&own), Rc::clone(&before));
+                let (array, until) = (array.clone(), Rc::clone(&stopping));
+                shard::spawn(async move { there.wait_for_away(&device, &before, &array, &until).await });
+            }
+        }
         let (there, of_disks, until) = (Rc::clone(&own), array.clone(), Rc::clone(&stopping));
         shard::spawn(async move { there.watch_servers(array, stopping).await });
         let there = Rc::clone(&own);
@@ -75,6 +93,9 @@ impl Reconnector {
         }
         let is_awaited = |failed: &Failed| failed.reconnecting.as_ref().is_some_and(|it| !it.given_up);
         let words = [
+            (!self.away.borrow().is_empty()).then_some(
+                "a member whose server was away when the array was started needs no command: it comes back when the server answers",
+            ),
             detail.failed.iter().any(is_awaited).then_some(
                 "a member whose server is awaited needs no command: it comes back when the server answers",
             ),

@@ -4,15 +4,22 @@
 //! lost members has a task that tries to reach it, with growing pauses. When the same namespace answers and
 //! still holds the member of this array, it is added again. A server is found to be lost on an idle array
 //! too, for its connections are kept alive. A member that failed while its server was there isn't waited for.
+//!
+//! One that was away when the array was started, and was left out, is waited for as well: had it been there,
+//! the start would have taken it. What the others had gone on without before that isn't taken in.
 
-use std::{rc::Rc, sync::Arc};
+use std::{collections::BTreeSet, rc::Rc, sync::Arc};
 
 use pinstripe_block::first_of::{First, first_of};
 use pinstripe_control::detail::Reconnecting;
 use pinstripe_engine::{
-    array::Array, assembly::read_superblock, events::EventKind, status::detail::FailedMember,
+    array::Array, assembly::read_superblock, events::EventKind, membership::MemberState,
+    status::detail::FailedMember,
 };
-use pinstripe_md::identity::Uuid;
+use pinstripe_md::{
+    identity::Uuid,
+    superblock::{ArrayRecord, Role, Superblock},
+};
 use pinstripe_nvme::initiator::{Address, NvmeSource};
 use pinstripe_runtime::{DeviceErrorKind, DeviceSource, shard};
 
@@ -122,6 +129,48 @@ impl Reconnector {
         }
     }
 
+    /// Waits for a member that was away when the array was started, as long as the array lacks one.
+    pub(super) async fn wait_for_away(
+        &self,
+        device: &str,
+        before: &ArrayRecord,
+        array: &Array,
+        stopping: &Rc<Stopping>,
+    ) {
+        let Ok(address) = device.parse::<Address>() else { return };
+        self.away.borrow_mut().insert(device.to_owned());
+        let mut pause = PAUSE_NANOSECONDS_MIN;
+        loop {
+            if let First::One(()) = first_of(stopping.wanted(), shard::sleep(pause)).await {
+                break;
+            }
+            pause = longer(pause);
+            let taken = taken(array);
+            if (0..usize::try_from(before.raid_disks).unwrap_or(usize::MAX)).all(|slot| taken.contains(&slot))
+            {
+                break;
+            }
+            let opened = match first_of(stopping.wanted(), reach_away(&address, before, array)).await {
+                First::One(()) => break,
+                First::Other(opened) => opened,
+            };
+            // From here on it isn't left half done.
+            let result = match opened {
+                Ok(source) => Member::Remote(Arc::clone(&source)).join(add(source, array)).await,
+                Err(trouble) => Err(trouble),
+            };
+            match result {
+                Ok(()) => break,
+                Err(Trouble::Later(_)) => {}
+                Err(Trouble::Never(reason)) => {
+                    array.tell(EventKind::NotTakenBack { device: device.to_owned(), reason });
+                    break;
+                }
+            }
+        }
+        self.away.borrow_mut().remove(device);
+    }
+
     fn note(&self, device: &str, trouble: String, given_up: bool) {
         if let Some(member) = self.members.borrow_mut().get_mut(device) {
             *member = Reconnecting { tries: member.tries + 1, trouble, given_up };
@@ -169,29 +218,78 @@ fn server(address: &Address) -> String {
 /// Connects, and sees whether it is the same namespace and still holds the array's member.
 async fn reach(device: &str, address: &Address, array: &Array) -> Result<Arc<NvmeSource>, Trouble> {
     let later = |error: &dyn std::fmt::Display| Trouble::Later(error.to_string());
-    let never = |words: &str| Trouble::Never(words.to_owned());
     let initiator = member::initiator().map_err(|failure| Trouble::Later(failure.sentence().to_owned()))?;
     let source = initiator.open(address).await.map_err(|error| later(&error))?;
     let before = member::known().get(device).map(|known| known.identity);
     let told = before.and_then(|identity| identity.is_one_with(&source.identity()));
-    let mut own = None;
-    if told != Some(false) {
-        if source.is_read_only() {
-            return Err(never("its server refuses writes now"));
-        }
-        let handle = source.attach().map_err(|error| later(&error))?;
-        let ours = array.detail().uuid;
-        let reading = read_superblock(&*handle, ours.parse().ok());
-        let read = shard::timeout(SUPERBLOCK_NANOSECONDS, reading).await;
-        let superblock = read.ok_or_else(|| later(&"its superblock was not read in time"))?;
-        own = superblock.map_err(|error| later(&error))?;
-        own = own.filter(|superblock| superblock.array.set_uuid.to_string() == ours);
-    }
+    let own = if told == Some(false) { None } else { superblock_of(&source, array).await? };
     let failed = array.detail().failed.into_iter().filter(|failed| failed.device == device);
     let lost: Vec<Uuid> = failed.map(|failed| failed.identity).collect();
     match refusal(told, own.map(|superblock| superblock.member.device_uuid), &lost) {
         None => Ok(source),
-        Some(words) => Err(never(words)),
+        Some(words) => Err(Trouble::Never(words.to_owned())),
+    }
+}
+
+/// The superblock of the array that a namespace has, if it may be written.
+async fn superblock_of(source: &NvmeSource, array: &Array) -> Result<Option<Superblock>, Trouble> {
+    let later = |error: &dyn std::fmt::Display| Trouble::Later(error.to_string());
+    if source.is_read_only() {
+        return Err(Trouble::Never("its server refuses writes now".to_owned()));
+    }
+    let handle = source.attach().map_err(|error| later(&error))?;
+    let ours = array.detail().uuid;
+    let reading = read_superblock(&*handle, ours.parse().ok());
+    let read = shard::timeout(SUPERBLOCK_NANOSECONDS, reading).await;
+    let superblock = read.ok_or_else(|| later(&"its superblock was not read in time"))?;
+    let superblock = superblock.map_err(|error| later(&error))?;
+    Ok(superblock.filter(|superblock| superblock.array.set_uuid.to_string() == ours))
+}
+
+/// Connects, and sees whether it is the member that was away when the array was started: that the start was
+/// told of it, and its superblock, are all that it is known by.
+async fn reach_away(
+    address: &Address,
+    before: &ArrayRecord,
+    array: &Array,
+) -> Result<Arc<NvmeSource>, Trouble> {
+    let initiator = member::initiator().map_err(|failure| Trouble::Later(failure.sentence().to_owned()))?;
+    let source = initiator.open(address).await.map_err(|error| Trouble::Later(error.to_string()))?;
+    let own = superblock_of(&source, array).await?;
+    match refusal_of_away(own.as_ref(), before, &taken(array)) {
+        None => Ok(source),
+        Some(words) => Err(Trouble::Never(words.to_owned())),
+    }
+}
+
+/// Slots that have a member.
+fn taken(array: &Array) -> BTreeSet<usize> {
+    let is_out = |state: &MemberState| matches!(state, MemberState::Failed(_) | MemberState::Removed);
+    let members = array.members().into_iter().filter(|(_, _, _, state)| !is_out(state));
+    members.filter_map(|(_, _, slot, _)| slot).collect()
+}
+
+/// Why what answers isn't taken in for a member that was away. `before`: what the others said when the array
+/// was started without it. One that they called lost then may have been taken out by a person. `taken`: slots
+/// that have a member.
+fn refusal_of_away(
+    own: Option<&Superblock>,
+    before: &ArrayRecord,
+    taken: &BTreeSet<usize>,
+) -> Option<&'static str> {
+    let Some(own) = own else {
+        return Some("it has no superblock of this array; `pinstripe add` rebuilds it nevertheless");
+    };
+    match own.role_in(before) {
+        Role::Slot(slot)
+            if own.own_role() == Role::Slot(slot) && own.array.events.saturating_add(1) >= before.events =>
+        {
+            let is_taken = taken.contains(&usize::from(slot.0));
+            is_taken.then_some("another device has its slot by now; `pinstripe add` makes it a spare")
+        }
+        _ => Some(
+            "the array had gone on without it before it was started; `pinstripe add` takes it nevertheless",
+        ),
     }
 }
 
