@@ -100,6 +100,8 @@ pinstripe_runtime::mutants! {
     MarkCoversFirstRegion,
     /// A group commit answers requests that came after its snapshot (C7).
     CommitServesLatecomers,
+    /// A group commit answers although no member has taken the bits (C7).
+    BitOnNoMember,
     /// A writer goes on although its region's bit is being cleared (C7).
     ClearingIgnored,
     /// The sweeper clears bits without flushing the members (C4).
@@ -387,6 +389,7 @@ impl Mutant {
         Self::JoinersToldAll,
         Self::FirstBitmapBelieved,
         Self::BitmapsLeftUnlike,
+        Self::BitOnNoMember,
     ];
 
     /// Those that the engine's crashes of arrays with a journal find (`tests/engine/journal_crash.rs`),

@@ -4,9 +4,12 @@
 
 use std::{rc::Rc, sync::Arc};
 
-use crate::arrays::{
-    self, STEPS, Served, options,
-    scene::{DATA_SECTOR, Scene, spawn, wish, write},
+use crate::{
+    arrays::{
+        self, STEPS, Served, options,
+        scene::{DATA_SECTOR, Scene, spawn, wish, write},
+    },
+    faults::bits_on_no_member,
 };
 use pinstripe_engine::{
     assembly::create::create_with,
@@ -408,9 +411,10 @@ fn bits_that_not_all_members_have_and_that_are_not_written_are_caught() {
 #[test]
 fn every_defect_in_the_handling_of_failures_is_caught() {
     type Holds = fn(u64) -> bool;
-    let scenes: [(Mutant, Holds); 18] = [
+    let scenes: [(Mutant, Holds); 19] = [
         (Mutant::FailedFlushNotAwaited, failed_flush),
         (Mutant::FailedFlushForgotten, failed_flush_beside_others),
+        (Mutant::BitOnNoMember, bits_on_no_member),
         (Mutant::LastStrawDropped, short_outage),
         (Mutant::LossToldLate, lost_and_silent),
         (Mutant::LastStripeAnswers, two_stripes),
