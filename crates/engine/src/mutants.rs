@@ -120,6 +120,10 @@ pinstripe_runtime::mutants! {
     FlushTriedAgain,
     /// A flush is believed although another one has failed meanwhile, or before (C5).
     FailedFlushForgotten,
+    /// The error of a forced write that is made of a write and a flush is taken for that of the write (C5).
+    FailedForceForgotten,
+    /// A forced write is believed although a flush has lost what was in the cache (C5).
+    ForcedPastLoss,
     /// A command takes a member out that the array can't do without (C31).
     NeededTakenOut,
     /// A command takes the journal out while a member is missing (C31).
@@ -364,6 +368,8 @@ impl Mutant {
     /// than the swarm.
     pub const OF_FAULTS: &[Self] = &[
         Self::FailedFlushForgotten,
+        Self::FailedForceForgotten,
+        Self::ForcedPastLoss,
         Self::TimeOutAcknowledged,
         Self::LateMemberAsked,
         Self::LateMemberAdded,
