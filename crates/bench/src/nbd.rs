@@ -95,6 +95,7 @@ impl DeviceSource for NbdSource {
             size: export.size,
             logical_block: SECTOR,
             volatile_cache: export.flags & transmission_flag::SEND_FLUSH != 0,
+            forces_by_flush: export.flags & transmission_flag::SEND_FLUSH != 0,
             zeroes: ZeroedReads::Unsupported,
             discards: false,
             in_memory: false,

@@ -155,6 +155,7 @@ impl VhostUserSource {
             size: described.size_bytes,
             logical_block: if has_block { described.block_bytes } else { SECTOR_BYTES },
             volatile_cache: features & feature::FLUSH != 0,
+            forces_by_flush: features & feature::FLUSH != 0,
             zeroes: ZeroedReads::Unsupported,
             discards: false,
             in_memory: false,

@@ -100,6 +100,8 @@ pinstripe_runtime::mutants! {
     MarkCoversFirstRegion,
     /// A group commit answers requests that came after its snapshot (C7).
     CommitServesLatecomers,
+    /// A group commit answers although no member has taken the bits (C7).
+    BitOnNoMember,
     /// A writer goes on although its region's bit is being cleared (C7).
     ClearingIgnored,
     /// The sweeper clears bits without flushing the members (C4).
@@ -118,6 +120,10 @@ pinstripe_runtime::mutants! {
     FlushTriedAgain,
     /// A flush is believed although another one has failed meanwhile, or before (C5).
     FailedFlushForgotten,
+    /// The error of a forced write that is made of a write and a flush is taken for that of the write (C5).
+    FailedForceForgotten,
+    /// A forced write is believed although a flush has lost what was in the cache (C5).
+    ForcedPastLoss,
     /// A command takes a member out that the array can't do without (C31).
     NeededTakenOut,
     /// A command takes the journal out while a member is missing (C31).
@@ -362,6 +368,8 @@ impl Mutant {
     /// than the swarm.
     pub const OF_FAULTS: &[Self] = &[
         Self::FailedFlushForgotten,
+        Self::FailedForceForgotten,
+        Self::ForcedPastLoss,
         Self::TimeOutAcknowledged,
         Self::LateMemberAsked,
         Self::LateMemberAdded,
@@ -387,6 +395,7 @@ impl Mutant {
         Self::JoinersToldAll,
         Self::FirstBitmapBelieved,
         Self::BitmapsLeftUnlike,
+        Self::BitOnNoMember,
     ];
 
     /// Those that the engine's crashes of arrays with a journal find (`tests/engine/journal_crash.rs`),

@@ -236,7 +236,13 @@ impl Shared {
 
     /// Waits until it is so.
     pub(crate) async fn moved(&self, generation: u64) {
-        self.durable_changed.wait_until(|| self.has_moved(generation)).await;
+        self.given_way(|| self.has_moved(generation)).await;
+    }
+
+    /// Waits until a task sees that it is to give way, which comes with another membership or the array's
+    /// failure.
+    pub(crate) async fn given_way(&self, is_over: impl Fn() -> bool) {
+        self.durable_changed.wait_until(is_over).await;
     }
 
     /// The superblocks on disk know the membership of `generation`.

@@ -13,6 +13,7 @@ pub enum ZeroedReads {
 
 /// What a device says of itself. Constant while it is open.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is asked for by itself")]
 pub struct DeviceInfo {
     /// Name for messages: a path or an address.
     pub name: String,
@@ -22,6 +23,9 @@ pub struct DeviceInfo {
     pub logical_block: u32,
     /// Whether completed writes may be lost on power failure until a flush.
     pub volatile_cache: bool,
+    /// Whether a forced write may be made of a write and a flush: an error may be that of the flush then, and
+    /// the cache may have lost what other writes left there ([`DeviceErrorKind::may_be_loss`]).
+    pub forces_by_flush: bool,
     /// What `write_zeroes` does.
     pub zeroes: ZeroedReads,
     /// Whether `discard` does anything.
@@ -63,6 +67,14 @@ pub enum DeviceErrorKind {
     TooManyErrors,
     /// Any other error.
     Other,
+}
+
+impl DeviceErrorKind {
+    /// Whether a flush, or a forced write that is made of a write and a flush, that fails so may have lost
+    /// what it was to make durable: not if it was not even tried.
+    pub fn may_be_loss(self) -> bool {
+        !matches!(self, Self::Busy | Self::Invalid | Self::NoSpace | Self::Refused | Self::Unsupported)
+    }
 }
 
 /// A failed request: the kind to decide by, the error number for the message.

@@ -2,7 +2,8 @@
 //!
 //! A device that has lost writes tells it once (C5); but they may be what other flushes wait for too, those
 //! under way and those that come later. So a flush isn't answered before all are over that began before it
-//! was, by ticket: a count of those that have ended is met by later ones (C33).
+//! was, by ticket: a count of those that have ended is met by later ones (C33). Forced writes are flushes too
+//! where they are made of them ([`DeviceInfo::forces_by_flush`](crate::DeviceInfo::forces_by_flush)).
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -62,6 +63,17 @@ impl Flushes {
         self.changed.notify();
     }
 
+    /// Nothing waits any more for those that are under way.
+    pub fn give_up(&self, error: DeviceError) {
+        let mut state = self.state();
+        if std::mem::take(&mut state.under_way).is_empty() {
+            return;
+        }
+        state.error = Some(error);
+        drop(state);
+        self.changed.notify();
+    }
+
     /// Waits for all that are under way now, and says how the last failed that ever did.
     pub async fn failure(&self) -> Option<DeviceError> {
         let begun = self.state().begun;
@@ -108,5 +120,20 @@ mod tests {
         let told = answer.as_mut().poll(&mut cx);
         assert_eq!(told, std::task::Poll::Ready(Some(error)), "one that began later is not waited for");
         flushes.end(latest, None);
+    }
+
+    #[test]
+    fn what_is_given_up_has_failed_and_is_not_waited_for() {
+        let (flushes, error) = (Flushes::default(), DeviceError::of(DeviceErrorKind::TimedOut));
+        let mut cx = Context::from_waker(Waker::noop());
+        flushes.give_up(error);
+        assert_eq!(flushes.error(), None, "nothing was under way");
+        let hangs = flushes.begin();
+        let mut answer = pin!(flushes.failure());
+        assert!(answer.as_mut().poll(&mut cx).is_pending());
+        flushes.give_up(error);
+        assert_eq!(answer.as_mut().poll(&mut cx), std::task::Poll::Ready(Some(error)));
+        flushes.end(hangs, None);
+        assert_eq!(flushes.error(), Some(error), "it is not known what was lost");
     }
 }

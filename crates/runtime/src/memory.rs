@@ -104,6 +104,7 @@ impl Memory {
             size: self.size as u64,
             logical_block,
             volatile_cache: false,
+            forces_by_flush: false,
             zeroes: ZeroedReads::Zero,
             discards: true,
             in_memory: true,

@@ -40,6 +40,7 @@ use crate::{
 
 /// What a simulated disk is made of.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
 pub struct SimDiskConfig {
     /// Name for messages.
     pub name: String,
@@ -49,6 +50,8 @@ pub struct SimDiskConfig {
     pub logical_block: u32,
     /// Whether completed writes may be lost on power failure until a flush.
     pub volatile_cache: bool,
+    /// Whether a forced write is made of a write and a flush, which can fail as any ([`Fault::FailFlushes`]).
+    pub forces_by_flush: bool,
     /// What `write_zeroes` does.
     pub zeroes: ZeroedReads,
     /// Whether `discard` does anything.
@@ -82,6 +85,7 @@ impl SimDiskConfig {
             size,
             logical_block: 512,
             volatile_cache: true,
+            forces_by_flush: false,
             zeroes: ZeroedReads::Zero,
             discards: true,
             discard_zeroes: false,
@@ -200,6 +204,7 @@ impl SimDisk {
             size: config.size,
             logical_block: config.logical_block,
             volatile_cache: config.volatile_cache,
+            forces_by_flush: config.volatile_cache && config.forces_by_flush,
             zeroes: config.zeroes,
             discards: config.discards,
             in_memory: false,
@@ -591,6 +596,11 @@ impl DiskState {
             return (Err(kind), sample);
         }
         if request.operation == Operation::WriteFua {
+            if self.fails_by_flush() {
+                // Of other writes under way as well: what of them has arrived is in the same cache.
+                self.medium.flush_failed(|_| true);
+                return (Err(DeviceErrorKind::Media), sample);
+            }
             self.medium.flush_write(number, request.lands, request.length);
         }
         let moved = match request.operation {
@@ -598,6 +608,14 @@ impl DiskState {
             _ => 0,
         };
         (Ok(moved), sample)
+    }
+
+    /// Whether a forced write fails because its flush does. The same flush is not told to fail again.
+    fn fails_by_flush(&mut self) -> bool {
+        let fails =
+            self.config.forces_by_flush && self.config.volatile_cache && self.faults.failing_flushes > 0;
+        self.faults.failing_flushes -= u32::from(fails);
+        fails
     }
 
     fn update_due_min(&mut self) {

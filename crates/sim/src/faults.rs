@@ -11,7 +11,8 @@ pub enum Fault {
     UnreadableRange(Range<u64>),
     /// Writes to these bytes fail, until [`Fault::Heal`].
     UnwritableRange(Range<u64>),
-    /// This many flushes fail. What they covered is never made durable by a later flush.
+    /// This many flushes fail, those among them that forced writes are made of. What they covered is never
+    /// made durable by a later flush.
     FailFlushes(u32),
     /// This many requests are refused as busy, untried.
     RefuseRequests(u32),

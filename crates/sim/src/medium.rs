@@ -276,7 +276,7 @@ pub(crate) struct Medium {
     durable: Image,
     cached: Cached,
     /// Writes that a failed flush covered: no later flush makes them durable, as Linux forgets such an error
-    /// once told (C5).
+    /// once told (C5). Nor are they if they are forced themselves, and that is still to come.
     forsaken: BTreeSet<u64>,
     tear: u64,
 }
@@ -377,6 +377,9 @@ impl Medium {
 
     /// The same within one range: a forced write.
     pub(crate) fn flush_write(&mut self, write: u64, offset: u64, length: u64) {
+        if self.forsaken.contains(&write) {
+            return;
+        }
         for sector in offset / SECTOR..(offset + length) / SECTOR {
             let Some(versions) = self.cached.get_mut(&sector) else { continue };
             if let Some(last) = versions.iter().rposition(|v| v.write == write) {

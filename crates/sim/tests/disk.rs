@@ -285,6 +285,30 @@ fn a_flush_after_a_failed_one_does_not_make_good_what_that_lost() {
 }
 
 #[test]
+fn a_forced_write_that_fails_by_its_flush_loses_what_is_in_the_cache_and_that_is_told_once() {
+    let (mut lost, mut kept) = ([0; 2], 0);
+    for seed in 0..60 {
+        let config = SimDiskConfig { forces_by_flush: true, ..SimDiskConfig::new("disk", 64 * KIB) };
+        let (mut world, disk) = world_with(seed, config);
+        assert!(disk.info().forces_by_flush);
+        disk.fault(&Fault::FailFlushes(1));
+        on(&mut world, &disk, async |device| {
+            write(&*device, 0, 512, 1, false).await.unwrap();
+            assert_eq!(write(&*device, 512, 512, 2, true).await, Err(DeviceErrorKind::Media));
+            write(&*device, 1024, 512, 3, true).await.unwrap();
+            assert!(device.flush().await.result.is_ok());
+        });
+        world.crash();
+        let heads = heads(&disk, 3);
+        lost[0] += usize::from(heads[0] == 0);
+        lost[1] += usize::from(heads[1] == 0);
+        kept += usize::from(heads[2] == 3);
+    }
+    assert!(lost[0] > 5 && lost[1] > 5, "{lost:?}");
+    assert_eq!(kept, 60, "what is forced later is durable");
+}
+
+#[test]
 fn when_a_device_goes_pending_and_later_requests_fail() {
     for seed in 0..20 {
         let (mut world, disk) = world(seed);

@@ -6,7 +6,7 @@ use pinstripe_md::bitmap::bit_position;
 use pinstripe_runtime::shard;
 
 use crate::{
-    controller::ArrayController,
+    controller::{ArrayController, superblocks::MemberState},
     intent::IntentTable,
     mutants::{Mutant, active},
     shared::Failure,
@@ -30,16 +30,40 @@ impl ArrayController {
     }
 
     async fn commit(&self, intent: &IntentTable) {
-        let lock = self.pages.take().await;
+        let mut lock = self.pages.take().await;
         let mut regions = intent.take_requests();
         let pages = self.change_bits(&regions, true);
-        let failures = self.write_bitmap_pages(&pages).await;
-        drop(lock);
-        // A member that could not take the bit is dropped; on load all current members' bits count.
-        self.report_failures(failures);
+        loop {
+            let generation = self.shared().snapshot().generation;
+            let failures = self.write_bitmap_pages(&pages).await;
+            let is_taken = pages.is_empty() || self.is_taken_but_for(&failures);
+            drop(lock);
+            // A member that could not take the bit is dropped; on load all current members' bits count.
+            self.report_failures(failures);
+            if is_taken || active(Mutant::BitOnNoMember) {
+                break;
+            }
+            // No write may rely on these bits. Without all these members the array fails, and what waits for
+            // the bits gives way.
+            let shared = self.shared();
+            if shared.until(|| shared.has_moved(generation)).await.is_err() {
+                return;
+            }
+            lock = self.pages.take().await;
+        }
         let late = active(Mutant::CommitServesLatecomers).then(|| intent.take_requests());
         regions.extend(late.into_iter().flatten());
         intent.set(&regions);
+    }
+
+    /// Whether a member that has everything is not among those that have failed to take what was written to
+    /// all. One is enough: without it a dirty array is degraded besides, and does not start.
+    fn is_taken_but_for(&self, failures: &[Failure]) -> bool {
+        let superblocks = self.superblocks.borrow();
+        let has_failed = |id| failures.iter().any(|failure| failure.member == id);
+        let mut whole =
+            superblocks.membership.active().filter(|(_, record)| record.state == MemberState::InSync);
+        whole.any(|(id, _)| !has_failed(id))
     }
 
     /// Sets or clears bits in the image and returns the pages that changed.

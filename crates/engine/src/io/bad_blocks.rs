@@ -35,10 +35,12 @@ use crate::{
 impl ParityVolume {
     /// Whether sectors that the member of a place refuses can be listed instead of dropping the member. Not
     /// of the target of a replacement: the member that it replaces has them, and goes when the target is
-    /// whole.
+    /// whole. Nor of a member that has lost a flush: this error may be that of a forced write's flush, and
+    /// then other sectors are lost.
     pub(crate) fn can_list(&self, view: &View, place: usize, error: DeviceError) -> bool {
         let is_target = place >= view.snapshot.seats.len() && !active(Mutant::TargetListed);
-        error.kind == DeviceErrorKind::Media && !is_target && self.has_list(view, place)
+        let has_lost = view.member(place).is_some_and(|(member, _)| member.health.has_lost_flush());
+        error.kind == DeviceErrorKind::Media && !is_target && !has_lost && self.has_list(view, place)
     }
 
     /// Whether the member of a place has a log that can be written.

@@ -8,15 +8,17 @@
 //!
 //! Between entering and the first write the membership may become another: a thread can be taken off its CPU
 //! for as long as it takes to drop a member and to take it back. So [`Inside::begin`] looks at the generation
-//! once more, behind the intent. Each step gives what the next one takes, and the functions that write to
-//! members take a [`Writing`]: none of the steps can be left out.
+//! once more, behind the intent, and whether the array has failed. Each step gives what the next one takes,
+//! and the functions that write to members take a [`Writing`]: none of the steps can be left out.
 //!
 //! The look is one half. A change of the membership is the other: it is published first, and what then relies
 //! on it (a recovery that reads intent bits) waits until every [`Inside`] of the membership before is gone.
-//! So either the bit was there to be read, or the look sees the change.
+//! So either the bit was there to be read, or the look sees the change. What waits for its intent gives way to
+//! a change, which waits for it.
 
-use std::rc::Rc;
+use std::{pin::pin, rc::Rc};
 
+use futures_util::future::{Either, select};
 use pinstripe_runtime::shard;
 
 use crate::{
@@ -24,19 +26,18 @@ use crate::{
     geometry::StripeId,
     intent::{IntentTable, Mark},
     io::parity::ParityVolume,
-    membership::{
-        admission::{Admission, Pass},
-        snapshot::View,
-    },
+    membership::{admission::Pass, snapshot::View},
     mutants::{Mutant, active},
+    shared::Shared,
 };
 
-/// The membership has changed since it was entered under: what was planned is to be planned anew.
+/// The membership has changed since it was entered under, or the array has failed: what was planned is to be
+/// planned anew.
 pub(crate) struct Moved;
 
 /// The right to change stripes under a membership, and that membership.
 pub(crate) struct Inside<'a> {
-    admission: &'a Admission,
+    shared: &'a Shared,
     pass: Pass<'a>,
     view: Rc<View>,
 }
@@ -44,6 +45,7 @@ pub(crate) struct Inside<'a> {
 /// Intent that was asked for.
 #[must_use = "nothing may be written before it is durable"]
 pub(crate) struct Marked<'i> {
+    inside: &'i Inside<'i>,
     table: &'i IntentTable,
     mark: Mark<'i>,
     is_durable: bool,
@@ -65,14 +67,13 @@ impl ParityVolume {
     /// Waits until stripes may be changed.
     pub(crate) async fn enter(&self) -> Result<Inside<'_>, IoError> {
         let shared = &*self.shared;
-        let admission = &shared.admission;
         loop {
-            let pass =
-                admission.enter(self.shard, &shared.controller_wake).await.map_err(|_| shared.refusal())?;
+            let pass = shared.admission.enter(self.shard, &shared.controller_wake).await;
+            let pass = pass.map_err(|_| shared.refusal())?;
             let view = self.members.view();
             if view.snapshot.generation == pass.generation() {
                 shard::interruption().await;
-                return Ok(Inside { admission, pass, view });
+                return Ok(Inside { shared, pass, view });
             }
         }
     }
@@ -89,7 +90,13 @@ impl Inside<'_> {
 
     /// Whether the membership is another by now.
     pub(crate) fn has_moved(&self) -> bool {
-        self.admission.generation() != self.generation()
+        self.shared.admission.generation() != self.generation()
+    }
+
+    /// Whether nothing may be begun any more: that, or the array has failed. It may be for want of intent.
+    fn is_over(&self) -> bool {
+        let looks = !active(Mutant::LookLeftOut) && !active(Mutant::EarlierMembershipTrusted);
+        looks && self.shared.has_moved(self.generation())
     }
 
     /// Counts a change of `length` member bytes from `offset`, and asks for the bits that it needs.
@@ -97,7 +104,7 @@ impl Inside<'_> {
         let table = &*self.view.snapshot.intent;
         let mark = table.mark_rows(table.regions(offset, length), self.pass.shard(), stripe.0, length);
         let is_durable = table.is_durable(&mark);
-        Marked { table, mark, is_durable }
+        Marked { inside: self, table, mark, is_durable }
     }
 
     /// The look before the first write. `late` is the intent of what joined.
@@ -106,8 +113,7 @@ impl Inside<'_> {
         intended: Intended<'i>,
         late: Option<Intended<'i>>,
     ) -> Result<Writing<'i>, Moved> {
-        let looks = !active(Mutant::LookLeftOut) && !active(Mutant::EarlierMembershipTrusted);
-        if looks && self.has_moved() {
+        if self.is_over() {
             return Err(Moved);
         }
         shard::interruption().await;
@@ -117,11 +123,21 @@ impl Inside<'_> {
 
 impl<'i> Marked<'i> {
     /// Waits until the bits are on the members. With the defect `forgets` it doesn't.
-    pub(crate) async fn durable(self, forgets: Mutant) -> Intended<'i> {
+    pub(crate) async fn durable(self, forgets: Mutant) -> Result<Intended<'i>, Moved> {
         if !self.is_durable && !active(forgets) {
-            self.table.durable(&self.mark).await;
+            // Boxed, so that writes that needn't wait carry no more than a pointer.
+            Box::pin(self.until_durable()).await?;
         }
-        Intended(self.mark)
+        Ok(Intended(self.mark))
+    }
+
+    async fn until_durable(&self) -> Result<(), Moved> {
+        let durable = pin!(self.table.durable(&self.mark));
+        let over = pin!(self.inside.shared.given_way(|| self.inside.is_over()));
+        match select(durable, over).await {
+            Either::Left(_) => Ok(()),
+            Either::Right(_) => Err(Moved),
+        }
     }
 }
 

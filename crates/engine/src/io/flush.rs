@@ -101,7 +101,7 @@ impl ParityVolume {
         if inside.view().snapshot.missing.iter().any(lost) {
             return Err(IoError::Unreadable { stripe: stripe.0, missing: 1 }.into());
         }
-        let intended = inside.mark(stripe, (offset, chunk)).durable(Mutant::ZeroesBeforeIntent).await;
+        let intended = inside.mark(stripe, (offset, chunk)).durable(Mutant::ZeroesBeforeIntent).await?;
         let writing = inside.begin(intended, None).await?;
         let view = writing.view();
         let (intent, log) = (&view.snapshot.intent, &view.snapshot.log);

@@ -331,7 +331,7 @@ impl ParityVolume {
         if context.remote.is_empty() {
             self.pre_read(view, stripe, context).await?;
         }
-        Ok(marked.durable(Mutant::DataBeforeIntent).await)
+        Ok(marked.durable(Mutant::DataBeforeIntent).await?)
     }
 
     /// What has the bytes may be of a later membership, and wait until this one's writes are over: a write

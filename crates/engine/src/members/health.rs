@@ -84,7 +84,7 @@ pub struct Health {
     dropped: AtomicBool,
     /// Shards that wait for it longer than they should.
     slow: AtomicU64,
-    /// Flushes of all shards.
+    /// Flushes of all shards, and forced writes that are made of them.
     pub(crate) flushes: Flushes,
     /// Corrected reads that count, and when the last was.
     corrected: Mutex<(u32, u64)>,
@@ -97,6 +97,11 @@ impl Health {
     pub(crate) fn refuses(&self) -> bool {
         let is_refusing = self.dropped.load(Ordering::Relaxed) || self.late.load(Ordering::Relaxed) > 0;
         is_refusing && !active(Mutant::LateMemberAsked)
+    }
+
+    /// Whether a flush has failed: it is never known again what the device has lost (C5).
+    pub(crate) fn has_lost_flush(&self) -> bool {
+        self.flushes.error().is_some()
     }
 
     /// Requests that were given up and are not over: its device may still do what they asked for.

@@ -104,7 +104,8 @@ pub struct SlotDetail {
     pub slow: bool,
     /// Requests that were given up and are not over; until they are, nothing is asked of the member.
     pub late_requests: u64,
-    /// Whether a flush of it has ever failed: no later one is believed (C5).
+    /// Whether a flush of it has ever failed, or a forced write that was made of one: no later one is believed
+    /// (C5).
     pub lost_flush: bool,
     /// Sectors that its bad-block log lists.
     pub bad_sectors: u64,
@@ -282,7 +283,7 @@ fn slot_detail(seat: &Seat, superblocks: &Superblocks) -> SlotDetail {
         write_latency_ns,
         slow: member.is_some_and(|m| m.health.is_slow()),
         late_requests: member.map_or(0, |m| m.health.late_requests()),
-        lost_flush: member.is_some_and(|m| m.health.flushes.error().is_some()),
+        lost_flush: member.is_some_and(|m| m.health.has_lost_flush()),
         bad_sectors: bad_blocks.map_or(0, |table| table.blocks().count_within(0..u64::MAX)),
         bad_sectors_by_part: bad_sectors_by_part.unwrap_or_default(),
         offload: None,

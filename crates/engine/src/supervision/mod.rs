@@ -17,6 +17,10 @@
 //!   nothing reads.
 //!
 //! A read or write that the device had no resources for is tried again a few times; a flush never is (C5).
+//!
+//! *Forced writes that are made of a write and a flush* are flushes of the member, too: an error may be that of
+//! the flush, and what other writes had left in the cache be lost. So it is kept, for every flush under way
+//! and to come, and for every forced write, which may have had its own data in that cache.
 
 pub(crate) mod bounded;
 mod offload;
@@ -29,8 +33,8 @@ use std::{
 
 use crossbeam_utils::CachePadded;
 use pinstripe_runtime::{
-    Buffer, Completion, Device, DeviceError, DeviceErrorKind, DeviceInfo, Observer, Offload, OverdueAction,
-    RequestInfo, Slice, Submission, Watch, completion::Payload, memory::InPlace, shard,
+    Buffer, Completion, Device, DeviceError, DeviceErrorKind, DeviceInfo, FlushTicket, Observer, Offload,
+    OverdueAction, RequestInfo, Slice, Submission, Watch, completion::Payload, memory::InPlace, shard,
 };
 
 use crate::{
@@ -132,6 +136,41 @@ impl Supervised {
         }
     }
 
+    fn submit_write(
+        &self,
+        offset: u64,
+        data: Slice,
+        fua: bool,
+        submit: impl FnOnce(&dyn Device, Slice) -> Submission,
+    ) -> Submission {
+        if let Some(error) = self.refused() {
+            return Submission::done(Err(error), None);
+        }
+        self.count_write(data.len());
+        let about = RequestInfo { kind: WRITE, offset, read_bytes: 0, fua };
+        if is_flush(&*self.device, fua) {
+            let payload = Payload::Slice(data.clone());
+            self.flushing(about, payload, || submit(&*self.device, data))
+        } else {
+            self.watched(submit(&*self.device, data), about)
+        }
+    }
+
+    /// Submits a forced write that is one of the member's flushes; `payload` is there to try it again.
+    fn flushing(
+        &self,
+        about: RequestInfo,
+        payload: Payload,
+        submit: impl FnOnce() -> Submission,
+    ) -> Submission {
+        let member = Arc::clone(&self.core.member);
+        let ticket = member.health.flushes.begin();
+        let write = submit();
+        let (submission, completion) = Submission::pending(payload);
+        shard::spawn(async move { completion.finish(ended_flush(&member, ticket, write).await) });
+        self.watched(submission, about)
+    }
+
     fn watched(&self, submission: Submission, about: RequestInfo) -> Submission {
         if submission.is_pending() {
             self.watch.add(&submission, about);
@@ -139,6 +178,27 @@ impl Supervised {
             self.core.failed(about, error);
         }
         submission
+    }
+}
+
+/// Whether a forced write to a device is one of its flushes.
+fn is_flush(device: &dyn Device, fua: bool) -> bool {
+    fua && device.info().forces_by_flush
+}
+
+/// How a forced write ends that is one of its member's flushes. As a flush, it has failed if another one has
+/// that was under way when it ended.
+async fn ended_flush(member: &Member, ticket: FlushTicket, write: Submission) -> Result<usize, DeviceError> {
+    let result = write.await.result;
+    let may_be_loss = |error: &DeviceError| error.kind.may_be_loss() && !active(Mutant::FailedForceForgotten);
+    let flushes = &member.health.flushes;
+    flushes.end(ticket, result.err().filter(may_be_loss));
+    let bytes = result?;
+    match flushes.failure().await.filter(|_| !active(Mutant::ForcedPastLoss)) {
+        None => Ok(bytes),
+        Some(error) if error.kind.may_be_loss() => Err(error),
+        // Of a flush any error may be a loss. Of a write this one would say that trying again may help.
+        Some(error) => Err(DeviceError { kind: DeviceErrorKind::Media, ..error }),
     }
 }
 
@@ -171,21 +231,11 @@ impl Device for Supervised {
     }
 
     fn write(&self, offset: u64, data: Slice, fua: bool) -> Submission {
-        if let Some(error) = self.refused() {
-            return Submission::done(Err(error), None);
-        }
-        self.count_write(data.len());
-        let about = RequestInfo { kind: WRITE, offset, read_bytes: 0, fua };
-        self.watched(self.device.write(offset, data, fua), about)
+        self.submit_write(offset, data, fua, |device, data| device.write(offset, data, fua))
     }
 
     fn write_streaming(&self, offset: u64, data: Slice, fua: bool) -> Submission {
-        if let Some(error) = self.refused() {
-            return Submission::done(Err(error), None);
-        }
-        self.count_write(data.len());
-        let about = RequestInfo { kind: WRITE, offset, read_bytes: 0, fua };
-        self.watched(self.device.write_streaming(offset, data, fua), about)
+        self.submit_write(offset, data, fua, |device, data| device.write_streaming(offset, data, fua))
     }
 
     fn in_place(&self, offset: u64, length: usize) -> Option<InPlace<'_>> {
@@ -299,6 +349,7 @@ impl Observer for Core {
             self.counters.timed_out.add(count as u64);
         }
         self.member.health.add_late(count);
+        self.member.health.flushes.give_up(DeviceError::of(kind));
     }
 
     fn caught_up(&self) {
@@ -315,7 +366,9 @@ impl Observer for Core {
         let is_lost = match error.kind {
             DeviceErrorKind::Gone => true,
             DeviceErrorKind::Fenced => false,
-            DeviceErrorKind::Media if about.kind == WRITE => self.member.bad_blocks.place().is_none(),
+            DeviceErrorKind::Media if about.kind == WRITE => {
+                self.member.bad_blocks.place().is_none() || self.member.health.has_lost_flush()
+            }
             _ => matches!(about.kind, WRITE | FLUSH),
         };
         if is_lost && !active(Mutant::LossToldLate) {
@@ -344,7 +397,7 @@ impl Observer for Core {
                 // any more.
                 let Some(device) = device.as_deref().filter(|_| !member.health.refuses()) else { break };
                 counters.retries.add(1);
-                (result, payload) = once_more(device, about, payload).await;
+                (result, payload) = once_more(device, &member, about, payload).await;
                 if !matches!(result, Err(error) if error.kind == DeviceErrorKind::Busy) {
                     break;
                 }
@@ -357,6 +410,7 @@ impl Observer for Core {
 
 async fn once_more(
     device: &dyn Device,
+    member: &Member,
     about: RequestInfo,
     payload: Payload,
 ) -> (Result<usize, DeviceError>, Payload) {
@@ -366,8 +420,13 @@ async fn once_more(
             (outcome.result, outcome.buffer.map_or(Payload::None, Payload::Buffer))
         }
         Payload::Slice(data) => {
-            let outcome = device.write(about.offset, data.clone(), about.fua).await;
-            (outcome.result, Payload::Slice(data))
+            let ticket = is_flush(device, about.fua).then(|| member.health.flushes.begin());
+            let write = device.write(about.offset, data.clone(), about.fua);
+            let result = match ticket {
+                Some(ticket) => ended_flush(member, ticket, write).await,
+                None => write.await.result,
+            };
+            (result, Payload::Slice(data))
         }
         Payload::None => (Err(DeviceError::of(DeviceErrorKind::Busy)), Payload::None),
     }

@@ -2,10 +2,10 @@
 
 use pinstripe_runtime::{
     Attachment, Buffer, DeviceErrorKind, Offload, OffloadLimits, Reducers, RequestInfo, Slice, Submission,
-    Ticket,
+    Ticket, completion::Payload,
 };
 
-use super::{COMMAND, FIRST_PHASE, Supervised};
+use super::{COMMAND, FIRST_PHASE, Supervised, is_flush};
 
 impl Supervised {
     fn ask(&self, fua: bool, request: impl FnOnce(&dyn Offload) -> Submission) -> Submission {
@@ -34,6 +34,9 @@ impl Supervised {
         };
         self.core.counters.commands.add(1);
         self.core.counters.sent_bytes.add(sent as u64);
+        if is_flush(&*self.device, about.fua) {
+            return self.flushing(about, Payload::None, || request(server));
+        }
         self.watched(request(server), about)
     }
 

@@ -247,6 +247,7 @@ impl Unattached {
             size: 0,
             logical_block: 512,
             volatile_cache: false,
+            forces_by_flush: false,
             zeroes: ZeroedReads::Unsupported,
             discards: false,
             in_memory: false,

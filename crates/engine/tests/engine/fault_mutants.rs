@@ -4,9 +4,13 @@
 
 use std::{rc::Rc, sync::Arc};
 
-use crate::arrays::{
-    self, STEPS, Served, options,
-    scene::{DATA_SECTOR, Scene, spawn, wish, write},
+use crate::{
+    arrays::{
+        self, STEPS, Served, options,
+        scene::{DATA_SECTOR, Scene, spawn, wish, write},
+    },
+    faults::bits_on_no_member,
+    forced,
 };
 use pinstripe_engine::{
     assembly::create::create_with,
@@ -408,9 +412,12 @@ fn bits_that_not_all_members_have_and_that_are_not_written_are_caught() {
 #[test]
 fn every_defect_in_the_handling_of_failures_is_caught() {
     type Holds = fn(u64) -> bool;
-    let scenes: [(Mutant, Holds); 18] = [
+    let scenes: [(Mutant, Holds); 21] = [
         (Mutant::FailedFlushNotAwaited, failed_flush),
         (Mutant::FailedFlushForgotten, failed_flush_beside_others),
+        (Mutant::FailedForceForgotten, forced::forced_write_and_flush),
+        (Mutant::ForcedPastLoss, forced::forced_writes_at_a_time),
+        (Mutant::BitOnNoMember, bits_on_no_member),
         (Mutant::LastStrawDropped, short_outage),
         (Mutant::LossToldLate, lost_and_silent),
         (Mutant::LastStripeAnswers, two_stripes),

@@ -11,6 +11,7 @@ mod economy;
 #[cfg(feature = "mutants")]
 mod fault_mutants;
 mod faults;
+mod forced;
 mod golden;
 mod in_place;
 mod journal;

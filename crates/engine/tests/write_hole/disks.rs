@@ -217,6 +217,7 @@ pub fn device(disk: usize) -> Rc<dyn Device> {
         size,
         logical_block: 512,
         volatile_cache: true,
+        forces_by_flush: false,
         zeroes: ZeroedReads::Unsupported,
         discards: false,
         in_memory: false,

@@ -43,9 +43,7 @@ impl DeviceFlushes {
         &self,
         write: impl Future<Output = Result<(), DeviceError>>,
     ) -> Result<(), ServiceError> {
-        use DeviceErrorKind::{Busy, Invalid, NoSpace, Refused, Unsupported};
-        self.carry_out(write, |kind| !matches!(kind, Busy | Invalid | NoSpace | Refused | Unsupported))
-            .await?;
+        self.carry_out(write, DeviceErrorKind::may_be_loss).await?;
         lost(self.0.flushes.error())
     }
 

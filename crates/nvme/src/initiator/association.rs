@@ -503,6 +503,8 @@ impl Association {
                 size: info.blocks << info.block_shift,
                 logical_block: 1 << info.block_shift,
                 volatile_cache: limits.volatile_cache,
+                // The server may be one that makes forced writes of writes and flushes of what it serves.
+                forces_by_flush: limits.volatile_cache,
                 zeroes: if has(optional::WRITE_ZEROES) {
                     ZeroedReads::Zero
                 } else {

@@ -828,6 +828,7 @@ impl Forgetful {
             size: SIZE as u64,
             logical_block: 512,
             volatile_cache: true,
+            forces_by_flush: true,
             zeroes: ZeroedReads::Zero,
             discards: true,
             in_memory: true,

@@ -300,6 +300,7 @@ impl OpenFile {
             size: end,
             logical_block,
             volatile_cache: queue.as_ref().is_none_or(|queue| queue.volatile_cache),
+            forces_by_flush: queue.as_ref().is_none_or(|queue| queue.forces_by_flush),
             // The block layer writes zeroes itself where the device can't.
             zeroes: if is_block || discards { ZeroedReads::Zero } else { ZeroedReads::Unsupported },
             discards,
@@ -563,9 +564,13 @@ fn punches_holes(fd: &OwnedFd, end: u64) -> bool {
     rustix::fs::fallocate(fd.as_fd(), hole, end.next_multiple_of(ALIGNMENT as u64), ALIGNMENT as u64).is_ok()
 }
 
+/// Where the kernel has block devices that it makes itself, of other ones or of nothing.
+const VIRTUAL: &str = "/sys/devices/virtual";
+
 /// What the kernel tells of a block device's queue.
 struct Queue {
     volatile_cache: bool,
+    forces_by_flush: bool,
     discards: bool,
     rotational: Option<bool>,
 }
@@ -574,7 +579,7 @@ impl Queue {
     fn of(stat: &Stat) -> Self {
         let device = sysfs(stat.st_rdev);
         // A partition has its disk's queue.
-        Self::told(|name| {
+        Self::told(device.starts_with(VIRTUAL), |name| {
             fs::read_to_string(device.join("queue").join(name))
                 .or_else(|_| fs::read_to_string(device.join("../queue").join(name)))
                 .map(|text| text.trim().to_owned())
@@ -582,11 +587,15 @@ impl Queue {
         })
     }
 
-    /// By what attributes say; one that isn't there says nothing.
-    fn told(read: impl Fn(&str) -> String) -> Self {
+    /// By what attributes say; one that isn't there says nothing. The kernel makes forced writes of writes and
+    /// flushes if the queue doesn't take them. That of a `virtual` device takes them where only some of what
+    /// lies below does.
+    fn told(is_virtual: bool, read: impl Fn(&str) -> String) -> Self {
+        // If it does not tell, the worse is assumed.
+        let volatile_cache = read("write_cache") != "write through";
         Self {
-            // If it does not tell, the worse is assumed.
-            volatile_cache: read("write_cache") != "write through",
+            volatile_cache,
+            forces_by_flush: volatile_cache && (is_virtual || read("fua") != "1"),
             discards: read("discard_max_bytes").parse().is_ok_and(|bytes: u64| bytes > 0),
             rotational: read("rotational").parse().ok().map(|rotates: u8| rotates != 0),
         }
@@ -700,20 +709,38 @@ mod tests {
 
     #[test]
     fn a_queue_is_what_its_attributes_say_and_the_worse_where_they_say_nothing() {
-        let disk = Queue::told(|name| match name {
+        let disk = Queue::told(false, |name| match name {
             "write_cache" => "write back".to_owned(),
             "rotational" => "1".to_owned(),
             _ => String::new(),
         });
         assert_eq!((disk.volatile_cache, disk.discards, disk.rotational), (true, false, Some(true)));
-        let flash = Queue::told(|name| match name {
+        let flash = Queue::told(false, |name| match name {
             "write_cache" => "write through".to_owned(),
             "discard_max_bytes" => "4096".to_owned(),
             "rotational" => "0".to_owned(),
             _ => String::new(),
         });
         assert_eq!((flash.volatile_cache, flash.discards, flash.rotational), (false, true, Some(false)));
-        let silent = Queue::told(|_| String::new());
+        let silent = Queue::told(false, |_| String::new());
         assert_eq!((silent.volatile_cache, silent.discards, silent.rotational), (true, false, None));
+    }
+
+    #[test]
+    fn forced_writes_are_made_of_flushes_where_the_device_itself_does_not_take_them() {
+        let forces_by_flush = |cache: &'static str, fua: &'static str, is_virtual| {
+            let told = |name: &str| match name {
+                "write_cache" => cache.to_owned(),
+                "fua" => fua.to_owned(),
+                _ => String::new(),
+            };
+            Queue::told(is_virtual, told).forces_by_flush
+        };
+        assert!(!forces_by_flush("write back", "1", false));
+        for (fua, is_virtual) in [("0", false), ("", false), ("0", true), ("1", true)] {
+            assert!(forces_by_flush("write back", fua, is_virtual), "fua {fua:?}");
+            assert!(forces_by_flush("", fua, is_virtual), "fua {fua:?}");
+            assert!(!forces_by_flush("write through", fua, is_virtual), "there is nothing to flush");
+        }
     }
 }

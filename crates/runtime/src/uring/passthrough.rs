@@ -172,6 +172,8 @@ fn finish(
         size: namespace.size,
         logical_block: own.choose(path, options.logical_block)?,
         volatile_cache: namespace.volatile_cache,
+        // The command has a bit for it.
+        forces_by_flush: false,
         zeroes: if namespace.zeroes { ZeroedReads::Zero } else { ZeroedReads::Unsupported },
         discards: namespace.deallocates,
         in_memory: false,

@@ -402,6 +402,7 @@ impl Setup {
         if let Some(salt) = self.motley {
             let own = mix(salt ^ number as u64);
             config.volatile_cache = own & 1 == 0;
+            config.forces_by_flush = own & 16 == 0;
             config.zeroes = if own & 6 == 0 { ZeroedReads::Unsupported } else { ZeroedReads::Zero };
             config.discards = own & 8 == 0;
             // Not in their blocks: the array's is the largest of the members that are there, so one with

@@ -19,7 +19,7 @@ use crate::{
     },
     error::IoError,
     geometry::{MemberSlot, ParityGeometry, Set64, StripeId},
-    io::{parity::ParityVolume, row::Want, write::context::WriteContext},
+    io::{entry::Moved, parity::ParityVolume, row::Want, write::context::WriteContext},
     members::missed::Missed,
     membership::snapshot::View,
     mutants::{Mutant, active},
@@ -320,11 +320,10 @@ impl ParityVolume {
         let generation = {
             let inside = self.enter().await?;
             let marked = inside.mark(stripe, (offset, PAGE_BYTES.into()));
-            let intended = marked.durable(Mutant::DataBeforeIntent).await;
             // The next round sees what the membership is then.
-            let Ok(writing) = inside.begin(intended, None).await else {
-                return Err(IoError::MembershipChanged);
-            };
+            let moved = |Moved| IoError::MembershipChanged;
+            let intended = marked.durable(Mutant::DataBeforeIntent).await.map_err(moved)?;
+            let writing = inside.begin(intended, None).await.map_err(moved)?;
             let view = writing.view();
             let is_there =
                 |start: &u32| view.member(map.data_slot(geometry.column_of(*start).0).index()).is_some();

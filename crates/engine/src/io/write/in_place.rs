@@ -44,7 +44,7 @@ impl ParityVolume {
         if intent.needs_resync(intent.regions(rows.0, rows.1)) && !active(Mutant::InPlaceOutOfSync) {
             return Ok(false);
         }
-        let intended = inside.mark(stripe, rows).durable(Mutant::DataBeforeIntent).await;
+        let intended = inside.mark(stripe, rows).durable(Mutant::DataBeforeIntent).await?;
         if self.join_claim(claim, context) > 0 && !active(Mutant::InPlaceLateJoinerLost) {
             return Ok(false);
         }
