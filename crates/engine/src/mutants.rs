@@ -293,6 +293,8 @@ pinstripe_runtime::mutants! {
     JoinersToldAll,
     /// Assembly goes by the first member's bitmap (C8).
     FirstBitmapBelieved,
+    /// A member's bitmap that is damaged passes for one without a set bit (C8).
+    DamagedBitmapEmpty,
     /// A bit that not all members' bitmaps have is set in memory only (C8).
     BitmapsLeftUnlike,
     /// When a member has everything again, bits are cleared before the superblocks say so (C9).
@@ -386,6 +388,7 @@ impl Mutant {
         Self::LastStripeAnswers,
         Self::JoinersToldAll,
         Self::FirstBitmapBelieved,
+        Self::DamagedBitmapEmpty,
         Self::BitmapsLeftUnlike,
     ];
 
