@@ -226,6 +226,10 @@ pinstripe_runtime::mutants! {
     ReaddSkipsRegion,
     /// A member is re-added by bitmap although bits were cleared since it went (C9).
     ReaddIgnoresEvents,
+    /// A member that was served apart comes back by bitmap with what it wrote then.
+    ReaddForgetsOwnBits,
+    /// A member comes back by bitmap although bits were cleared on it where it was served apart (C9).
+    ReaddIgnoresOwnClearing,
     /// A repair leaves parity in the cache as it was before (C13).
     RepairLeavesCache,
     /// One differing byte is enough to call a chunk wrong, whatever the others say.
@@ -428,6 +432,8 @@ impl Mutant {
     pub const OF_LIFE: &[Self] = &[
         Self::PlaceIgnoresBegun,
         Self::SeatedSpareRemoved,
+        Self::ReaddForgetsOwnBits,
+        Self::ReaddIgnoresOwnClearing,
         Self::SweepBeforeRecorded,
         Self::LookLeftOut,
         Self::EarlierMembershipTrusted,

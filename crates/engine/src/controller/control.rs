@@ -36,7 +36,7 @@ use crate::{
 /// What the controller is asked to do. The answer comes through the reply.
 pub(crate) enum Command {
     /// Enters a device with a superblock made for it: as a member that comes back to its slot, or as a spare.
-    Enter { newcomer: Box<Newcomer>, comes_back: Option<Former>, reply: Reply },
+    Enter { newcomer: Box<Newcomer>, comes_back: Option<Box<Former>>, reply: Reply },
     /// Has a spare take the place of a slot's member, once the copy is whole.
     Replace { slot: usize, spare: MemberId, reply: Reply },
     /// Takes out the member of a slot, as if it had failed.
@@ -194,7 +194,7 @@ impl ArrayController {
     async fn execute(&self, command: Command) -> bool {
         match command {
             Command::Enter { newcomer, comes_back, reply } => {
-                reply.send(self.enter(*newcomer, comes_back).await);
+                reply.send(self.enter(*newcomer, comes_back.map(|former| *former)).await);
             }
             Command::Replace { slot, spare, reply } => {
                 let how = JoinKind::Replacement;
