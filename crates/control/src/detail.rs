@@ -233,7 +233,7 @@ pub struct Bitmap {
     /// How many of them are in each part of the bitmap, as with the regions.
     #[serde(default)]
     pub bits_set_by_part: Vec<u64>,
-    /// Devices of which it was out of date at the start, so that all bits counted as set.
+    /// Devices of which it was out of date or damaged at the start, so that all bits counted as set.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outdated: Vec<String>,
 }
@@ -450,7 +450,9 @@ impl Detail {
                 let chunk = ByteSize(bitmap.chunk_bytes);
                 let outdated = match bitmap.outdated.join(", ") {
                     devices if devices.is_empty() => devices,
-                    devices => format!("; out of date at the start on {devices}, so all counted as set"),
+                    devices => {
+                        format!("; out of date or damaged at the start on {devices}, so all counted as set")
+                    }
                 };
                 format!("{} of {} bits set, a bit covers {chunk}{outdated}", bitmap.bits_set, bitmap.bits)
             },

@@ -19,12 +19,15 @@ use std::{collections::BTreeSet, rc::Rc, sync::Arc};
 
 use pinstripe_md::{
     bad_block_table::BadBlockTable,
-    bitmap::{BitmapHeader, BitmapImage},
+    bitmap::{BitmapError, BitmapHeader, BitmapImage},
     identity::Uuid,
-    superblock::{MemberBitmap, ReadOnlyReason, Role, Superblock, Support, check_bitmaps, event_is_current},
+    superblock::{
+        BitmapProblem, MemberBitmap, ReadOnlyReason, Role, Superblock, Support, check_bitmaps,
+        event_is_current,
+    },
     units::{SECTOR_BYTES, Sector},
 };
-use pinstripe_runtime::{Device, DeviceSource, shard};
+use pinstripe_runtime::{Device, DeviceErrorKind, DeviceSource, shard};
 
 use crate::{
     consistency::Log,
@@ -492,26 +495,54 @@ struct FoundBitmap<'a> {
     byte_count: u64,
 }
 
+/// The bitmaps of all current members.
+#[derive(Default)]
+struct FoundBitmaps<'a> {
+    /// Those that can be used.
+    sound: Vec<FoundBitmap<'a>>,
+    /// The others: which device, and what is wrong.
+    damaged: Vec<(String, BitmapProblem)>,
+}
+
+/// What is wrong with a bitmap of which not all can be read; other errors are the device's.
+fn unread(error: AssembleError) -> Result<BitmapError, AssembleError> {
+    match error {
+        AssembleError::Device { error, .. } if error.kind == DeviceErrorKind::Media => {
+            Ok(BitmapError::Medium)
+        }
+        error => Err(error),
+    }
+}
+
 /// The headers of all current members' bitmaps: see [`check_bitmaps`] (C34, C35).
 async fn read_bitmap_headers<'a>(
     freshest: &Superblock,
     seats: &'a [Option<Found>],
-) -> Result<Vec<FoundBitmap<'a>>, AssembleError> {
+) -> Result<FoundBitmaps<'a>, AssembleError> {
     let (mut found, mut bitmaps) = (Vec::new(), Vec::new());
     for member in seats.iter().flatten() {
         let superblock = &member.superblock;
         let Some(sector) = superblock.bitmap_sector() else { continue };
-        let head = read_bytes(&*member.device, sector.0 * SECTOR_BYTES, 512).await?;
-        let (header, info) = (BitmapHeader::decode(&head), member.device.info());
+        let header = match read_bytes(&*member.device, sector.0 * SECTOR_BYTES, 512).await {
+            Ok(head) => BitmapHeader::decode(&head),
+            Err(error) => Err(unread(error)?),
+        };
+        let info = member.device.info();
         let byte_count = header.as_ref().map_or(0, BitmapHeader::byte_count);
         found.push(FoundBitmap { member, sector, byte_count });
         let (name, logical_block) = (info.name.clone(), info.logical_block);
         bitmaps.push(MemberBitmap { name, superblock, header, logical_block });
     }
-    match check_bitmaps(&freshest.array, &bitmaps) {
-        Ok(()) => Ok(found),
-        Err((name, problem)) => Err(AssembleError::Bitmap { name, problem }),
+    let problems = check_bitmaps(&freshest.array, &bitmaps)
+        .map_err(|(name, problem)| AssembleError::Bitmap { name, problem })?;
+    let mut all = FoundBitmaps::default();
+    for (bitmap, problem) in found.into_iter().zip(problems) {
+        match problem {
+            None => all.sound.push(bitmap),
+            Some(problem) => all.damaged.push((bitmap.member.device.info().name.clone(), problem)),
+        }
     }
+    Ok(all)
 }
 
 /// The bitmaps of all current members as one.
@@ -541,6 +572,12 @@ impl MergedBitmap {
         self.image.set_events(events, mine.events_cleared.max(theirs.events_cleared));
     }
 
+    /// The bits of a device aren't known.
+    fn distrust_of(&mut self, name: String) {
+        self.outdated.push(name);
+        self.distrust();
+    }
+
     /// Some bits aren't known: all count as set. Until they are so on the members, none is believed.
     fn distrust(&mut self) {
         self.image.set_range(0..self.image.header().bit_count());
@@ -553,7 +590,8 @@ impl MergedBitmap {
     }
 }
 
-/// The OR of all current members' bitmaps (C8). A bitmap older than the superblocks counts as all ones.
+/// The OR of all current members' bitmaps (C8). One that is older than the superblocks, or damaged beside a
+/// sound one, counts as all ones.
 async fn read_bitmap(
     freshest: &Superblock,
     seated: &FoundMembers,
@@ -562,21 +600,35 @@ async fn read_bitmap(
         return Ok(None);
     }
     let mut merged: Option<MergedBitmap> = None;
-    for bitmap in read_bitmap_headers(freshest, &seated.seats).await? {
+    let FoundBitmaps { sound, mut damaged } = read_bitmap_headers(freshest, &seated.seats).await?;
+    for bitmap in sound {
         let device = &*bitmap.member.device;
-        let bytes = read_bytes(device, bitmap.sector.0 * SECTOR_BYTES, bitmap.byte_count).await?;
-        let image = BitmapImage::decode(&bytes).map_err(|error| AssembleError::Bitmap {
-            name: device.info().name.clone(),
-            problem: error.into(),
-        })?;
+        let name = device.info().name.clone();
+        let image = match read_bytes(device, bitmap.sector.0 * SECTOR_BYTES, bitmap.byte_count).await {
+            Ok(bytes) => BitmapImage::decode(&bytes),
+            Err(error) => Err(unread(error)?),
+        };
+        let image = match image {
+            Ok(image) => image,
+            Err(problem) => {
+                damaged.push((name, problem.into()));
+                continue;
+            }
+        };
         let is_believed = image.header().is_valid_for(freshest.array.events);
         match &mut merged {
             None => merged = Some(MergedBitmap::new(image)),
             Some(merged) => merged.add(&image),
         }
         if !is_believed && let Some(merged) = &mut merged {
-            merged.outdated.push(device.info().name.clone());
-            merged.distrust();
+            merged.distrust_of(name);
+        }
+    }
+    for (name, problem) in damaged.into_iter().filter(|_| !active(Mutant::DamagedBitmapEmpty)) {
+        // An update writes it anew before anything else is written.
+        match &mut merged {
+            Some(merged) => merged.distrust_of(name),
+            None => return Err(AssembleError::Bitmap { name, problem }),
         }
     }
     if !seated.replacements.is_empty()

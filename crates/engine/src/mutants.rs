@@ -232,6 +232,10 @@ pinstripe_runtime::mutants! {
     ReaddSkipsRegion,
     /// A member is re-added by bitmap although bits were cleared since it went (C9).
     ReaddIgnoresEvents,
+    /// A member that was served apart comes back by bitmap with what it wrote then.
+    ReaddForgetsOwnBits,
+    /// A member comes back by bitmap although bits were cleared on it where it was served apart (C9).
+    ReaddIgnoresOwnClearing,
     /// A repair leaves parity in the cache as it was before (C13).
     RepairLeavesCache,
     /// One differing byte is enough to call a chunk wrong, whatever the others say.
@@ -282,6 +286,8 @@ pinstripe_runtime::mutants! {
     UndoneForgotten,
     /// A clean stop records stripes of a rebuild or resync as done that were just under way.
     PlaceIgnoresBegun,
+    /// A clean stop before the first stripe of a resync leaves superblocks as a crash would.
+    ResyncSaysZero,
     /// What can't be read of a log is taken for empty.
     UnreadableLogEmpty,
     /// A sector that can't be read keeps a log's replay from its whole page.
@@ -299,6 +305,8 @@ pinstripe_runtime::mutants! {
     JoinersToldAll,
     /// Assembly goes by the first member's bitmap (C8).
     FirstBitmapBelieved,
+    /// A member's bitmap that is damaged passes for one without a set bit (C8).
+    DamagedBitmapEmpty,
     /// A bit that not all members' bitmaps have is set in memory only (C8).
     BitmapsLeftUnlike,
     /// When a member has everything again, bits are cleared before the superblocks say so (C9).
@@ -394,6 +402,7 @@ impl Mutant {
         Self::LastStripeAnswers,
         Self::JoinersToldAll,
         Self::FirstBitmapBelieved,
+        Self::DamagedBitmapEmpty,
         Self::BitmapsLeftUnlike,
         Self::BitOnNoMember,
     ];
@@ -433,7 +442,10 @@ impl Mutant {
     /// (`tests/engine/membership.rs`, `tests/engine/checkpoints.rs`, `tests/engine/races.rs`).
     pub const OF_LIFE: &[Self] = &[
         Self::PlaceIgnoresBegun,
+        Self::ResyncSaysZero,
         Self::SeatedSpareRemoved,
+        Self::ReaddForgetsOwnBits,
+        Self::ReaddIgnoresOwnClearing,
         Self::SweepBeforeRecorded,
         Self::LookLeftOut,
         Self::EarlierMembershipTrusted,

@@ -122,6 +122,9 @@ pub enum BitmapError {
     /// More bits than any array needs.
     #[error("the bitmap claims {0} bits, more than is sensible for any array")]
     TooLarge(u64),
+    /// No bytes were to be had.
+    #[error("the medium failed where the bitmap lies")]
+    Medium,
 }
 
 /// A bitmap of another kind than ours.

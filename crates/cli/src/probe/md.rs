@@ -123,7 +123,8 @@ pub fn find(device: &Probed) -> Result<Vec<MdFinding>, ProbeError> {
 fn follow(device: &Probed, superblock: Superblock) -> Result<Metadata, ProbeError> {
     let (bitmap, bitmap_head) = match superblock.bitmap_sector() {
         Some(sector) => {
-            let header = BitmapHeader::decode(&read_sectors(device, sector, HEADER_BYTES)?);
+            let bytes = read_bitmap(device, sector, HEADER_BYTES)?;
+            let header = bytes.and_then(|bytes| BitmapHeader::decode(&bytes));
             let head = BitmapHead { header, logical_block: device.logical_block() };
             (Some(bitmap(device, &superblock, sector, &head)?), Some(head))
         }
@@ -159,7 +160,7 @@ fn bitmap(
         Ok(length) => length,
         Err(error) => return Ok(Err(error.into())),
     };
-    let image = BitmapImage::decode(&read_sectors(device, sector, length)?);
+    let image = read_bitmap(device, sector, length)?.and_then(|bytes| BitmapImage::decode(&bytes));
     Ok(image.map_err(BitmapProblem::from).map(|image| {
         let header = image.header();
         BitmapSummary {
@@ -172,6 +173,18 @@ fn bitmap(
             stale: !header.is_valid_for(superblock.array.events),
         }
     }))
+}
+
+/// Where the medium fails, an array may be started by the bitmaps of its other members.
+fn read_bitmap(
+    device: &Probed,
+    sector: Sector,
+    length: usize,
+) -> Result<Result<Vec<u8>, BitmapError>, ProbeError> {
+    match read_sectors(device, sector, length) {
+        Err(error) if error.is_of_medium() => Ok(Err(BitmapError::Medium)),
+        read => read.map(Ok),
+    }
 }
 
 fn read_sectors(device: &Probed, sector: Sector, length: usize) -> Result<Vec<u8>, ProbeError> {

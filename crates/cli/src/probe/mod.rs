@@ -18,7 +18,7 @@ use std::{
 
 pub use md::{BadBlockSummary, BitmapHead, BitmapSummary, MdFinding, Metadata, find as superblocks};
 use pinstripe_runtime::{
-    DeviceInfo, DeviceSource, Outcome, ShardHandle,
+    DeviceError, DeviceErrorKind, DeviceInfo, DeviceSource, Outcome, ShardHandle,
     uring::{OpenFile, path_of, readable_path},
 };
 use serde::Serialize;
@@ -51,6 +51,16 @@ pub enum ProbeError {
         /// What the system said.
         source: io::Error,
     },
+}
+
+impl ProbeError {
+    /// Whether the medium fails at some place only, and the device is there otherwise.
+    fn is_of_medium(&self) -> bool {
+        let Self::Read { source, .. } = self else { return false };
+        let of_device = source.get_ref().and_then(|error| error.downcast_ref::<DeviceError>());
+        let of_system = source.raw_os_error().map(DeviceError::from_errno);
+        of_device.copied().or(of_system).is_some_and(|error| error.kind == DeviceErrorKind::Media)
+    }
 }
 
 fn open_sentence(path: &Path, source: &io::Error) -> String {

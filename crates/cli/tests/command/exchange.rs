@@ -220,7 +220,9 @@ fn a_bitmap_that_no_start_would_take_is_found_before_the_kernel_lets_the_array_g
     let done = configured.import(&["data", "--json"]).ok().json();
     assert_eq!(done["server"]["state"], "started", "{done}");
     let detail = configured.run(&["detail", "data"]).ok().out;
-    let told = |line: &str| line.contains("out of date at the start on") && line.contains("member0, so all");
+    let told = |line: &str| {
+        line.contains("out of date or damaged at the start on") && line.contains("member0, so all")
+    };
     assert!(detail.lines().any(told), "{detail}");
 }
 

@@ -86,7 +86,7 @@ fn wishes_that_the_devices_cannot_fulfil_name_the_device() {
 }
 
 #[test]
-fn a_bitmap_whose_header_makes_it_too_long_is_named_by_examine_too() {
+fn bitmaps_whose_headers_make_them_too_long_are_named_by_examine_too() {
     for metadata in ["1.0", "1.2"] {
         let world = World::new();
         let members: Vec<String> =
@@ -95,7 +95,9 @@ fn a_bitmap_whose_header_makes_it_too_long_is_named_by_examine_too() {
         world.create(&options, &members).ok();
         let examined = world.run(&["examine", "--json", "member0"]).ok().json();
         let sector = examined[0]["member"]["bitmap"]["sector"].as_u64().unwrap();
-        world.poke("member0", sector * 512 + 52, &512_u32.to_le_bytes());
+        for member in &members {
+            world.poke(member, sector * 512 + 52, &512_u32.to_le_bytes());
+        }
         let before = world.hashes(&members);
         world.serve_refused(&[], &members).refused(1, &["member0: by its header the bitmap has", "--run"]);
         let examined = world.run(&["examine", "member0"]).ok();

@@ -8,13 +8,13 @@ use pinstripe_md::{
     identity::Uuid,
     placement::{NewDevice, PlacementError, place_spare},
     superblock::{Role, SUPERBLOCK_BYTES_MAX, Superblock, candidate_sectors},
-    units::{SECTOR_BYTES, SectorCount},
+    units::{MemberSlot, SECTOR_BYTES, SectorCount},
 };
 use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, DeviceSource, shard};
 
 use crate::{
     array::Array,
-    assembly::{AssembleError, Found, create::wipe_marks, read_member, read_place},
+    assembly::{AssembleError, Found, create::wipe_marks, read_bytes, read_member, read_place},
     controller::{
         control::{Command, IntentChange},
         error::{Added, CommandError, Removed},
@@ -117,7 +117,7 @@ impl Array {
         let _changing = self.controller.changes.take().await;
         let (newcomer, comes_back) = self.newcomer(source, uuid, marks).await?;
         let identity = newcomer.superblock.member.device_uuid;
-        let newcomer = Box::new(newcomer);
+        let (newcomer, comes_back) = (Box::new(newcomer), comes_back.map(Box::new));
         let entered = self.controller.command(|reply| Command::Enter { newcomer, comes_back, reply }).await;
         self.check_entered(identity, entered)?;
         let superblocks = self.superblocks();
@@ -256,10 +256,12 @@ impl Array {
         marks: &[Range<u64>],
     ) -> Result<(Newcomer, Option<Former>), CommandError> {
         let found = self.former(&source).await?;
-        let slot = found.as_ref().and_then(|found| self.former_slot(found));
-        match (found, slot) {
-            (Some(found), Some(slot)) => {
-                let former = Former { slot, events: found.superblock.array.events };
+        let former = match &found {
+            Some(found) => self.comes_back(found).await?,
+            None => None,
+        };
+        match (found, former) {
+            (Some(found), Some(former)) => {
                 let mut newcomer = Newcomer::from(found);
                 self.controller.admit_server(&*newcomer.device).await?;
                 self.give_number(&mut newcomer.superblock)?;
@@ -327,7 +329,40 @@ impl Array {
         if events > current { Err(CommandError::Ahead { name, events, current }) } else { Ok(()) }
     }
 
-    /// The slot that a device was in when it went, if it was whole then and all that it missed has its bits.
+    /// What a device was when it went, if it was whole then and bits tell of all that it has otherwise.
+    async fn comes_back(&self, found: &Found) -> Result<Option<Former>, CommandError> {
+        let Some(slot) = self.former_slot(found) else { return Ok(None) };
+        let Some(bitmap) = self.own_bits(found).await? else { return Ok(None) };
+        let array = &found.superblock.array;
+        let mut slots = (0..array.raid_disks).map(|slot| u16::try_from(slot).map(MemberSlot));
+        let was_complete = slots.all(|slot| slot.is_ok_and(|slot| array.devices_in(slot).next().is_some()));
+        let former = Former { slot, events: array.events, was_complete, bitmap };
+        Ok(Some(former).filter(|former| self.controller.can_come_back(former)))
+    }
+
+    /// The bitmap on a device that was a member, if it has the array's regions and goes with its superblock.
+    async fn own_bits(&self, found: &Found) -> Result<Option<BitmapImage>, CommandError> {
+        let ours = self.superblocks().bitmap.as_ref().map(|bitmap| bitmap.header().clone());
+        let (Some(ours), Some(sector)) = (ours, found.superblock.bitmap_sector()) else { return Ok(None) };
+        let bytes = match read_bytes(&*found.device, sector.0 * SECTOR_BYTES, ours.byte_count()).await {
+            Ok(bytes) => bytes,
+            Err(AssembleError::Device { name, error }) if error.kind == DeviceErrorKind::TimedOut => {
+                return Err(CommandError::Device { name, error });
+            }
+            // It can't be caught up by bits.
+            Err(_) => return Ok(None),
+        };
+        let goes_with = |image: &BitmapImage| {
+            let theirs = image.header();
+            theirs.set_uuid == ours.set_uuid
+                && theirs.chunk_bytes == ours.chunk_bytes
+                && theirs.sync_size == ours.sync_size
+                && theirs.is_valid_for(found.superblock.array.events)
+        };
+        Ok(BitmapImage::decode(&bytes).ok().filter(goes_with))
+    }
+
+    /// The slot that a device was in when it went, if it was whole then.
     fn former_slot(&self, found: &Found) -> Option<usize> {
         let superblock = &found.superblock;
         let array = self.superblocks().membership.array.clone();
@@ -347,8 +382,7 @@ impl Array {
         let slot = usize::from(slot.0);
         let is_empty = matches!(self.shared().snapshot().seats.get(slot), Some(Seat::Empty));
         let persistent = self.shared().snapshot().intent.is_persistent();
-        (fits && is_empty && persistent && self.controller.can_come_back(superblock.array.events))
-            .then_some(slot)
+        (fits && is_empty && persistent).then_some(slot)
     }
 
     /// A member that comes back keeps its number, unless another device has it by now or the roles table ends

@@ -178,9 +178,16 @@ impl Array {
         self.controller.bound_waits();
         self.controller.drain_journal().await;
         let maintenance = self.maintenance.clone();
+        let begin_resync = Box::pin(async move {
+            if let Some(maintenance) = maintenance {
+                maintenance.begin_resync().await;
+            }
+        });
+        let maintenance = self.maintenance.clone();
         let keep_place =
             Box::new(move || maintenance.iter().for_each(|maintenance| maintenance.keep_place()));
-        let result = self.controller.command(|reply| Command::Stop { keep_place, reply }).await;
+        let stop = |reply| Command::Stop { begin_resync, keep_place, reply };
+        let result = self.controller.command(stop).await;
         if matches!(result, Err(IoError::Stopping)) {
             // The rest is for the stop that came first.
             return result;

@@ -4,9 +4,14 @@
 //! the gate, commands) and does the most urgent thing whole, then looks again. So superblock updates are
 //! serial and nothing that was asked for can be lost between two messages (C2).
 
-use std::{cell::Cell, pin::pin, rc::Rc, sync::Arc};
+use std::{
+    cell::Cell,
+    pin::{Pin, pin},
+    rc::Rc,
+    sync::Arc,
+};
 
-use futures_util::future::select;
+use futures_util::future::{Either, select};
 use pinstripe_md::bitmap::BitmapImage;
 use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
 
@@ -36,7 +41,7 @@ use crate::{
 /// What the controller is asked to do. The answer comes through the reply.
 pub(crate) enum Command {
     /// Enters a device with a superblock made for it: as a member that comes back to its slot, or as a spare.
-    Enter { newcomer: Box<Newcomer>, comes_back: Option<Former>, reply: Reply },
+    Enter { newcomer: Box<Newcomer>, comes_back: Option<Box<Former>>, reply: Reply },
     /// Has a spare take the place of a slot's member, once the copy is whole.
     Replace { slot: usize, spare: MemberId, reply: Reply },
     /// Takes out the member of a slot, as if it had failed.
@@ -56,9 +61,10 @@ pub(crate) enum Command {
     Policy { steps: Vec<PolicyStep>, reply: Reply },
     /// The members' servers know the membership of a generation.
     Offload { generation: u64, attached: Arc<crate::membership::attached::Attached>, reply: Reply },
-    /// Writes clean superblocks and ends. When no write comes any more, and before the flush that goes before
-    /// those superblocks, `keep_place` notes how far maintenance has come.
-    Stop { keep_place: Box<dyn FnOnce()>, reply: Reply },
+    /// Writes clean superblocks and ends. When no write comes any more, `begin_resync` sees to it that a
+    /// resync has begun that is to be done; then, before the flush that goes before those superblocks,
+    /// `keep_place` notes how far maintenance has come.
+    Stop { begin_resync: Pin<Box<dyn Future<Output = ()>>>, keep_place: Box<dyn FnOnce()>, reply: Reply },
 }
 
 /// What happens to the bitmap on disk with a new table.
@@ -190,11 +196,24 @@ impl ArrayController {
         }
     }
 
+    /// Waits for what is under way. What is reported meanwhile is dealt with: that may wait for it.
+    async fn settling(&self, mut work: Pin<Box<dyn Future<Output = ()>>>) {
+        let shared = self.shared();
+        let has_reports = || self.has_reports() && !shared.has_failed();
+        loop {
+            let reported = pin!(shared.controller_wake.wait_until(has_reports));
+            if let Either::Left(_) = select(work.as_mut(), reported).await {
+                return;
+            }
+            self.settle_reports().await;
+        }
+    }
+
     /// Runs a command. True if it was the last.
     async fn execute(&self, command: Command) -> bool {
         match command {
             Command::Enter { newcomer, comes_back, reply } => {
-                reply.send(self.enter(*newcomer, comes_back).await);
+                reply.send(self.enter(*newcomer, comes_back.map(|former| *former)).await);
             }
             Command::Replace { slot, spare, reply } => {
                 let how = JoinKind::Replacement;
@@ -220,9 +239,10 @@ impl ArrayController {
             Command::Offload { generation, attached, reply } => {
                 reply.send(self.adopt_attached(generation, attached).await);
             }
-            Command::Stop { keep_place, reply } => {
+            Command::Stop { begin_resync, keep_place, reply } => {
                 self.refuse_commands();
                 self.end_writers().await;
+                self.settling(begin_resync).await;
                 self.stopped.set(true);
                 keep_place();
                 let stopped = self.write_clean().await;

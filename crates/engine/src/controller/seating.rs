@@ -4,7 +4,9 @@
 //! The controller alone does this, one step after the other. [`transition`](crate::membership::transition)
 //! says what comes of each step.
 
-use std::sync::Arc;
+use std::{ops::RangeInclusive, sync::Arc};
+
+use pinstripe_md::bitmap::BitmapImage;
 
 use crate::{
     controller::{
@@ -24,10 +26,14 @@ use crate::{
 
 /// A member that was: its slot, and the last event that its superblock knew then. By now that has the
 /// array's.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Former {
     pub(crate) slot: usize,
     pub(crate) events: u64,
+    /// Whether every slot had a device then, by that superblock.
+    pub(crate) was_complete: bool,
+    /// The bitmap on it.
+    pub(crate) bitmap: BitmapImage,
 }
 
 impl ArrayController {
@@ -38,9 +44,9 @@ impl ArrayController {
         let seats = &self.shared().snapshot().seats;
         // A spare may have been the slot's member since this was looked at before.
         let fits = |former: &Former| {
-            matches!(seats.get(former.slot), Some(Seat::Empty)) && self.can_come_back(former.events)
+            matches!(seats.get(former.slot), Some(Seat::Empty)) && self.can_come_back(former)
         };
-        let slot = comes_back.filter(fits).map(|former| former.slot);
+        let former = comes_back.filter(fits);
         let device = newcomer.formerly.unwrap_or(newcomer.superblock.member.device_uuid);
         let name = newcomer.device.info().name.clone();
         let (formerly, former_slots): (Vec<MemberId>, Vec<Option<usize>>) = {
@@ -65,7 +71,11 @@ impl ArrayController {
         let transition = self.superblocks.borrow().after(Event::Join { device, formerly })?;
         self.adopt(transition.membership).await;
         self.supervise_members();
-        if let Some(slot) = slot {
+        if let Some(Former { slot, bitmap, .. }) = former {
+            self.shared().check()?;
+            if !active(Mutant::ReaddForgetsOwnBits) {
+                self.miss_what_it_wrote(&bitmap).await;
+            }
             return self.enact(Event::Seat { spare, slot, how: JoinKind::Bitmap }).await;
         }
         self.update_superblocks().await?;
@@ -73,12 +83,51 @@ impl ArrayController {
         Ok(())
     }
 
-    /// Whether every bit that was set since the event `events` is still set (C9).
-    pub(crate) fn can_come_back(&self, events: u64) -> bool {
+    /// Whether bits tell of all that a former member has otherwise than the array: those that were set here
+    /// since it went, and those on it. It may have been served apart meanwhile, without those that are
+    /// members now: then its events count that life, and rows that it wrote there have their bits on it
+    /// alone.
+    pub(crate) fn can_come_back(&self, former: &Former) -> bool {
         let superblocks = self.superblocks.borrow();
-        let cleared = superblocks.bitmap.as_ref().map(|bitmap| bitmap.header().events_cleared);
-        let ignored = active(Mutant::ReaddIgnoresEvents);
-        cleared.is_some_and(|cleared| events >= cleared || ignored)
+        let Some(bitmap) = &superblocks.bitmap else { return false };
+        let (ours, theirs) = (bitmap.header().events_cleared, former.bitmap.header().events_cleared);
+        // C9, here: what went later has seen that bits could be cleared. Where a kernel has said nothing of
+        // that since the bitmap was made, it may have cleared some nevertheless, behind a recovery.
+        let kept_here = former.events >= ours && ours > 0 || active(Mutant::ReaddIgnoresEvents);
+        // And there: no array that isn't complete clears any. That it knows of an earlier clearing only is
+        // ambiguous: a kernel says so late, or the events are of a life apart, in which members were missing.
+        let may_know_less = theirs < ours && former.was_complete;
+        // It went in an update that its superblock hasn't got, and that was taken back: none was cleared by
+        // it.
+        let in_an_update = theirs > former.events && ours == former.events;
+        let kept_there = theirs == ours || may_know_less || in_an_update;
+        kept_here && (kept_there || active(Mutant::ReaddIgnoresOwnClearing))
+    }
+
+    /// Rows that a former member may have written without the array count as written by the array without it.
+    /// Their bits are on all members before it has the array's bitmap.
+    async fn miss_what_it_wrote(&self, bitmap: &BitmapImage) {
+        let intent = Arc::clone(&self.shared().snapshot().intent);
+        let mut runs: Vec<RangeInclusive<usize>> = Vec::new();
+        let regions = bitmap.set_bits().filter_map(|bit| usize::try_from(bit).ok());
+        for region in regions.take_while(|region| *region < intent.len()) {
+            match runs.last_mut() {
+                Some(run) if *run.end() + 1 == region => *run = *run.start()..=region,
+                _ => runs.push(region..=region),
+            }
+        }
+        let mark = |run: RangeInclusive<usize>| {
+            let mark = intent.mark(run.clone(), 0);
+            // While a member lacks something, none is cleared.
+            intent.set_missed(run);
+            // All are asked for, so that they are written together.
+            intent.is_durable(&mark);
+            mark
+        };
+        let marks: Vec<_> = runs.into_iter().map(mark).collect();
+        for mark in &marks {
+            intent.durable(mark).await;
+        }
     }
 
     /// The spare that is to take a slot now, and the slot: one of `first` if one of those is empty.

@@ -146,7 +146,7 @@ pub struct BitmapDetail {
     pub bits_set: usize,
     /// How many of them are in each part of the bitmap: at most 64 parts of the same length.
     pub bits_set_by_part: Vec<usize>,
-    /// Devices of which it was out of date at the start, so that all bits counted as set.
+    /// Devices of which it was out of date or damaged at the start, so that all bits counted as set.
     pub outdated: Vec<String>,
 }
 

@@ -403,9 +403,16 @@ fn defects_beside_something_that_goes_wrong_elsewhere_are_caught() {
 
 #[test]
 fn bits_that_not_all_members_have_and_that_are_not_written_are_caught() {
-    use arrays::failures::{a_member_back_by_bits_of_one, crash_in_a_resync_of_outdated_bitmaps};
-    for scene in [a_member_back_by_bits_of_one as fn(u64), crash_in_a_resync_of_outdated_bitmaps] {
-        assert!(arrays::defects::find(Mutant::BitmapsLeftUnlike, 3, scene).is_some());
+    use arrays::failures::crash_in_a_resync_of_outdated_bitmaps as scene;
+    assert!(arrays::defects::find(Mutant::BitmapsLeftUnlike, 3, scene).is_some());
+}
+
+#[test]
+fn a_damaged_bitmap_that_passes_for_an_empty_one_is_caught() {
+    use arrays::failures::{Damage, crash_with_a_damaged_bitmap};
+    for damage in [Damage::Unread, Damage::Garbled] {
+        let scene = |seed| crash_with_a_damaged_bitmap(damage, seed);
+        assert!(arrays::defects::find(Mutant::DamagedBitmapEmpty, 3, scene).is_some(), "{damage:?}");
     }
 }
 

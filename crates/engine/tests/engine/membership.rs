@@ -336,6 +336,29 @@ fn a_member_that_went_while_the_array_was_idle_comes_back_by_the_bitmap() {
     scene.proof();
 }
 
+/// Its bitmap gets the header of the update in which it hung, which says that bits may be cleared.
+#[test]
+fn a_member_that_hung_when_an_idle_array_was_written_comes_back_by_the_bitmap() {
+    let mut scene = raid5(18);
+    clients(&mut scene, 4, 40, 32);
+    let array = scene.array.clone();
+    let is_idle = |array: &Array| {
+        let detail = array.detail();
+        detail.state == "clean" && detail.bitmap.unwrap().bits_set == 0
+    };
+    scene.world.run_until(STEPS, |_| is_idle(&array)).unwrap();
+    let back = scene.disks[2].clone();
+    back.fault(&Fault::Hang);
+    scene.write(700, 3, false).unwrap();
+    assert_eq!(scene.array.detail().missing, 1);
+    back.fault(&Fault::Release);
+    scene.run(async { pinstripe_runtime::shard::sleep(1_000_000_000).await });
+    assert!(scene.bitmap(2).unwrap().header().events > superblock_on(&back).array.events);
+    assert_eq!(scene.add(&back).unwrap(), Added::Bitmap { slot: 2 });
+    scene.settle();
+    scene.proof();
+}
+
 /// The kernel gives a disk that was pulled the first name that is free, which may have been another one's.
 #[test]
 fn a_member_that_comes_back_under_the_name_of_another_leaves_that_one_awaited() {

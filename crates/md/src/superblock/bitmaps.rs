@@ -1,7 +1,8 @@
 //! Whether the bitmaps of an array's members can be used.
 //!
-//! A bitmap's header has no checksum, and what one says would be written to all members. So each must be of
-//! this array and fit its device, and all must say the same.
+//! A bitmap's header has no checksum, and what one says would be written to all members. So one that is used
+//! must be of this array and fit its device, and all of those must say the same. What a damaged one would say
+//! isn't known: all bits count as set then.
 
 use thiserror::Error;
 
@@ -23,7 +24,7 @@ pub struct MemberBitmap<'a> {
     pub logical_block: u32,
 }
 
-/// Why a member's bitmap can't be used. An array with such a one isn't started.
+/// Why a member's bitmap can't be used. An array that has no other isn't started.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum BitmapProblem {
     /// There is none that can be read.
@@ -54,25 +55,43 @@ pub enum BitmapProblem {
     },
 }
 
-/// Looks at the bitmaps of an array's current members. The error is the first problem, with the device's
-/// name.
+/// Looks at the bitmaps of an array's current members. Gives what is wrong with each, of those that are
+/// damaged beside a sound one; the others agree. The error, if there is none that can be believed, is the
+/// first problem, with the device's name.
 pub fn check_bitmaps(
     array: &ArrayRecord,
     bitmaps: &[MemberBitmap<'_>],
-) -> Result<(), (String, BitmapProblem)> {
-    let mut sound = Vec::new();
-    for bitmap in bitmaps {
-        let header = bitmap.check(array).map_err(|problem| (bitmap.name.clone(), problem))?;
-        sound.push((&bitmap.name, header.chunk_bytes));
-    }
+) -> Result<Vec<Option<BitmapProblem>>, (String, BitmapProblem)> {
+    let checked = || bitmaps.iter().map(|bitmap| (bitmap.name.clone(), bitmap.check(array)));
+    let sound: Vec<(String, u32)> =
+        checked().filter_map(|(name, header)| Some((name, header.ok()?.chunk_bytes))).collect();
     let agreeing = |chunk: u32| sound.iter().filter(|(_, other)| *other == chunk).count();
-    let Some((usual, chunk)) = sound.iter().max_by_key(|(_, chunk)| agreeing(*chunk)) else { return Ok(()) };
-    match sound.iter().find(|(_, other)| other != chunk) {
-        None => Ok(()),
-        Some((odd, bytes)) => {
-            let (other, other_bytes) = ((*usual).clone(), *chunk);
-            Err(((*odd).clone(), BitmapProblem::Differs { bytes: *bytes, other, other_bytes }))
-        }
+    let usual = sound.iter().max_by_key(|(_, chunk)| agreeing(*chunk));
+    let is_unclear = |chunk: u32, usual: u32| chunk != usual && agreeing(chunk) == agreeing(usual);
+    let mut problems = Vec::new();
+    for (name, header) in checked() {
+        let problem = match (header, usual) {
+            (Err(problem), Some(_)) if !problem.is_of_another_kind() => Some(problem),
+            (Err(problem), _) => return Err((name, problem)),
+            (Ok(header), Some((other, usual))) if header.chunk_bytes != *usual => {
+                let (bytes, other_bytes) = (header.chunk_bytes, *usual);
+                let differs = BitmapProblem::Differs { bytes, other: other.clone(), other_bytes };
+                if is_unclear(bytes, *usual) {
+                    return Err((name, differs));
+                }
+                Some(differs)
+            }
+            (Ok(_), _) => None,
+        };
+        problems.push(problem);
+    }
+    Ok(problems)
+}
+
+impl BitmapProblem {
+    /// Whether what wrote it may mean something else by its bits, or be another host.
+    fn is_of_another_kind(&self) -> bool {
+        matches!(self, Self::Unreadable(BitmapError::Unsupported(_)))
     }
 }
 
@@ -124,18 +143,35 @@ mod tests {
         array.place().unwrap()
     }
 
+    type Found = Result<BitmapHeader, BitmapError>;
+
     /// What is said of the bitmaps where the headers of some members are changed.
+    fn check_found(
+        placed: &PlacedArray,
+        change: impl Fn(usize, BitmapHeader) -> Found,
+    ) -> Result<Vec<Option<BitmapProblem>>, (String, BitmapProblem)> {
+        let of_member = |(number, superblock)| {
+            let header = change(number, placed.bitmap.as_ref().unwrap().header().clone());
+            MemberBitmap { name: format!("sd{number}"), superblock, header, logical_block: 512 }
+        };
+        let bitmaps: Vec<_> = placed.superblocks.iter().enumerate().map(of_member).collect();
+        check_bitmaps(&placed.superblocks[0].array, &bitmaps)
+    }
+
+    /// The first problem, of an array that can be started or not.
     fn check(
         placed: &PlacedArray,
         change: impl Fn(usize, &mut BitmapHeader),
     ) -> Option<(String, BitmapProblem)> {
-        let of_member = |(number, superblock)| {
-            let mut header = placed.bitmap.as_ref().unwrap().header().clone();
+        let checked = check_found(placed, |number, mut header| {
             change(number, &mut header);
-            MemberBitmap { name: format!("sd{number}"), superblock, header: Ok(header), logical_block: 512 }
+            Ok(header)
+        });
+        let first = |problems: Vec<Option<BitmapProblem>>| {
+            let mut named = problems.into_iter().enumerate();
+            named.find_map(|(number, problem)| Some((format!("sd{number}"), problem?)))
         };
-        let bitmaps: Vec<_> = placed.superblocks.iter().enumerate().map(of_member).collect();
-        check_bitmaps(&placed.superblocks[0].array, &bitmaps).err()
+        checked.map_or_else(Some, first)
     }
 
     #[test]
@@ -194,5 +230,37 @@ mod tests {
             panic!("{problem:?}");
         };
         assert_eq!((&*name, bytes, other_bytes), ("sd1", 32768, 65536));
+    }
+
+    #[test]
+    fn a_damaged_bitmap_is_told_of_and_refuses_nothing_while_another_is_sound() {
+        let placed = placed(24576, 65536);
+        let damaged = |number: usize, bad: &[usize], error: &BitmapError, header: BitmapHeader| {
+            if bad.contains(&number) { Err(error.clone()) } else { Ok(header) }
+        };
+        let garbled = BitmapError::NoMagic;
+        let of = |bad: &[usize], error: &BitmapError| {
+            check_found(&placed, |number, header| damaged(number, bad, error, header))
+        };
+        let problem = Some(BitmapProblem::Unreadable(garbled.clone()));
+        assert_eq!(of(&[0, 2], &garbled), Ok(vec![problem.clone(), None, problem]));
+        assert!(matches!(of(&[0, 1, 2], &garbled), Err((name, _)) if name == "sd0"));
+        // Not damaged: another host may be at work.
+        let clustered = BitmapError::Unsupported(crate::bitmap::UnsupportedBitmap::Clustered);
+        assert!(matches!(of(&[1], &clustered), Err((name, _)) if name == "sd1"));
+    }
+
+    #[test]
+    fn of_two_kinds_that_as_many_have_none_is_believed() {
+        let placed = placed(24576, 65536);
+        let checked = check_found(&placed, |number, mut header| match number {
+            0 => Err(BitmapError::NoMagic),
+            1 => Ok(header),
+            _ => {
+                header.chunk_bytes = 32768;
+                Ok(header)
+            }
+        });
+        assert!(matches!(checked, Err((_, BitmapProblem::Differs { .. }))), "{checked:?}");
     }
 }

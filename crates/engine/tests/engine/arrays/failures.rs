@@ -5,6 +5,7 @@ use std::{future::poll_fn, ops::Range, pin::pin, rc::Rc, task::Poll};
 use pinstripe_engine::{
     array::Added,
     error::{IoError, MemberError, Operation},
+    geometry::StripeId,
     options::ArrayOptions,
 };
 use pinstripe_md::{
@@ -216,4 +217,57 @@ pub fn crash_in_a_resync_of_outdated_bitmaps(seed: u64) {
     power_fails(&mut scene);
     scene.reassemble();
     assert_eq!(scene.array.detail().regions_to_resync as u64, REGIONS, "some rows are forgotten");
+}
+
+/// What is wrong with the bitmap of one member.
+#[derive(Clone, Copy, Debug)]
+pub enum Damage {
+    /// Its header can't be read.
+    Unread,
+    /// Nothing of it is a bitmap.
+    Garbled,
+    /// By its header a bit covers another length.
+    Differs,
+}
+
+impl Damage {
+    /// Damages the bitmap of a disk.
+    pub fn bring(self, scene: &Scene, disk: usize) {
+        let (at, image) = bitmap_of(scene, disk);
+        let mut header = image.as_bytes()[..512].to_vec();
+        match self {
+            Self::Unread => return scene.disks[disk].fault(&Fault::UnreadableRange(at..at + 512)),
+            Self::Garbled => header[..256].fill(0xa5),
+            Self::Differs => {
+                header[52..56].copy_from_slice(&(image.header().chunk_bytes / 2).to_le_bytes());
+            }
+        }
+        scene.disks[disk].poke(at, &header);
+    }
+}
+
+/// Power fails in a write. One member alone has its bit, and that one's bitmap is damaged. Everything is
+/// resynced, and the bitmap is written anew.
+pub fn crash_with_a_damaged_bitmap(damage: Damage, seed: u64) {
+    const REGION: u64 = 9;
+    let mut scene = raid5(seed, options());
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().bitmap.unwrap().bits_set == 0).unwrap();
+    drop(array);
+    scene.write(0, 8, true).unwrap();
+    power_fails(&mut scene);
+    set_bits_on(&scene, 1, [REGION]);
+    let stripe = StripeId(REGION * 65536 / (CHUNK_SECTORS * 512));
+    let parity = scene.geometry().slots(stripe).p_slot().index();
+    scene.disks[parity].poke(DATA_SECTOR * 512 + scene.geometry().member_offset(stripe), &[0x5a; 512]);
+    damage.bring(&scene, 1);
+    scene.reassemble();
+    let outdated = |scene: &Scene| scene.array.detail().bitmap.unwrap().outdated;
+    let named = outdated(&scene);
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().regions_to_resync == 0).unwrap();
+    assert_eq!(scene.check(), 0, "{damage:?}");
+    assert_eq!(named, ["disk1"], "{damage:?}");
+    scene.is_right_and_stays_so();
+    assert_eq!(outdated(&scene), [""; 0], "{damage:?}");
 }
