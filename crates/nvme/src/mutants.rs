@@ -20,6 +20,8 @@ pinstripe_runtime::mutants! {
     DrainSkipped,
     /// The I/O queues of a controller outlive it.
     QueuesOutliveController,
+    /// A discard goes on to its end, however long it is, when its host has gone.
+    DiscardUncut,
     /// A header is believed whatever its digest.
     HeaderDigestIgnored,
     /// Data is believed whatever its digest.
@@ -92,5 +94,6 @@ impl Mutant {
         Self::AnswersUncounted,
         Self::StaleCarriedOut,
         Self::TrafficForgotten,
+        Self::DiscardUncut,
     ];
 }
