@@ -206,6 +206,41 @@ out deallocated "$(traced "disk=$(basename "$block0"),.*nvme_cmd_dsm nr=0, attri
 nvme disconnect -n "$NQN" >/dev/null || die "nvme disconnect"
 stop_target
 
+# The block device is claimed beside the one that the commands go to: a process that is gone must have both.
+say "a killed server's last commands keep the next one away"
+late=$(with_serial p-slow) || die "no slow disk"
+# left: how many commands to the slow disk that were given before the kill are not completed.
+left() {
+    awk -v disk="disk=$late," '
+        /KILLED/ { killed = 1 }
+        index($0, disk) && match($0, /qid=[0-9]+, cmdid=[0-9]+/) {
+            command = substr($0, RSTART, RLENGTH)
+            if (/nvme_complete_rq/) delete given[command]
+            else if (!killed) given[command] = 1
+        }
+        END { for (command in given) count++; print count + 0 }' $T/trace
+}
+pinstripe create --force --name late --level 5 --chunk 64K --bitmap internal --assume-clean "$generic0" "$generic1" \
+    "/dev/ng${late#nvme}" || die "create late"
+serve "$generic0" "$generic1" "/dev/ng${late#nvme}"
+echo 1 >$T/events/nvme/nvme_complete_rq/enable
+trace
+fio --name=late --filename=/dev/nbd0 --rw=write --bs=1m --size=8m --iodepth=8 --direct=1 --ioengine=libaio >/tmp/fio 2>&1 &
+writer=$!
+sleep 1
+kill -KILL $s_server
+wait $s_server || true
+echo KILLED >$T/trace_marker
+nbd-client -d /dev/nbd0 >/dev/null 2>&1
+wait $writer || true
+left=$(left)
+[ "$left" -gt 0 ] || die "nothing is under way on the slow disk when its server is gone"
+serve "$block0" "$block1" "/dev/$late"
+[ "$(left)" = 0 ] || die "$(left) of $left commands of the dead server are under way when the next one serves"
+echo 0 >$T/events/nvme/nvme_complete_rq/enable
+stop_serving
+out late yes
+
 [ "$READS" -gt 0 ] || exit 0
 say "cost"
 # shellcheck disable=SC2086

@@ -11,6 +11,7 @@
 //! * [`roster`]: how many connections there are, and which of them goes when there are too many.
 //! * [`first_of`]: waiting for the first of two.
 //! * [`locks`]: what keeps the bytes beside a write of less than a block.
+//! * [`pieces`]: where a long discard may be ended.
 //! * [`rate`]: so many requests and bytes in a second.
 //! * [`wake`]: waiting for a condition within one shard.
 //! * [`mutants`]: defects that tests switch on.
@@ -21,6 +22,7 @@ pub mod first_of;
 pub mod locks;
 pub mod mutants;
 pub mod outgoing;
+pub mod pieces;
 pub mod rate;
 pub mod roster;
 pub mod service;

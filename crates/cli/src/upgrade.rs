@@ -83,8 +83,8 @@ fn serving(array: &str) -> Option<Version> {
 
 fn lost(array: &str, program: &str) -> Failure {
     Failure::new(format!(
-        "{}: {program} has taken the server's place and did not serve: it crashed, or hung and was ended after 60 s. `pinstripe list` \
-             shows whether a service manager or the daemon has started the array again; else start it by the program that is installed",
+        "{}: {program} was to take the server's place and did not serve: it crashed, or hung and was ended after 60 s, or a member hangs, \
+         which the server's log says. `pinstripe list` shows whether a service manager or the daemon has started the array again; else start it by the program that is installed",
         printable(array)
     ))
 }

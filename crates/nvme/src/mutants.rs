@@ -10,6 +10,8 @@ pinstripe_runtime::mutants! {
     IdentifierReused,
     /// After a loss the server is used again at once, while it may still carry out old commands (C16).
     ReturnsTooEarly,
+    /// A server to which all commands are signs of life is given no more time than others (C16).
+    TrafficForgotten,
     /// A controller with a silent host lives on, and so do its old commands (C16).
     SilenceIgnored,
     /// After the target stood still, commands of hosts that have been silent for too long are carried out.
@@ -18,6 +20,8 @@ pinstripe_runtime::mutants! {
     DrainSkipped,
     /// The I/O queues of a controller outlive it.
     QueuesOutliveController,
+    /// A discard goes on to its end, however long it is, when its host has gone.
+    DiscardUncut,
     /// A header is believed whatever its digest.
     HeaderDigestIgnored,
     /// Data is believed whatever its digest.
@@ -85,6 +89,11 @@ impl Mutant {
     /// sessions.
     pub const OF_LIVES: &[Self] = &[Self::OldHostKept, Self::EarlyPeerNotAdded];
     /// Those that single sessions show (`tests/sessions`).
-    pub const OF_SESSIONS: &[Self] =
-        &[Self::NumberHeldUnproven, Self::AnswersUncounted, Self::StaleCarriedOut];
+    pub const OF_SESSIONS: &[Self] = &[
+        Self::NumberHeldUnproven,
+        Self::AnswersUncounted,
+        Self::StaleCarriedOut,
+        Self::TrafficForgotten,
+        Self::DiscardUncut,
+    ];
 }

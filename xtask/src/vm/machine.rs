@@ -63,12 +63,14 @@ pub struct NvmeDisk {
     pub file: PathBuf,
     /// Reads of this sector fail.
     pub bad_sector: Option<u64>,
+    /// Bytes that it writes in a second, if it is slow.
+    pub writes_per_second: Option<u64>,
 }
 
 impl NvmeDisk {
     /// QEMU's options for the disk with this number.
     fn options(&self, number: usize) -> [String; 6] {
-        let Self { serial, file, bad_sector } = self;
+        let Self { serial, file, bad_sector, writes_per_second } = self;
         let mut drive = format!("if=none,id=nvme{number},driver=raw,cache.direct=off,discard=unmap");
         let below = match bad_sector {
             Some(sector) => {
@@ -81,6 +83,9 @@ impl NvmeDisk {
             None => "file",
         };
         let _ = write!(drive, ",{below}.driver=file,{below}.filename={}", file.display());
+        if let Some(bytes) = writes_per_second {
+            let _ = write!(drive, ",throttling.bps-write={bytes}");
+        }
         [
             "-drive".into(),
             drive,

@@ -10,6 +10,8 @@ use crate::pattern::{self, Run};
 const MEMBER_BYTES: u64 = 12 << 20;
 /// A sector of slot 1 that can't be read, also when it has been rewritten. It holds data, no parity.
 const BAD_SECTOR: u64 = (10 << 20) / 512;
+/// What the slow disk writes in a second.
+const SLOW_BYTES: u64 = 512 << 10;
 
 /// What generation `generation` leaves on the array: whole runs, single blocks, the discarded range too.
 fn writes(generation: u8) -> Vec<Run> {
@@ -27,10 +29,14 @@ pub fn members(lab: &Lab) -> Result<()> {
         .program("pinstripe", &lab.pinstripe)
         .program("blkdiscard", &image::which("blkdiscard")?)
         .program("fio", &image::which("fio")?);
-    for member in 0..3 {
-        let serial = format!("p-{member}");
-        let file = lab.sparse_file(&format!("{serial}.img"), MEMBER_BYTES)?;
-        machine.nvme(NvmeDisk { serial, file, bad_sector: (member == 1).then_some(BAD_SECTOR) });
+    for name in ["p-0", "p-1", "p-2", "p-slow"] {
+        let file = lab.sparse_file(&format!("{name}.img"), MEMBER_BYTES)?;
+        machine.nvme(NvmeDisk {
+            serial: name.to_owned(),
+            file,
+            bad_sector: (name == "p-1").then_some(BAD_SECTOR),
+            writes_per_second: (name == "p-slow").then_some(SLOW_BYTES),
+        });
     }
     machine.file("nvme.sh", include_bytes!("../../vm/nvme.sh").to_vec());
     for generation in [1, 2] {
@@ -38,7 +44,7 @@ pub fn members(lab: &Lab) -> Result<()> {
         machine.file(&format!("expected/{generation}"), runs);
     }
     let outcome = lab.boot(machine)?;
-    for proof in ["refused", "unpolled", "polled", "mounted"] {
+    for proof in ["refused", "unpolled", "polled", "mounted", "late"] {
         ensure!(outcome.all(proof) == ["yes"], "{proof}: {outcome:?}");
     }
     for count in ["forced", "zeroes", "deallocated"] {

@@ -255,6 +255,7 @@ pub fn check(arguments: &ServeArguments) -> Result<(), Failure> {
 }
 
 /// Those that are wanted.
+#[derive(Default)]
 pub struct FrontEnds(Vec<Bound>);
 
 impl FrontEnds {
@@ -370,6 +371,13 @@ impl FrontEnds {
     pub async fn stop(&self, shards: &[ShardHandle]) {
         for front_end in self.0.iter().rev() {
             front_end.stop(shards).await;
+        }
+    }
+
+    /// Instead of [`FrontEnds::stop`], where a start is given up under way.
+    pub async fn give_up(&self, shards: &[ShardHandle]) {
+        for front_end in self.0.iter().rev() {
+            front_end.give_up(shards).await;
         }
     }
 

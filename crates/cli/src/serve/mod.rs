@@ -45,7 +45,7 @@ pub use control_socket::default_folder;
 pub use journal::{ServerLog, severity};
 pub use tls::{Complaints, clients, try_certificates, unusable};
 
-use std::{path::PathBuf, rc::Rc, sync::Arc};
+use std::{mem, path::PathBuf, rc::Rc, sync::Arc};
 
 use pinstripe_block::{
     first_of::{First, first_of},
@@ -244,19 +244,27 @@ async fn serve(context: Context, plan: Plan, inherited: Option<Arc<Inheritance>>
     let supervised = Supervised::begin(context.shards(), inherited.is_some());
     let Some(inherited) = inherited else {
         log::begin(plan.arguments.log, "serve")?;
-        let started = until_ordered(&mut order, Box::pin(start(context, plan, None))).await;
+        let mut standing = Standing::default();
+        let started = Box::pin(start(context, plan, None, &mut standing));
+        let started = until_ordered(&mut order, started).await;
         let Some(started) = started.transpose()? else { return Ok(()) };
         return started.run(order, supervised, None).await;
     };
     // Clients wait for it, and a device of the kernel's: an order to end is obeyed when they can be told.
     ending::finish_start();
     let plan = plan.inherit(&inherited);
+    let (shards, mut standing) = (context.shards().to_vec(), Standing::default());
     let started = succession::in_time(async {
         log::begin(plan.arguments.log, "serve")?;
-        start(context, plan, Some(&inherited)).await
+        start(context, plan, Some(&inherited), &mut standing).await
     });
-    match Box::pin(started).await {
-        Err(failure) => Err(inherited.go_back(&failure)),
+    let started = Box::pin(started).await;
+    match started {
+        Err(failure) => {
+            succession::stopped_in_time(standing.stop(&shards)).await;
+            succession::closed(&format!("can't take over: {}", failure.sentence())).await?;
+            Err(inherited.go_back(&failure))
+        }
         Ok(started) => {
             last_resort::cancel();
             started.run(order, supervised, Some(inherited.take())).await
@@ -272,7 +280,30 @@ struct Started {
     away: Option<Away>,
 }
 
-async fn start(context: Context, plan: Plan, inherited: Option<&Inheritance>) -> Result<Started, Failure> {
+/// What stands of a server while it starts. A start that is given up under way leaves it here.
+#[derive(Default)]
+struct Standing {
+    front_ends: FrontEnds,
+    array: Option<Array>,
+}
+
+impl Standing {
+    /// Ends what is under way and marks the array clean. What waits for a server goes on waiting.
+    async fn stop(self, shards: &[ShardHandle]) {
+        self.front_ends.give_up(shards).await;
+        if let Some(array) = &self.array {
+            let _ = array.stop().await;
+        }
+        self.front_ends.close(shards).await;
+    }
+}
+
+async fn start(
+    context: Context,
+    plan: Plan,
+    inherited: Option<&Inheritance>,
+    standing: &mut Standing,
+) -> Result<Started, Failure> {
     let remote = plan.arguments.remote.clone();
     // A file with secrets may keep its readers waiting.
     blocking(move || member::know(&remote)).await?;
@@ -284,7 +315,7 @@ async fn start(context: Context, plan: Plan, inherited: Option<&Inheritance>) ->
     let (stem, folder) = (control.stem.as_str(), control.folder());
     let access = access(&plan.arguments.sockets);
     let identity = Identity { name: &members.name, uuid: &members.uuid, stem, folder, inherited, access };
-    let mut front_ends = FrontEnds::bind(&plan.arguments, identity).await?;
+    standing.front_ends = FrontEnds::bind(&plan.arguments, identity).await?;
     log::describe(&members.name, &[("array", &members.name), ("uuid", &members.uuid)]);
     let journal = ServerLog::new(plan.arguments.json, &members.name)?;
     let shards: Vec<ShardHandle> = context.shards().to_vec();
@@ -293,19 +324,26 @@ async fn start(context: Context, plan: Plan, inherited: Option<&Inheritance>) ->
     let assembled = Array::assemble(members.sources, plan.options(members.left_out), shards.clone()).await;
     let takeover = plan.arguments.takeover;
     let array = assembled.map_err(|error| Failure::new(not_assembled(&error, takeover)))?;
+    standing.array = Some(array.clone());
     if let Some(inherited) = inherited {
         array.pause_sync(inherited.settings().sync_paused);
     }
     let (limit, recorder) = (Arc::new(RateLimit::new(plan.rates())), Arc::default());
-    let opened_for = front_ends.open(array.shared(), &shards, &journal, &limit, &recorder).await;
+    let opened_for = standing.front_ends.open(array.shared(), &shards, &journal, &limit, &recorder).await;
     if let Err(error) = opened_for {
+        // They have given up what they had opened.
+        let front_ends = mem::take(&mut standing.front_ends);
         let _ = array.stop().await;
+        front_ends.close(&shards).await;
+        standing.array = None;
         return Err(error);
     }
     let is_kept = plan.shape.is_none() && !plan.arguments.read_only;
     let uuid = members.uuid.parse().ok().filter(|_| is_kept);
+    let keeper = Keeper::new(uuid, journal.clone()).await;
+    let Standing { front_ends, .. } = mem::take(standing);
     let served = Served {
-        keeper: Keeper::new(uuid, journal.clone()).await,
+        keeper,
         journal,
         stopping: Stopping::new(),
         warnings: warnings(&plan, &front_ends),
@@ -415,7 +453,7 @@ impl Started {
             First::Other(()) => "as asked for over the control socket",
         };
         if let Some(wish) = served.stopping.successor() {
-            return served.hand_over(&controller, accepting, opened, wish, order).await;
+            return served.hand_over(&controller, accepting, wish, order).await;
         }
         served.journal.note(&format!("stopping, {why}"));
         supervised.stopping();
@@ -487,7 +525,6 @@ impl Served {
         self,
         controller: &ControlServer,
         accepting: Vec<JoinHandle<()>>,
-        opened: devices::Opened,
         wish: Wish,
         mut order: Order,
     ) -> Result<(), Failure> {
@@ -525,7 +562,7 @@ impl Served {
         controller.answer_others().await;
         controller.release();
         drop(self.array);
-        opened.closed().await;
+        succession::closed("no other program can take over").await?;
         for (protocol, socket) in self.leavers.last_accepted() {
             estate.add(protocol, Connected { socket, name: String::new(), left: None });
         }

@@ -1,12 +1,13 @@
 //! Devices that have two names, change their names, or can't be written.
 
-use std::fs;
+use std::{fs, os::unix::fs::MetadataExt, thread, time::Duration};
 
 use serde_json::Value;
 
 use crate::{
-    nbd::{Client, pattern},
-    world::{LoopDevice, MEMBER_BYTES, Server, World},
+    fuse::may_mount,
+    nbd::{Client, header, pattern},
+    world::{LoopDevice, MEMBER_BYTES, Server, World, wait_until},
 };
 
 const NQN: &str = "nqn.2026-01.com.example:store";
@@ -167,4 +168,42 @@ fn a_bad_name_of_the_subsystem_is_refused_before_members_change() {
             .refused(64, &[nqn, "is no NQN"]);
         assert_eq!(world.hashes(&members), before);
     }
+}
+
+/// C21: what a server claims beside the file that the requests go to is let go when these are over, as that
+/// file is. Here it is what is under a loop device; of NVMe by passthrough it is the block device.
+#[test]
+fn a_server_that_was_killed_keeps_all_its_claims_until_its_requests_are_over() {
+    if !may_mount() {
+        return;
+    }
+    let other = World::new();
+    let store = other.serve(&["--shards", "1", "--fuse", "disk"], &other.raid5(3));
+    let Some(device) = LoopDevice::new(&other, "disk", &[]) else { return };
+    let inode = fs::metadata(other.path("disk")).unwrap();
+    let inode = format!(":{:02x}:{} ", rustix::fs::minor(inode.dev()), inode.ino());
+    let is_locked = || {
+        let locks = fs::read_to_string("/proc/locks").unwrap();
+        locks.lines().any(|lock| lock.contains("OFDLCK") && lock.contains(&inode))
+    };
+    let world = World::new();
+    let mut members = world.members(3);
+    members[1].clone_from(&device.path);
+    world.create(&["--level", "5", "--name", "data", "--assume-clean"], &members).ok();
+    assert!(!is_locked());
+    let mut server = world.serve(&["--shards", "1"], &members);
+    assert!(is_locked());
+    let mut client = Client::connect(&server.nbd());
+    store.signal("STOP");
+    // Nothing of it was read by now. (A flush would keep the process itself.)
+    client.say(&header(0, 4 << 20, 1 << 20));
+    thread::sleep(Duration::from_secs(1));
+    server.signal("KILL");
+    let ended = server.ended_within(Duration::from_secs(30));
+    thread::sleep(Duration::from_secs(1));
+    let is_kept = is_locked();
+    store.signal("CONT");
+    assert!(ended.is_some(), "the process waited for the device");
+    assert!(is_kept, "a next server could begin");
+    wait_until("the requests are over", || !is_locked());
 }

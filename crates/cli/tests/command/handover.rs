@@ -21,7 +21,7 @@ use crate::{
     nbd::{Client, header, pattern},
     tls::Authority,
     upgrade::{control, ends_well, program, talk, version},
-    world::{MEMBER_BYTES, PATIENCE, Server, World},
+    world::{MEMBER_BYTES, PATIENCE, Server, World, wait_until},
 };
 
 const SECRET: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
@@ -371,6 +371,101 @@ fn a_mounted_file_is_no_client_that_goes_over() {
     world.run(&["upgrade", "data"]).refused(1, &["FUSE"]);
     assert_eq!(version(&world), before);
     ends_well(&world, server);
+}
+
+/// An array whose second member is a file of another server, which hangs while that is stopped.
+struct Hanging {
+    world: World,
+    server: Server,
+    store: Server,
+    /// The member.
+    disk: String,
+    _store: World,
+}
+
+impl Hanging {
+    /// Parity is being made, so there are requests.
+    fn new() -> Self {
+        let other = World::new();
+        let store = other.serve(&["--shards", "1", "--fuse", "disk"], &other.raid5(3));
+        let disk = other.path("disk").display().to_string();
+        let world = World::new();
+        let mut members = world.members(3);
+        members[1].clone_from(&disk);
+        world.create(&["--level", "5", "--name", "data"], &members).ok();
+        let speed = ["--sync-speed-min", "1", "--sync-speed-max", "50"];
+        let server =
+            world.serve(&[&["--shards", "2", "--member-timeout", "2"], &speed[..]].concat(), &members);
+        Self { world, server, store, disk, _store: other }
+    }
+
+    /// The server names the member, and ends when that lets it. Nothing serves the array then.
+    fn ends(mut self, upgrade: Child, why: &str) {
+        let said = self.server.says("requests to", PATIENCE);
+        self.store.signal("CONT");
+        let said = said.expect("it became another program, or was to and could not");
+        for word in [why, &self.disk, "are not over", "not served any more"] {
+            assert!(said.contains(word), "'{word}' is missing in: {said}");
+        }
+        assert_eq!(self.server.ended_within(PATIENCE), Some(1));
+        assert!(!upgrade.wait_with_output().unwrap().status.success());
+    }
+}
+
+/// C16: their requests, which only this process's claim would keep apart from those of the next program.
+#[test]
+fn a_member_that_hangs_while_clients_are_left_ends_the_process_and_no_other_program_begins() {
+    if !may_mount() {
+        return;
+    }
+    let hanging = Hanging::new();
+    let client = greedy(&hanging.server);
+    let upgrade = begin_upgrade(&hanging.world, PINSTRIPE);
+    // Before that it looks at its members, and would wait for them.
+    let says = |line: &Value| line["message"].as_str().is_some_and(|words| words.contains("is to take over"));
+    wait_until("the server begins", || hanging.server.later.lock().unwrap().iter().any(says));
+    hanging.store.signal("STOP");
+    drop(client);
+    hanging.ends(upgrade, "no other program can take over");
+}
+
+/// A program whose start waits for ever behind the assembly: for a file that it reads.
+fn stuck(world: &World) -> String {
+    let uuid = world.run(&["detail", "data", "--json"]).ok().json()["uuid"].as_str().unwrap().to_owned();
+    let file = format!("state/joined/{}.json", uuid.replace(':', ""));
+    // The next one finds none again.
+    let waits = format!(
+        "mkdir -p state/joined; mkfifo {file}; (sleep 15; rm {file}) >/dev/null 2>&1 & exec $PINSTRIPE \"$@\""
+    );
+    program(world, "stuck", &waits)
+}
+
+#[test]
+fn a_program_that_comes_no_further_behind_the_assembly_stops_the_array_and_goes_back() {
+    let world = World::new();
+    let server = world.serve(&["--shards", "2"], &world.raid5(3));
+    let mut client = Client::connect(&server.nbd());
+    assert_eq!(client.write(0, &pattern(1, 1 << 20)), 0);
+    let words = ["could not take over", "does not serve after 30 s", "goes on"];
+    world.run(&["upgrade", "data", "--program", &stuck(&world)]).refused(1, &words);
+    assert!(client.read(0, 1 << 20) == pattern(1, 1 << 20));
+    assert_eq!(client.write(0, &pattern(2, 1 << 20)), 0);
+    world.run(&["upgrade", "data"]).ok();
+    assert!(client.read(0, 1 << 20) == pattern(2, 1 << 20));
+    ends_well(&world, server);
+}
+
+/// The same as above, of what the program that was to take over has begun itself.
+#[test]
+fn a_member_that_hangs_under_a_program_that_comes_no_further_ends_the_process() {
+    if !may_mount() {
+        return;
+    }
+    let hanging = Hanging::new();
+    let upgrade = begin_upgrade(&hanging.world, &stuck(&hanging.world));
+    thread::sleep(Duration::from_secs(10));
+    hanging.store.signal("STOP");
+    hanging.ends(upgrade, "does not serve after 30 s");
 }
 
 #[test]

@@ -292,6 +292,31 @@ impl Server {
         self.child.wait().unwrap().code().unwrap_or(-1)
     }
 
+    /// Waits for its end, and for no longer than this; the exit status, if it has ended.
+    pub fn ended_within(&mut self, limit: Duration) -> Option<i32> {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return Some(status.code().unwrap_or(-1));
+            }
+            if begun.elapsed() > limit {
+                return None;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until it says these words on standard error, and for no longer than this; the line, if it comes.
+    /// Can be called once.
+    pub fn says(&mut self, words: &str, limit: Duration) -> Option<String> {
+        let lines = BufReader::new(self.child.stderr.take().unwrap()).lines();
+        let (say, said) = std::sync::mpsc::channel();
+        thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| say.send(line)));
+        let end = Instant::now() + limit;
+        let next = || said.recv_timeout(end.saturating_duration_since(Instant::now())).ok();
+        std::iter::from_fn(next).find(|line| line.contains(words))
+    }
+
     /// Ends it by SIGTERM; the exit status, and what it has said on standard error.
     pub fn end(mut self) -> (i32, String) {
         self.signal("TERM");

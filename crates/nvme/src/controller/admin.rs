@@ -93,6 +93,8 @@ fn controller_info<S>(session: &Session<S>) -> ControllerInfo {
         events: if discovery { 0 } else { feature::EVENT_NAMESPACE_CHANGED },
         capsule_data_bytes: if discovery { 0 } else { CAPSULE_BYTES_MAX },
         event_requests: EVENT_REQUESTS_MAX,
+        // Every command does count, but to the moment: a silent host has its time once, not twice.
+        traffic_keep_alive: false,
         subsystem: if discovery { DISCOVERY_NQN.to_owned() } else { subsystem.config().nqn.clone() },
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use pinstripe_block::pieces::piece_end;
 use pinstripe_block::{BlockService, ServiceError};
 use pinstripe_runtime::{Buffer, block_bytes, shard};
 use zerocopy::FromBytes;
@@ -274,12 +275,29 @@ async fn dataset_management<S: BlockService>(
     // Other hints than that blocks aren't needed any more have no effect here.
     if command.dword(11) & DATASET_DEALLOCATE != 0 {
         let _admitted = admit(session, namespace, Access::Write).await?;
-        for Range { offset, length } in ranges.into_iter().filter(|range| range.length > 0) {
-            let discarded = service.discard(offset, length, false).await;
-            discarded.map_err(|error| failed(error, Status::WRITE_FAULT))?;
+        for range in ranges {
+            discard(session, service, range).await?;
         }
     }
     Ok(Done::Answered)
+}
+
+/// Discards a range piece by piece, as long as the command's host is there and the server goes on: when the
+/// connection has ended, that host may write the range by another one, and other hosts may write it. What
+/// isn't discarded keeps its bytes, which a host must reckon with always.
+async fn discard<S: BlockService>(session: &Session<S>, service: &S, range: Range) -> Result<(), Status> {
+    let (mut at, stop) = (range.offset, range.offset + range.length);
+    while at < stop && (active(Mutant::DiscardUncut) || !is_over(session)) {
+        let end = piece_end(at, stop, service.discard_granularity());
+        let discarded = service.discard(at, end - at, false).await;
+        discarded.map_err(|error| failed(error, Status::WRITE_FAULT))?;
+        at = end;
+    }
+    Ok(())
+}
+
+fn is_over<S>(session: &Session<S>) -> bool {
+    session.ended.get() || session.controller.is_dead() || session.inner.stopping.get()
 }
 
 async fn reservation<S: BlockService>(

@@ -55,11 +55,6 @@ pub struct Options {
 }
 
 impl Options {
-    /// For how long a server may carry out commands of an association that was lost, in nanoseconds.
-    pub(crate) fn patience_ns(&self) -> u64 {
-        if self.repeats_harmlessly { 0 } else { (u64::from(self.keep_alive_ms) + GRACE_MS) * 1_000_000 }
-    }
-
     /// With these identities and so many queues; keep-alive of 5 s, 10 s to connect, 30 s for a command.
     pub fn new(host_nqn: String, host_id: [u8; 16], queues: u16) -> Self {
         Self {
@@ -175,6 +170,8 @@ pub(super) struct Limits {
     pub queues: u16,
     pub volatile_cache: bool,
     pub optional_commands: u16,
+    /// See [`ControllerInfo::traffic_keep_alive`].
+    pub traffic_keep_alive: bool,
     pub offload: Option<Announcement>,
 }
 
@@ -226,6 +223,17 @@ impl Association {
         &self.address
     }
 
+    /// For how long the server may carry out commands of this association once it was lost, in nanoseconds.
+    /// Before it has said what it allows, it gets no command that could do harm.
+    pub fn patience_ns(&self) -> u64 {
+        if self.options.repeats_harmlessly {
+            return 0;
+        }
+        let looks_at_traffic = self.limits().traffic_keep_alive && !active(Mutant::TrafficForgotten);
+        let times = if looks_at_traffic { 2 } else { 1 };
+        (times * u64::from(self.options.keep_alive_ms) + GRACE_MS) * 1_000_000
+    }
+
     /// What the server allows; until it has said so, the least.
     pub fn limits(&self) -> Limits {
         self.limits.get().copied().unwrap_or(Limits {
@@ -235,6 +243,7 @@ impl Association {
             queues: 0,
             volatile_cache: true,
             optional_commands: 0,
+            traffic_keep_alive: false,
             offload: None,
         })
     }
@@ -265,13 +274,16 @@ impl Association {
     /// The server may still carry out commands of this association: no other one begins before it must have
     /// let go.
     pub fn hold_back(&self) {
-        let patience = self.options.patience_ns();
+        let patience = self.patience_ns();
         if active(Mutant::ReturnsTooEarly) || patience == 0 {
             return;
         }
         let until = shard::now() + patience;
         if let Some(initiator) = self.initiator.upgrade() {
-            lock(&initiator.lost).insert(self.address.server(), until);
+            let mut lost = lock(&initiator.lost);
+            let latest = lost.entry(self.address.server()).or_insert(until);
+            // Another association with it may have had more time.
+            *latest = until.max(*latest);
         }
     }
 
@@ -384,6 +396,7 @@ impl Association {
             queues,
             volatile_cache: controller.volatile_cache,
             optional_commands: controller.optional_commands,
+            traffic_keep_alive: controller.traffic_keep_alive,
             offload,
         };
         // It is set once.

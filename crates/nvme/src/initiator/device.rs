@@ -219,7 +219,7 @@ impl Device for NvmeDevice {
 
     fn late_writes_ns(&self) -> u64 {
         let ends_others = self.offload.is_some_and(Extension::ends_others);
-        if ends_others { 0 } else { self.lease.association.options().patience_ns() }
+        if ends_others { 0 } else { self.lease.association.patience_ns() }
     }
 
     fn read(&self, offset: u64, buffer: Buffer) -> Submission {

@@ -31,6 +31,7 @@ pub mod optional {
 pub const VENDOR_AREA: usize = 3072;
 
 const HOST_ID_128: u32 = 1;
+const TRAFFIC_KEEP_ALIVE: u32 = 1 << 6;
 const SHARED_SUBSYSTEM: u8 = 1 << 1;
 const LPA_EFFECTS_AND_EXTENDED: u8 = 1 << 1 | 1 << 2;
 const SGLS_SUPPORTED: u32 = 1;
@@ -68,6 +69,9 @@ pub struct ControllerInfo {
     pub capsule_data_bytes: u32,
     /// Event requests that may be outstanding.
     pub event_requests: u8,
+    /// Whether any command counts as a sign of life (TBKAS). Such a controller may look once in a keep-alive
+    /// time whether one came, so it ends a silent host after twice that time.
+    pub traffic_keep_alive: bool,
     /// The subsystem's name.
     pub subsystem: String,
 }
@@ -85,7 +89,7 @@ impl ControllerInfo {
         put16(out, 78, self.controller);
         put32(out, 80, super::fabrics::VERSION);
         put32(out, 92, self.events);
-        put32(out, 96, HOST_ID_128);
+        put32(out, 96, HOST_ID_128 | if self.traffic_keep_alive { TRAFFIC_KEEP_ALIVE } else { 0 });
         out[111] = if self.discovery { 2 } else { 1 };
         // Abort: as many as an abort can name. It never has more than one effect: none.
         out[258] = 3;
@@ -127,6 +131,7 @@ impl ControllerInfo {
             events: take32(bytes, 92),
             capsule_data_bytes: take32(bytes, 1792).saturating_mul(16).saturating_sub(64),
             event_requests: bytes[259].saturating_add(1),
+            traffic_keep_alive: take32(bytes, 96) & TRAFFIC_KEEP_ALIVE != 0,
             subsystem: super::text(&bytes[768..1024])?.to_owned(),
         })
     }
@@ -268,6 +273,7 @@ mod tests {
             events: 1 << 8,
             capsule_data_bytes: 32 << 10,
             event_requests: 4,
+            traffic_keep_alive: true,
             subsystem: "nqn.2026-01.example:a".into(),
         };
         assert_eq!(ControllerInfo::parse(&info.encode()), Some(info));

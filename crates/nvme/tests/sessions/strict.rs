@@ -38,6 +38,10 @@ struct Server {
     uuid: Option<[u8; 16]>,
     /// Flushes that it was asked for, each of which fails on the way.
     flushes: Cell<usize>,
+    /// A flush ends the connection.
+    flush_cuts: bool,
+    /// It says that all commands are signs of life to it.
+    traffic_keep_alive: bool,
 }
 
 thread_local! {
@@ -89,6 +93,9 @@ impl Session {
                         let data = self.pipe.receive_exactly(length as usize).await.unwrap();
                         assert_eq!(self.framer.data_received(&data), Some(false));
                     }
+                    if command.opcode == nvm::FLUSH && self.server.flush_cuts {
+                        break;
+                    }
                     self.command(&command).await;
                 }
                 other => panic!("{other:?}"),
@@ -112,7 +119,9 @@ impl Session {
         }
         match command.opcode {
             admin::IDENTIFY => match command.dword(10).to_le_bytes()[0] {
-                cns::CONTROLLER => self.give(command, &controller(), 4096).await,
+                cns::CONTROLLER => {
+                    self.give(command, &controller(self.server.traffic_keep_alive), 4096).await;
+                }
                 cns::NAMESPACE => self.give(command, &namespace(self.server.nguid), 4096).await,
                 _ => match self.server.uuid {
                     Some(uuid) => self.give(command, &*descriptors(&self.server.nguid, &uuid), 4096).await,
@@ -180,7 +189,7 @@ impl Session {
     }
 }
 
-fn controller() -> Vec<u8> {
+fn controller(traffic_keep_alive: bool) -> Vec<u8> {
     let info = ControllerInfo {
         serial: "1".to_owned(),
         model: "Strict".to_owned(),
@@ -195,6 +204,7 @@ fn controller() -> Vec<u8> {
         events: 0,
         capsule_data_bytes: 0,
         event_requests: 0,
+        traffic_keep_alive,
         subsystem: NQN.to_owned(),
     };
     info.encode().to_vec()
@@ -262,6 +272,47 @@ fn a_flush_is_asked_for_once_whatever_it_fails_for() {
         drop((device, source));
         SERVER.set(None);
     });
+}
+
+/// For how long a server that was lost is not used again, and what its device says of that, in seconds.
+fn held_back(traffic_keep_alive: bool) -> (u64, u64) {
+    let times = Rc::new(Cell::new((0, 0)));
+    let found = Rc::clone(&times);
+    seeds(1, move |random| {
+        let found = Rc::clone(&found);
+        async move {
+            let server = Rc::new(Server { flush_cuts: true, traffic_keep_alive, ..Server::default() });
+            let initiator = initiator(&random, &server, 1);
+            let source = initiator.open(&address("")).await.unwrap();
+            let device = source.attach().unwrap();
+            let late_ns = device.late_writes_ns();
+            assert!(device.flush().await.result.is_err());
+            drop((device, source));
+            let lost = shard::now();
+            drop(initiator.open(&address("")).await.unwrap());
+            found.set(((shard::now() - lost) / 1_000_000_000, late_ns / 1_000_000_000));
+            SERVER.set(None);
+        }
+    });
+    times.get()
+}
+
+/// It may look once in its keep-alive time whether a command came, and so find a silent host after twice
+/// that. Linux' target does.
+#[test]
+fn a_server_to_which_all_commands_are_signs_of_life_is_used_again_after_twice_the_time() {
+    assert_eq!(held_back(false), (6, 6));
+    assert_eq!(held_back(true), (11, 11));
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn an_initiator_that_forgets_how_such_a_server_looks_is_noticed() {
+    use pinstripe_nvme::mutants::{Mutant, activate};
+    activate(Some(Mutant::TrafficForgotten));
+    let found = held_back(true);
+    activate(None);
+    assert_eq!(found, (6, 6));
 }
 
 #[test]

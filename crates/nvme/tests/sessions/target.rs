@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use pinstripe_block::ServiceError;
 use pinstripe_block::budget::Budget;
 use pinstripe_nvme::controller::{DeviceFlushes, DeviceService, Target};
-use pinstripe_nvme::wire::command::{Command, DEALLOCATE, FORCE_UNIT_ACCESS, Sgl, admin, fabrics, nvm};
+use pinstripe_nvme::wire::command::{
+    Command, DATASET_DEALLOCATE, DEALLOCATE, DatasetRange, FORCE_UNIT_ACCESS, Sgl, admin, fabrics, nvm,
+};
 use pinstripe_nvme::wire::fabrics::{CONTROLLER_ANY, NO_FLOW_CONTROL, property};
 use pinstripe_nvme::wire::identify::{NamespaceInfo, parse_namespace_list};
 use pinstripe_nvme::wire::pdu::{FatalError, flag};
@@ -612,6 +614,54 @@ fn a_new_association_waits_for_the_old_ones_commands() {
         again.close();
         target.stop().await;
     });
+}
+
+/// How much of a discard of four pieces is done when its host goes during the first one.
+fn discarded_for_a_host_that_has_gone() -> usize {
+    const PIECE: usize = 32 << 20;
+    let done = Rc::new(Cell::new(0));
+    let found = Rc::clone(&done);
+    seeds(1, move |random| {
+        let found = Rc::clone(&found);
+        async move {
+            let array = Array::new(&random, 4 * PIECE, 0);
+            array.seen.borrow_mut().data.fill(7);
+            let (_, target) = target(std::slice::from_ref(&array));
+            let admin = Host::admin(&random, &target, 1).await;
+            let mut io = admin.io(&random, &target, 1, 1, 0).await;
+            array.close();
+            let blocks = u32::try_from(4 * PIECE / 512).unwrap();
+            let range = DatasetRange { attributes: 0.into(), blocks: blocks.into(), start: 0.into() };
+            let discard = Command::new(nvm::DATASET_MANAGEMENT, 1).with_dword(11, DATASET_DEALLOCATE);
+            io.command(discard, range.as_bytes()).await;
+            shard::sleep(1_000_000).await;
+            assert_eq!(array.seen.borrow().running, 1);
+            io.close();
+            admin.close();
+            shard::sleep(1_000_000).await;
+            array.open();
+            target.stop().await;
+            let seen = array.seen.borrow();
+            found.set(seen.data.iter().take_while(|&&byte| byte == 0).count() / PIECE);
+        }
+    });
+    done.get()
+}
+
+/// What other hosts write afterwards must not be zeroed, nor a server that stops be kept.
+#[test]
+fn a_long_discard_ends_with_its_host() {
+    assert_eq!(discarded_for_a_host_that_has_gone(), 1);
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn a_discard_that_goes_on_without_its_host_is_noticed() {
+    use pinstripe_nvme::mutants::{Mutant, activate};
+    activate(Some(Mutant::DiscardUncut));
+    let pieces = discarded_for_a_host_that_has_gone();
+    activate(None);
+    assert_eq!(pieces, 4);
 }
 
 #[test]

@@ -290,6 +290,7 @@ fn controller() -> Vec<u8> {
         events: 0,
         capsule_data_bytes: 4096,
         event_requests: 0,
+        traffic_keep_alive: false,
         subsystem: "nqn.2026-01.com.example:foreign".to_owned(),
     };
     info.encode().to_vec()

@@ -627,6 +627,28 @@ mod tests {
         });
     }
 
+    /// Whether a file of this name is registered with a ring, as the kernel tells.
+    fn has_registered(ring: std::os::fd::RawFd, name: &str) -> bool {
+        std::fs::read_to_string(format!("/proc/self/fdinfo/{ring}")).unwrap().contains(name)
+    }
+
+    /// C21: a ring keeps them until its last request is over, whatever becomes of the process.
+    #[test]
+    fn claims_are_kept_by_each_ring_that_carries_requests_to_their_file() {
+        with_driver(|_, driver| {
+            let folder = tempfile::tempdir().unwrap();
+            let file = |name: &str| OwnedFd::from(std::fs::File::create(folder.path().join(name)).unwrap());
+            let claims = vec![file("first-claim"), file("other-claim")];
+            let opened = crate::uring::operation::File::carried(file("own"), claims, Carrier::Large, None);
+            let descriptor = crate::uring::operation::Descriptor::registered(opened);
+            let rings = [driver.main.as_raw_fd(), driver.large.get().unwrap().ring.as_raw_fd()];
+            let all_have = |name| rings.iter().all(|ring| has_registered(*ring, name));
+            assert!(all_have("first-claim") && all_have("other-claim"));
+            drop(descriptor);
+            assert!(!rings.iter().any(|ring| has_registered(*ring, "claim")));
+        });
+    }
+
     /// A receive is under way for longer than it may be before the shard looks again, and its message has
     /// come meanwhile.
     fn times_out_although_it_has_completed() -> bool {

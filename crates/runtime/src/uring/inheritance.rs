@@ -4,9 +4,9 @@
 //! what one of them has claimed gets that one. So no other program finds them free in between.
 
 use std::{
-    io,
+    fs, io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
@@ -37,6 +37,17 @@ pub(super) fn note(file: &Arc<File>) {
 pub fn held() -> io::Result<Vec<OwnedFd>> {
     let files: Vec<Arc<File>> = lock(&HELD).iter().filter_map(Weak::upgrade).collect();
     files.iter().flat_map(|file| file.descriptors()).map(OwnedFd::try_clone).collect()
+}
+
+/// What this process has locked and still has open, by its paths. A request keeps what it goes to open until
+/// the kernel is done with it, whatever else has let go.
+pub fn still_open() -> Vec<PathBuf> {
+    let files: Vec<Arc<File>> = lock(&HELD).iter().filter_map(Weak::upgrade).collect();
+    let path = |file: &Arc<File>| {
+        let own = PathBuf::from(format!("/proc/self/fd/{}", file.fd.as_raw_fd()));
+        fs::read_link(&own).unwrap_or(own)
+    };
+    files.iter().map(path).collect()
 }
 
 /// Whether what is at this path now is locked by this process.
@@ -137,6 +148,14 @@ mod tests {
         assert!(!holds(&path));
         let open = OpenFile::open(&path, &options).unwrap();
         assert!(holds(&path) && !holds(folder.path()) && !holds(&folder.path().join("other")));
+        assert!(still_open().contains(&path.canonicalize().unwrap()));
+        // As a request that is under way.
+        let request = Arc::clone(&open.file);
+        drop(open);
+        assert!(still_open().contains(&path.canonicalize().unwrap()));
+        drop(request);
+        assert!(!still_open().contains(&path.canonicalize().unwrap()));
+        let open = open_free(&path, &options);
         let kept: Vec<OwnedFd> = open.file.descriptors().map(|fd| fd.try_clone().unwrap()).collect();
         drop(open);
         assert!(OpenFile::open(&path, &options).is_err(), "it is locked still");
@@ -145,10 +164,17 @@ mod tests {
         let open = OpenFile::open(&path, &options).unwrap();
         assert!(OpenFile::open(&path, &options).is_err(), "it can be had once");
         drop(open);
-        // A child that another test starts has every lock of this process until its exec.
+        open_free(&path, &options);
+    }
+
+    /// A child that another test starts has every lock of this process until its exec.
+    fn open_free(path: &Path, options: &OpenOptions) -> Arc<OpenFile> {
         let begun = Instant::now();
-        while let Err(err) = OpenFile::open(&path, &options) {
-            assert!(begun.elapsed() < Duration::from_mins(1), "{err}");
+        loop {
+            match OpenFile::open(path, options) {
+                Ok(open) => return open,
+                Err(err) => assert!(begun.elapsed() < Duration::from_mins(1), "{err}"),
+            }
             std::thread::sleep(Duration::from_millis(1));
         }
     }

@@ -43,6 +43,8 @@ pub(super) struct Descriptor {
     registered: Option<u32>,
     /// With the ring beside it that carries the file's reads and writes, if one does.
     registered_aside: Option<u32>,
+    /// The file's claims, with each of these rings.
+    registered_claims: Vec<(Carrier, u32)>,
 }
 
 /// What every ring's descriptor of one open file shares.
@@ -133,17 +135,28 @@ pub(super) fn forget_cached(device: &OwnedFd) {
 impl Descriptor {
     pub(super) fn new(file: Arc<File>) -> Rc<Self> {
         let driver = Driver::current();
-        Rc::new(Self { driver, file, registered: None, registered_aside: None })
+        let registered_claims = Vec::new();
+        Rc::new(Self { driver, file, registered: None, registered_aside: None, registered_claims })
     }
 
     /// Of a device: the kernel looks up its file once.
+    ///
+    /// The claims are registered for another reason. Where a request goes to another file than the claim, as
+    /// a command by passthrough does, the kernel would let go of the claim of a process that was killed
+    /// while its requests are under way. A ring keeps what is registered with it until the last of its
+    /// requests is over (C16, C21).
     pub(super) fn registered(file: Arc<File>) -> Rc<Self> {
         let driver = Driver::current();
         let carrier = file.carrier;
         let aside = carrier != Carrier::Main && driver.provide(carrier).is_ok();
         let registered_aside = if aside { driver.register(carrier, &file.fd) } else { None };
         let registered = driver.register(Carrier::Main, &file.fd);
-        Rc::new(Self { driver, file, registered, registered_aside })
+        let mut registered_claims = Vec::new();
+        for carrier in std::iter::once(Carrier::Main).chain(aside.then_some(carrier)) {
+            let register = |claim| Some((carrier, driver.register(carrier, claim)?));
+            registered_claims.extend(file.claims.iter().filter_map(register));
+        }
+        Rc::new(Self { driver, file, registered, registered_aside, registered_claims })
     }
 
     fn registered_with(&self, carrier: Carrier) -> Option<u32> {
@@ -166,6 +179,9 @@ impl Drop for Descriptor {
         }
         if let Some(index) = self.registered_aside {
             self.driver.unregister(self.file.carrier, index);
+        }
+        for (carrier, index) in &self.registered_claims {
+            self.driver.unregister(*carrier, *index);
         }
     }
 }
