@@ -154,9 +154,7 @@ pub fn forced_writes_at_a_time(seed: u64) -> bool {
 #[test]
 fn what_a_forced_write_loses_by_its_flush_is_not_called_durable() {
     for seed in 0..12 {
-        for kind in KINDS {
-            assert!(lost_beside_a_forced_write(seed, kind), "{kind:?}, seed {seed}");
-        }
+        assert!(forced_write_and_flush(seed), "seed {seed}");
         assert!(forced_writes_at_a_time(seed), "seed {seed}");
     }
 }
