@@ -326,17 +326,36 @@ impl SubmissionSet {
 
     /// Waits until every request has completed.
     pub fn wait(&mut self) -> impl Future<Output = ()> {
-        std::future::poll_fn(|cx| {
+        self.wait_for_each(|_, _| {})
+    }
+
+    /// The same. Tells how each request has ended as soon as it has, by its index.
+    pub fn wait_for_each(
+        &mut self,
+        mut ended: impl FnMut(usize, Result<usize, DeviceError>),
+    ) -> impl Future<Output = ()> {
+        let mut is_first = true;
+        std::future::poll_fn(move |cx| {
             let mut pending = false;
-            for submission in &mut self.submissions {
+            for (index, submission) in self.submissions.iter_mut().enumerate() {
                 // What was answered inline has its outcome where it is.
+                let mut ends = is_first;
                 if let SubmissionState::Waiting(slot) = submission.state {
                     match shard::with_current(|shard| shard.slots.poll(slot, cx, shard.pool())) {
-                        Poll::Ready(done) => submission.state = SubmissionState::Ready(Some(done)),
+                        Poll::Ready(done) => {
+                            submission.state = SubmissionState::Ready(Some(done));
+                            ends = true;
+                        }
                         Poll::Pending => pending = true,
                     }
                 }
+                if let SubmissionState::Ready(Some(outcome)) = &submission.state
+                    && ends
+                {
+                    ended(index, outcome.result);
+                }
             }
+            is_first = false;
             if self.timed {
                 self.note_times();
             }

@@ -92,8 +92,10 @@ impl ArrayController {
         let Some(bitmap) = &superblocks.bitmap else { return false };
         let (ours, theirs) = (bitmap.header().events_cleared, former.bitmap.header().events_cleared);
         // C9, here: what went later has seen that bits could be cleared. Where a kernel has said nothing of
-        // that since the bitmap was made, it may have cleared some nevertheless, behind a recovery.
-        let kept_here = former.events >= ours && ours > 0 || active(Mutant::ReaddIgnoresEvents);
+        // that since the bitmap was made, it may have cleared some nevertheless, behind a recovery. Not of an
+        // array that was never updated.
+        let is_told = ours > 0 || former.events == 0;
+        let kept_here = former.events >= ours && is_told || active(Mutant::ReaddIgnoresEvents);
         // And there: no array that isn't complete clears any. That it knows of an earlier clearing only is
         // ambiguous: a kernel says so late, or the events are of a life apart, in which members were missing.
         let may_know_less = theirs < ours && former.was_complete;

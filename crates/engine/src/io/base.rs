@@ -6,8 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use futures_util::future::join_all;
-use pinstripe_runtime::{Buffer, DeviceError, Slice, Submission, SubmissionSet, shard};
+use pinstripe_runtime::{Buffer, DeviceError, FlushTicket, Slice, Submission, SubmissionSet, shard};
 
 use crate::{
     error::Operation,
@@ -95,12 +94,38 @@ impl VolumeBase {
     /// this flush: one that failed elsewhere meanwhile has lost what this one was to make durable, and one
     /// that failed before is never tried again.
     pub(crate) async fn flush_members(&self, view: &View) -> Vec<(usize, DeviceError)> {
-        let places = usize::from(active(Mutant::FlushSkipsMember))..view.devices.len();
-        let flushes: Vec<_> = places.filter_map(|place| flush_member(view, place)).collect();
-        let ended = join_all(flushes).await;
-        let mut failed: Vec<_> =
-            ended.iter().filter_map(|&(place, result)| Some((place, result.err()?))).collect();
-        for (place, _) in ended {
+        let mut set = self.sets.take();
+        // A slot may have two: its member and the target of its replacement.
+        let mut asked = [(0, FlushTicket::default()); 2 * crate::geometry::MEMBERS_MAX];
+        for place in usize::from(active(Mutant::FlushSkipsMember))..view.devices.len() {
+            let Some((member, device)) = view.member(place) else { continue };
+            let ticket = member.health.flushes.begin();
+            asked[set.push(device.flush())] = (place, ticket);
+        }
+        let asked = &asked[..set.len()];
+        let repeats =
+            |result: &Result<usize, DeviceError>| result.is_err() && active(Mutant::FlushTriedAgain);
+        // A ticket ends with its own flush, and not with those of other members, which may hang: what else
+        // waits for this member's flushes doesn't wait for those.
+        let ended = |index: usize, result: Result<usize, DeviceError>| {
+            let (place, ticket) = asked[index];
+            if let Some((member, _)) = view.member(place).filter(|_| !repeats(&result)) {
+                member.health.flushes.end(ticket, result.err());
+            }
+        };
+        set.wait_for_each(ended).await;
+        let mut failed = Vec::new();
+        for (index, &(place, ticket)) in asked.iter().enumerate() {
+            let Some((member, device)) = view.member(place) else { continue };
+            let mut result = set.take(index).result;
+            if repeats(&result) {
+                // What is tried again is believed, whatever it says.
+                result = device.flush().await.result.or(Ok(0));
+                member.health.flushes.end(ticket, None);
+            }
+            failed.extend(result.err().map(|error| (place, error)));
+        }
+        for &(place, _) in asked {
             let told = failed.iter().any(|(other, _)| *other == place);
             if let Some((member, _)) = view.member(place)
                 && !told
@@ -109,6 +134,8 @@ impl VolumeBase {
                 failed.extend(member.health.flushes.failure().await.map(|error| (place, error)));
             }
         }
+        set.clear();
+        self.sets.give(set);
         failed
     }
 
@@ -119,23 +146,4 @@ impl VolumeBase {
             .filter_map(|(place, error)| self.members.report(view, place, Operation::Flush, 0, error))
             .collect()
     }
-}
-
-/// Submits a flush of the member of a place. Its ticket ends with it, and not with the flushes of other
-/// members, which may hang: what else waits for this member's flushes doesn't wait for those.
-fn flush_member(
-    view: &View,
-    place: usize,
-) -> Option<impl Future<Output = (usize, Result<usize, DeviceError>)>> {
-    let (member, device) = view.member(place)?;
-    let ticket = member.health.flushes.begin();
-    let flush = device.flush();
-    Some(async move {
-        let result = flush.await.result;
-        let repeats = result.is_err() && active(Mutant::FlushTriedAgain);
-        // What is tried again is believed, whatever it says.
-        let result = if repeats { device.flush().await.result.or(Ok(0)) } else { result };
-        member.health.flushes.end(ticket, result.err());
-        (place, result)
-    })
 }
