@@ -13,8 +13,8 @@
 //!
 //! The look is one half. A change of the membership is the other: it is published first, and what then relies
 //! on it (a recovery that reads intent bits) waits until every [`Inside`] of the membership before is gone.
-//! So either the bit was there to be read, or the look sees the change. What waits for its intent gives way to
-//! a change, which waits for it.
+//! So either the bit was there to be read, or the look sees the change. What waits for its intent gives way
+//! to a change, which waits for it.
 
 use std::{pin::pin, rc::Rc};
 

@@ -104,8 +104,8 @@ pub struct SlotDetail {
     pub slow: bool,
     /// Requests that were given up and are not over; until they are, nothing is asked of the member.
     pub late_requests: u64,
-    /// Whether a flush of it has ever failed, or a forced write that was made of one: no later one is believed
-    /// (C5).
+    /// Whether a flush of it has ever failed, or a forced write that was made of one: no later one is
+    /// believed (C5).
     pub lost_flush: bool,
     /// Sectors that its bad-block log lists.
     pub bad_sectors: u64,

@@ -18,9 +18,9 @@
 //!
 //! A read or write that the device had no resources for is tried again a few times; a flush never is (C5).
 //!
-//! *Forced writes that are made of a write and a flush* are flushes of the member, too: an error may be that of
-//! the flush, and what other writes had left in the cache be lost. So it is kept, for every flush under way
-//! and to come, and for every forced write, which may have had its own data in that cache.
+//! *Forced writes that are made of a write and a flush* are flushes of the member, too: an error may be that
+//! of the flush, and what other writes had left in the cache be lost. So it is kept, for every flush under
+//! way and to come, and for every forced write, which may have had its own data in that cache.
 
 pub(crate) mod bounded;
 mod offload;

@@ -587,9 +587,9 @@ impl Queue {
         })
     }
 
-    /// By what attributes say; one that isn't there says nothing. The kernel makes forced writes of writes and
-    /// flushes if the queue doesn't take them. That of a `virtual` device takes them where only some of what
-    /// lies below does.
+    /// By what attributes say; one that isn't there says nothing. The kernel makes forced writes of writes
+    /// and flushes if the queue doesn't take them. That of a `virtual` device takes them where only some of
+    /// what lies below does.
     fn told(is_virtual: bool, read: impl Fn(&str) -> String) -> Self {
         // If it does not tell, the worse is assumed.
         let volatile_cache = read("write_cache") != "write through";
