@@ -95,7 +95,7 @@ impl ArrayController {
         // that since the bitmap was made, it may have cleared some nevertheless, behind a recovery. Not of an
         // array that was never updated.
         let is_told = ours > 0 || former.events == 0;
-        let kept_here = former.events >= ours && is_told || active(Mutant::ReaddIgnoresEvents);
+        let kept_here = former.events >= ours && is_told;
         // And there: no array that isn't complete clears any. That it knows of an earlier clearing only is
         // ambiguous: a kernel says so late, or the events are of a life apart, in which members were missing.
         let may_know_less = theirs < ours && former.was_complete;
@@ -103,7 +103,8 @@ impl ArrayController {
         // it.
         let in_an_update = theirs > former.events && ours == former.events;
         let kept_there = theirs == ours || may_know_less || in_an_update;
-        kept_here && (kept_there || active(Mutant::ReaddIgnoresOwnClearing))
+        let is_kept = kept_here && (kept_there || active(Mutant::ReaddIgnoresOwnClearing));
+        is_kept || active(Mutant::ReaddIgnoresEvents)
     }
 
     /// Rows that a former member may have written without the array count as written by the array without it.
