@@ -380,8 +380,8 @@ impl IntentTable {
         self.update(region, |word| word & !(NEEDS_RESYNC | TORN) | TOUCHED);
     }
 
-    /// Of the region that holds byte `to` of the members, or ends there, what is before it was resynced
-    /// without an error, and is flushed.
+    /// Of the region that holds byte `to` of the members, what is before it was resynced without an error,
+    /// and is flushed.
     pub fn resynced_to(&self, to: u64) {
         self.resynced_to.store(to, Ordering::SeqCst);
     }
@@ -390,7 +390,7 @@ impl IntentTable {
     pub fn left_of(&self, region: usize) -> u64 {
         let start = region as u64 * self.region_bytes;
         let to = self.resynced_to.load(Ordering::SeqCst);
-        if (start..=start + self.region_bytes).contains(&to) { to } else { start }
+        if (start..start + self.region_bytes).contains(&to) { to } else { start }
     }
 
     /// From which member byte on parity may not match its data.

@@ -286,8 +286,6 @@ pinstripe_runtime::mutants! {
     UndoneForgotten,
     /// A clean stop records stripes of a rebuild or resync as done that were just under way.
     PlaceIgnoresBegun,
-    /// A clean stop before the first stripe of a resync leaves superblocks as a crash would.
-    ResyncSaysZero,
     /// What can't be read of a log is taken for empty.
     UnreadableLogEmpty,
     /// A sector that can't be read keeps a log's replay from its whole page.
@@ -442,7 +440,6 @@ impl Mutant {
     /// (`tests/engine/membership.rs`, `tests/engine/checkpoints.rs`, `tests/engine/races.rs`).
     pub const OF_LIFE: &[Self] = &[
         Self::PlaceIgnoresBegun,
-        Self::ResyncSaysZero,
         Self::SeatedSpareRemoved,
         Self::ReaddForgetsOwnBits,
         Self::ReaddIgnoresOwnClearing,

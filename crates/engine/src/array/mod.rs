@@ -178,16 +178,9 @@ impl Array {
         self.controller.bound_waits();
         self.controller.drain_journal().await;
         let maintenance = self.maintenance.clone();
-        let begin_resync = Box::pin(async move {
-            if let Some(maintenance) = maintenance {
-                maintenance.begin_resync().await;
-            }
-        });
-        let maintenance = self.maintenance.clone();
         let keep_place =
             Box::new(move || maintenance.iter().for_each(|maintenance| maintenance.keep_place()));
-        let stop = |reply| Command::Stop { begin_resync, keep_place, reply };
-        let result = self.controller.command(stop).await;
+        let result = self.controller.command(|reply| Command::Stop { keep_place, reply }).await;
         if matches!(result, Err(IoError::Stopping)) {
             // The rest is for the stop that came first.
             return result;

@@ -4,14 +4,9 @@
 //! the gate, commands) and does the most urgent thing whole, then looks again. So superblock updates are
 //! serial and nothing that was asked for can be lost between two messages (C2).
 
-use std::{
-    cell::Cell,
-    pin::{Pin, pin},
-    rc::Rc,
-    sync::Arc,
-};
+use std::{cell::Cell, pin::pin, rc::Rc, sync::Arc};
 
-use futures_util::future::{Either, select};
+use futures_util::future::select;
 use pinstripe_md::bitmap::BitmapImage;
 use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
 
@@ -61,10 +56,9 @@ pub(crate) enum Command {
     Policy { steps: Vec<PolicyStep>, reply: Reply },
     /// The members' servers know the membership of a generation.
     Offload { generation: u64, attached: Arc<crate::membership::attached::Attached>, reply: Reply },
-    /// Writes clean superblocks and ends. When no write comes any more, `begin_resync` sees to it that a
-    /// resync has begun that is to be done; then, before the flush that goes before those superblocks,
-    /// `keep_place` notes how far maintenance has come.
-    Stop { begin_resync: Pin<Box<dyn Future<Output = ()>>>, keep_place: Box<dyn FnOnce()>, reply: Reply },
+    /// Writes clean superblocks and ends. When no write comes any more, and before the flush that goes before
+    /// those superblocks, `keep_place` notes how far maintenance has come.
+    Stop { keep_place: Box<dyn FnOnce()>, reply: Reply },
 }
 
 /// What happens to the bitmap on disk with a new table.
@@ -196,19 +190,6 @@ impl ArrayController {
         }
     }
 
-    /// Waits for what is under way. What is reported meanwhile is dealt with: that may wait for it.
-    async fn settling(&self, mut work: Pin<Box<dyn Future<Output = ()>>>) {
-        let shared = self.shared();
-        let has_reports = || self.has_reports() && !shared.has_failed();
-        loop {
-            let reported = pin!(shared.controller_wake.wait_until(has_reports));
-            if let Either::Left(_) = select(work.as_mut(), reported).await {
-                return;
-            }
-            self.settle_reports().await;
-        }
-    }
-
     /// Runs a command. True if it was the last.
     async fn execute(&self, command: Command) -> bool {
         match command {
@@ -239,10 +220,9 @@ impl ArrayController {
             Command::Offload { generation, attached, reply } => {
                 reply.send(self.adopt_attached(generation, attached).await);
             }
-            Command::Stop { begin_resync, keep_place, reply } => {
+            Command::Stop { keep_place, reply } => {
                 self.refuse_commands();
                 self.end_writers().await;
-                self.settling(begin_resync).await;
                 self.stopped.set(true);
                 keep_place();
                 let stopped = self.write_clean().await;

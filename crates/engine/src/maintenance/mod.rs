@@ -161,25 +161,6 @@ struct Walk {
 }
 
 impl Walk {
-    /// Of all `stripes`.
-    fn new(action: SyncAction, membership: u64, stripes: Range<u64>) -> Self {
-        Self {
-            action,
-            target: None,
-            membership,
-            correction: if action == SyncAction::Resync { Correction::Parity } else { Correction::Nothing },
-            scrub: None,
-            next: Cell::new(stripes.start),
-            end: Cell::new(stripes.end),
-            due_ns: u64::MAX,
-            undone: RefCell::default(),
-            begun: RefCell::default(),
-            findings: RefCell::default(),
-            errors: Cell::new(0),
-            aborted: Cell::new(false),
-        }
-    }
-
     fn is_through(&self) -> bool {
         self.next.get() >= self.end.get() && self.undone.borrow().is_empty()
     }
@@ -351,8 +332,23 @@ impl Maintenance {
         stripes: Range<u64>,
         due_ns: u64,
     ) -> Rc<Walk> {
-        let membership = self.controller.shared().snapshot().membership;
-        self.walk_along(Walk { target, due_ns, ..Walk::new(action, membership, stripes) }).await
+        let correction = if action == SyncAction::Resync { Correction::Parity } else { Correction::Nothing };
+        self.walk_along(Walk {
+            action,
+            target,
+            membership: self.controller.shared().snapshot().membership,
+            correction,
+            scrub: None,
+            next: Cell::new(stripes.start),
+            end: Cell::new(stripes.end),
+            due_ns,
+            undone: RefCell::default(),
+            begun: RefCell::default(),
+            findings: RefCell::default(),
+            errors: Cell::new(0),
+            aborted: Cell::new(false),
+        })
+        .await
     }
 
     async fn walk_along(self: &Rc<Self>, walk: Walk) -> Rc<Walk> {

@@ -1,22 +1,20 @@
 //! Resync: parity is made to match data where it is unknown, after an unclean stop or because it was never
 //! computed.
+
 //!
 //! What is recorded of an unfinished resync, so that it isn't done again: with a bitmap, its bits. Without
 //! one, the superblocks' `resync_offset`, as MD has it, every ten seconds and at a clean stop. MD's rule,
 //! too, is that an array that is being written says 0. And so does one that was not stopped cleanly, until
-//! its resync is over: a start that finds another offset takes it that no row is torn. So the first stripe is
-//! done by itself, and by a clean stop if nothing was done yet: an array that isn't being written, and in
-//! which no row is torn, never says 0.
+//! its resync is over: a start that finds another offset takes it that no row is torn.
 
 use std::{ops::Range, rc::Rc};
 
 use pinstripe_runtime::shard;
 
-use super::{Walk, rebuild::LEG_NS_MIN};
+use super::rebuild::LEG_NS_MIN;
 use crate::{
     controller::control::Command,
     events::SyncAction,
-    geometry::StripeId,
     intent::IntentTable,
     maintenance::Maintenance,
     mutants::{Mutant, active},
@@ -26,30 +24,6 @@ use crate::{
 struct Aborted;
 
 impl Maintenance {
-    /// At a clean stop: resyncs the first stripe if parity of nothing is known to match, and no row is torn.
-    /// The superblocks that say where a resync is to begin would otherwise say 0, and the next start would
-    /// take that for a crash. No writer is inside.
-    pub(crate) async fn begin_resync(&self) {
-        let shared = self.controller.shared();
-        let snapshot = shared.snapshot();
-        let intent = &snapshot.intent;
-        let is_wanted = snapshot.is_complete() && intent.out_of_sync_from() == Some(0) && !intent.has_torn();
-        let is_kept = shared.has_failed() || self.controller.is_static() || !snapshot.log.is_none();
-        if !is_wanted || is_kept || active(Mutant::ResyncSaysZero) {
-            return;
-        }
-        let walk = Walk::new(SyncAction::Resync, snapshot.membership, 0..1);
-        let mut row = self.volume.rows.take();
-        let is_done = self.volume.sync_stripe(&walk, StripeId(0), &mut row).await.is_ok();
-        row.clear(0);
-        self.volume.rows.give(row);
-        // It is flushed with all else before the superblocks say so.
-        if is_done && shared.snapshot().membership == walk.membership {
-            let chunk = u64::from(self.volume.geometry.chunk_bytes());
-            note_resynced(intent, chunk.min(intent.region_bytes()));
-        }
-    }
-
     /// Resyncs every region that needs it. True if none is left.
     pub(super) async fn resync(self: &Rc<Self>) -> bool {
         let geometry = &self.volume.geometry;
@@ -114,10 +88,7 @@ impl Maintenance {
         let mut next = stripes.start;
         loop {
             let now = shard::now();
-            let is_first = next == 0 && !intent.has_torn() && !active(Mutant::ResyncSaysZero);
-            let (to, due) = if is_first {
-                (stripes.end.min(1), u64::MAX)
-            } else if is_recorded(intent) {
+            let (to, due) = if is_recorded(intent) {
                 let due = (*recorded + checkpoint_ns.max(LEG_NS_MIN)).max(now + LEG_NS_MIN);
                 (stripes.end.min(next.saturating_add(step)), due)
             } else {
@@ -129,8 +100,7 @@ impl Maintenance {
             }
             next = walk.end.get();
             let is_over = next >= stripes.end;
-            let is_due = is_first || shard::now() - *recorded >= checkpoint_ns;
-            if !is_over && !is_due && walk.errors.get() == 0 {
+            if !is_over && shard::now() - *recorded < checkpoint_ns && walk.errors.get() == 0 {
                 continue;
             }
             // C4: parity must be on the members before anything may say that it matches.
@@ -154,16 +124,14 @@ impl Maintenance {
     }
 }
 
-/// Parity matches up to this byte of the members, in the region of the first one that isn't known to match.
-/// What is resynced behind a region that can't be isn't told.
+/// Parity matches up to this byte of the members.
 pub(super) fn note_resynced(intent: &IntentTable, to: u64) {
-    let is_told = |first: u64| first < to && intent.regions(first, 1) == intent.regions(to - 1, 1);
-    if !intent.has_torn() && intent.out_of_sync_from().is_some_and(is_told) {
+    if is_recorded(intent) {
         intent.resynced_to(to);
     }
 }
 
-/// Whether the superblocks say all the time how far a resync of these regions is.
+/// Whether the superblocks may say how far a resync of these regions is.
 fn is_recorded(intent: &IntentTable) -> bool {
-    !intent.is_persistent() && !intent.has_torn()
+    !intent.is_persistent() && !intent.is_torn(0..=intent.len() - 1)
 }

@@ -303,14 +303,21 @@ impl Maintenance {
         if let Some(progress) = &mut *self.sync.borrow_mut() {
             progress.mismatched_sectors = scrub.found.borrow().mismatched;
         }
-        let (membership, stripes) =
-            (self.controller.shared().snapshot().membership, scrub.next.get()..scrub.stripes.end);
         let walk = self
             .walk_along(Walk {
+                action: scrub.action(),
+                target: None,
+                membership: self.controller.shared().snapshot().membership,
                 correction: scrub.correction,
                 scrub: Some(Rc::clone(scrub)),
+                next: Cell::new(scrub.next.get()),
+                end: Cell::new(scrub.stripes.end),
+                due_ns: u64::MAX,
                 undone: RefCell::new(scrub.undone.take()),
-                ..Walk::new(scrub.action(), membership, stripes)
+                begun: RefCell::default(),
+                findings: RefCell::default(),
+                errors: Cell::new(0),
+                aborted: Cell::new(false),
             })
             .await;
         scrub.running.set(false);
