@@ -6,7 +6,7 @@
 
 use std::{cell::Cell, pin::pin, rc::Rc, sync::Arc};
 
-use futures_util::future::select;
+use futures_util::future::{Either, select};
 use pinstripe_md::bitmap::BitmapImage;
 use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
 
@@ -173,19 +173,33 @@ impl ArrayController {
     /// dropped.
     async fn end_writers(&self) {
         let shared = self.shared();
-        let has_reports = || self.has_reports() && !shared.has_failed();
         loop {
-            let ended = pin!(shared.admission.close_for_good());
-            let reported = pin!(shared.controller_wake.wait_until(has_reports));
+            let ended = shared.admission.close_for_good();
             if active(Mutant::StopSettlesLate) {
                 ended.await;
             } else {
-                select(ended, reported).await;
+                self.settling(ended).await;
             }
-            if has_reports() {
+            // What left last may have reported something.
+            if self.has_reports() && !shared.has_failed() {
                 self.settle_reports().await;
             } else if shared.admission.writers() == 0 {
                 return;
+            }
+        }
+    }
+
+    /// Waits for what others do, and deals meanwhile with what is reported: they may wait for a member to be
+    /// dropped.
+    pub(super) async fn settling(&self, others: impl Future<Output = ()>) {
+        let shared = self.shared();
+        let mut others = pin!(others);
+        loop {
+            let has_reports = || self.has_reports() && !shared.has_failed();
+            let reported = pin!(shared.controller_wake.wait_until(has_reports));
+            match select(others.as_mut(), reported).await {
+                Either::Left(_) => return,
+                Either::Right(_) => self.settle_reports().await,
             }
         }
     }

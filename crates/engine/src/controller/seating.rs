@@ -4,8 +4,9 @@
 //! The controller alone does this, one step after the other. [`transition`](crate::membership::transition)
 //! says what comes of each step.
 
-use std::{ops::RangeInclusive, sync::Arc};
+use std::{ops::RangeInclusive, pin::pin, sync::Arc};
 
+use futures_util::future::select;
 use pinstripe_md::bitmap::BitmapImage;
 
 use crate::{
@@ -74,7 +75,7 @@ impl ArrayController {
         if let Some(Former { slot, bitmap, .. }) = former {
             self.shared().check()?;
             if !active(Mutant::ReaddForgetsOwnBits) {
-                self.miss_what_it_wrote(&bitmap).await;
+                self.miss_what_it_wrote(&bitmap).await?;
             }
             return self.enact(Event::Seat { spare, slot, how: JoinKind::Bitmap }).await;
         }
@@ -109,7 +110,7 @@ impl ArrayController {
 
     /// Rows that a former member may have written without the array count as written by the array without it.
     /// Their bits are on all members before it has the array's bitmap.
-    async fn miss_what_it_wrote(&self, bitmap: &BitmapImage) {
+    async fn miss_what_it_wrote(&self, bitmap: &BitmapImage) -> Result<(), IoError> {
         let intent = Arc::clone(&self.shared().snapshot().intent);
         let mut runs: Vec<RangeInclusive<usize>> = Vec::new();
         let regions = bitmap.set_bits().filter_map(|bit| usize::try_from(bit).ok());
@@ -128,9 +129,15 @@ impl ArrayController {
             mark
         };
         let marks: Vec<_> = runs.into_iter().map(mark).collect();
-        for mark in &marks {
-            intent.durable(mark).await;
-        }
+        let durable = async {
+            for mark in &marks {
+                intent.durable(mark).await;
+            }
+        };
+        // Where no member takes them, the array fails.
+        let failed = self.shared().until(|| false);
+        self.settling(async { drop(select(pin!(durable), pin!(failed)).await) }).await;
+        self.shared().check()
     }
 
     /// The spare that is to take a slot now, and the slot: one of `first` if one of those is empty.

@@ -1,6 +1,8 @@
 //! Members that were served apart: one half of an array of level 6, and then the other half. What the one has
 //! written, the other doesn't know, and events count both lives.
 
+use std::{cell::Cell, rc::Rc};
+
 use crate::{
     arrays::{
         STEPS, assemble, options,
@@ -183,6 +185,31 @@ fn a_crash_while_a_member_comes_back_from_a_life_apart_forgets_nothing() {
         until(&mut scene, |array| array.detail().slots[0].state == "in-sync");
         scene.read_all();
     }
+}
+
+/// No member takes the bits of what it wrote apart: the array fails, and what has asked for it hears so.
+#[test]
+fn a_member_comes_back_from_a_life_apart_as_all_others_go() {
+    let mut failed = 0;
+    for steps in 0..240 {
+        let mut scene = served_apart(steps, write_apart);
+        let (array, back) = (scene.array.clone(), scene.disks[0].source());
+        let answer = Rc::new(Cell::new(None));
+        let told = Rc::clone(&answer);
+        scene.world.spawn(0, "add", async move {
+            told.set(Some(array.add(back, Uuid([90; 16])).await.is_ok()));
+        });
+        let _ = scene.world.run_until(steps, |_| answer.get().is_some());
+        scene.disks[2..4].iter().for_each(|disk| disk.fault(&Fault::Gone));
+        scene
+            .world
+            .run_until(STEPS, |_| answer.get().is_some())
+            .unwrap_or_else(|error| panic!("{steps}: {error:?}"));
+        failed += u64::from(answer.get() == Some(false));
+        let array = scene.array.clone();
+        let _ = scene.run(async move { array.stop().await });
+    }
+    assert!(failed > 6, "{failed} were not taken in");
 }
 
 #[cfg(feature = "mutants")]
