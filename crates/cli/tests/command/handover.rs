@@ -373,7 +373,7 @@ fn a_mounted_file_is_no_client_that_goes_over() {
     ends_well(&world, server);
 }
 
-/// An array whose second member is a file of another server, which hangs while that is stopped.
+/// An array with a file of another server as its second member, which hangs while that server is stopped.
 struct Hanging {
     world: World,
     server: Server,
@@ -429,7 +429,7 @@ fn a_member_that_hangs_while_clients_are_left_ends_the_process_and_no_other_prog
     hanging.ends(upgrade, "no other program can take over");
 }
 
-/// A program whose start waits for ever behind the assembly: for a file that it reads.
+/// A program that waits for ever in its start, behind the assembly: for a file that it reads.
 fn stuck(world: &World) -> String {
     let uuid = world.run(&["detail", "data", "--json"]).ok().json()["uuid"].as_str().unwrap().to_owned();
     let file = format!("state/joined/{}.json", uuid.replace(':', ""));

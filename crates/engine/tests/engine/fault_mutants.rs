@@ -51,22 +51,6 @@ fn sleep(scene: &mut Scene, seconds: u64) {
     scene.run(async move { shard::sleep(seconds * 1_000_000_000).await });
 }
 
-/// Reads everything; says whether the ledger finds a wrong byte.
-fn is_right(scene: &mut Scene) -> bool {
-    let (volume, ledger) = (scene.volume(), Rc::clone(&scene.ledger));
-    scene.run(async move {
-        let sectors = volume.size() / 512;
-        for at in (0..sectors).step_by(8) {
-            let id = ledger.borrow_mut().begin_read(at..at + 8);
-            let (result, buffer) = volume.read(at * 512, shard::buffer(4096)).await;
-            if result.is_ok() && ledger.borrow_mut().check_read(id, &buffer).is_err() {
-                return false;
-            }
-        }
-        true
-    })
-}
-
 /// The array starts again after a crash, or is refused, which is no wrong byte.
 fn is_right_after_crash(scene: &mut Scene) -> bool {
     crash(scene);
@@ -74,7 +58,7 @@ fn is_right_after_crash(scene: &mut Scene) -> bool {
     match arrays::assemble(&mut scene.world, sources, scene.options.clone()) {
         Ok(array) => {
             scene.array = array;
-            is_right(scene)
+            scene.is_right()
         }
         Err(_) => true,
     }
@@ -137,7 +121,7 @@ fn late_write(seed: u64) -> bool {
     sleep(&mut scene, 1);
     scene.disks[0].fault(&Fault::Release);
     sleep(&mut scene, 1);
-    is_right(&mut scene)
+    scene.is_right()
 }
 
 /// A member comes back while what was asked of it before is still under way.
@@ -169,7 +153,7 @@ fn silent_spare(seed: u64) -> bool {
     let told = Rc::clone(&over);
     scene.world.spawn(0, "fail", async move { told.set(array.fail(1).await.is_ok()) });
     sleep(&mut scene, 100);
-    over.get() && is_right(&mut scene)
+    over.get() && scene.is_right()
 }
 
 fn corrected_reads(seed: u64) -> bool {
@@ -268,7 +252,7 @@ fn failed_rows(seed: u64) -> bool {
     scene.disks[disk].fault(&Fault::UnwritableRange(all));
     assert!(scene.write(8, 1, false).is_err());
     scene.disks[disk].fault(&Fault::Heal);
-    is_right(&mut scene)
+    scene.is_right()
 }
 
 /// Parity is wrong beside a sector of it that was refused.
@@ -290,13 +274,13 @@ fn listed_parity(seed: u64) -> bool {
 fn short_outage(seed: u64) -> bool {
     let mut scene = raid5(seed);
     arrays::scene::silence(&mut scene, 40);
-    scene.write(0, STRIPE_SECTORS, true).is_ok() && is_right(&mut scene)
+    scene.write(0, STRIPE_SECTORS, true).is_ok() && scene.is_right()
 }
 
 /// A member is lost, and one that the array then can't do without is silent for a while.
 fn lost_and_silent(seed: u64) -> bool {
     let mut scene = raid5(seed);
-    arrays::scene::write_to_one_lost_and_one_silent(&mut scene) && is_right(&mut scene)
+    arrays::scene::write_to_one_lost_and_one_silent(&mut scene) && scene.is_right()
 }
 
 /// The process is stopped, and with it what works for it, for far longer than a member may take.
@@ -304,7 +288,7 @@ fn stopped_process(seed: u64) -> bool {
     let mut scene = raid5(seed);
     arrays::scene::silence(&mut scene, 300);
     let wrote = arrays::scene::write_in_a_stall(&mut scene, 300);
-    wrote && scene.array.detail().missing == 0 && is_right(&mut scene)
+    wrote && scene.array.detail().missing == 0 && scene.is_right()
 }
 
 /// Has requests be slow, begins a write, and has all further requests be fast again.

@@ -1,8 +1,6 @@
 //! Forced writes of disks that make a write and a flush of each: an error may be that of the flush, and what
 //! other writes had left in the cache is lost then (C5).
 
-use std::rc::Rc;
-
 use crate::arrays::{
     self, STEPS, options,
     scene::{DATA_SECTOR, Scene, lay_out, spawn, wish, write},
@@ -106,22 +104,6 @@ fn after_a_power_loss(scene: &mut Scene) -> Result<(), AssembleError> {
     Ok(())
 }
 
-/// Whether everything that can be read is what it may be.
-fn is_right(scene: &mut Scene) -> bool {
-    let (volume, ledger) = (scene.volume(), Rc::clone(&scene.ledger));
-    scene.run(async move {
-        let sectors = volume.size() / 512;
-        for at in (0..sectors).step_by(8) {
-            let id = ledger.borrow_mut().begin_read(at..at + 8);
-            let (result, buffer) = volume.read(at * 512, shard::buffer(4096)).await;
-            if result.is_ok() && ledger.borrow_mut().check_read(id, &buffer).is_err() {
-                return false;
-            }
-        }
-        true
-    })
-}
-
 /// One write is acknowledged, another one is forced, and its flush fails. Then a flush: what of the first one
 /// is durable if that succeeds?
 fn lost_beside_a_forced_write(seed: u64, kind: Kind) -> bool {
@@ -130,7 +112,7 @@ fn lost_beside_a_forced_write(seed: u64, kind: Kind) -> bool {
     scene.disks[VICTIM].fault(&Fault::FailFlushes(1));
     let _ = scene.write(4 * kind.stripe(), kind.stripe(), true);
     let _ = scene.flush();
-    after_a_power_loss(&mut scene).is_err() || is_right(&mut scene)
+    after_a_power_loss(&mut scene).is_err() || scene.is_right()
 }
 
 /// The same of every kind of array.
@@ -148,7 +130,7 @@ pub fn forced_writes_at_a_time(seed: u64) -> bool {
         let _ = write(&volume, &ledger, number * KIND.stripe(), KIND.stripe(), true).await;
     });
     scene.world.run_until(STEPS, |_| *answered.borrow() > 0).unwrap();
-    after_a_power_loss(&mut scene).is_err() || is_right(&mut scene)
+    after_a_power_loss(&mut scene).is_err() || scene.is_right()
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::arrays::{
     scene::{DATA_SECTOR, Scene, clients, superblock_on, wish, write},
 };
 use pinstripe_engine::{
-    array::{Added, Array, CommandError, Removed},
+    array::{Added, CommandError, Removed},
     assembly::AssembleError,
     error::IoError,
     membership::MemberState,
@@ -315,16 +315,21 @@ fn a_member_that_was_being_recovered_by_a_bitmap_that_is_gone_is_recovered_whole
     assert!(!superblock_on(&back).member.recovery_by_bitmap);
 }
 
+/// Nothing is written, and no bit is set any more.
+fn until_idle(scene: &mut Scene) {
+    let array = scene.array.clone();
+    let is_idle = || {
+        let detail = array.detail();
+        detail.state == "clean" && detail.bitmap.unwrap().bits_set == 0
+    };
+    scene.world.run_until(STEPS, |_| is_idle()).unwrap();
+}
+
 #[test]
 fn a_member_that_went_while_the_array_was_idle_comes_back_by_the_bitmap() {
     let mut scene = raid5(16);
     clients(&mut scene, 4, 40, 32);
-    let array = scene.array.clone();
-    let is_idle = |array: &Array| {
-        let detail = array.detail();
-        detail.state == "clean" && detail.bitmap.unwrap().bits_set == 0
-    };
-    scene.world.run_until(STEPS, |_| is_idle(&array)).unwrap();
+    until_idle(&mut scene);
     let back = scene.disks[2].clone();
     let events = superblock_on(&back).array.events;
     back.fault(&Fault::Gone);
@@ -341,12 +346,7 @@ fn a_member_that_went_while_the_array_was_idle_comes_back_by_the_bitmap() {
 fn a_member_that_hung_when_an_idle_array_was_written_comes_back_by_the_bitmap() {
     let mut scene = raid5(18);
     clients(&mut scene, 4, 40, 32);
-    let array = scene.array.clone();
-    let is_idle = |array: &Array| {
-        let detail = array.detail();
-        detail.state == "clean" && detail.bitmap.unwrap().bits_set == 0
-    };
-    scene.world.run_until(STEPS, |_| is_idle(&array)).unwrap();
+    until_idle(&mut scene);
     let back = scene.disks[2].clone();
     back.fault(&Fault::Hang);
     scene.write(700, 3, false).unwrap();

@@ -94,7 +94,7 @@ impl Reconnector {
         let is_awaited = |failed: &Failed| failed.reconnecting.as_ref().is_some_and(|it| !it.given_up);
         let words = [
             (!self.away.borrow().is_empty()).then_some(
-                "a member whose server was away when the array was started needs no command: it comes back when the server answers",
+                "a member on a server that was away when the array was started needs no command: it comes back when the server answers",
             ),
             detail.failed.iter().any(is_awaited).then_some(
                 "a member whose server is awaited needs no command: it comes back when the server answers",

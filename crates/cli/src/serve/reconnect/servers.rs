@@ -100,12 +100,7 @@ impl Reconnector {
                     First::One(()) => break,
                     First::Other(opened) => opened,
                 };
-                // From here on it isn't left half done.
-                let result = match opened {
-                    Ok(source) => Member::Remote(Arc::clone(&source)).join(add(source, array)).await,
-                    Err(trouble) => Err(trouble),
-                };
-                match result {
+                match taken_in(opened, array).await {
                     Ok(()) => {
                         self.members.borrow_mut().remove(&device);
                         if let Some(server) = self.servers.borrow_mut().get_mut(name) {
@@ -154,12 +149,7 @@ impl Reconnector {
                 First::One(()) => break,
                 First::Other(opened) => opened,
             };
-            // From here on it isn't left half done.
-            let result = match opened {
-                Ok(source) => Member::Remote(Arc::clone(&source)).join(add(source, array)).await,
-                Err(trouble) => Err(trouble),
-            };
-            match result {
+            match taken_in(opened, array).await {
                 Ok(()) => break,
                 Err(Trouble::Later(_)) => {}
                 Err(Trouble::Never(reason)) => {
@@ -244,6 +234,12 @@ async fn superblock_of(source: &NvmeSource, array: &Array) -> Result<Option<Supe
     let superblock = read.ok_or_else(|| later(&"its superblock was not read in time"))?;
     let superblock = superblock.map_err(|error| later(&error))?;
     Ok(superblock.filter(|superblock| superblock.array.set_uuid.to_string() == ours))
+}
+
+/// Takes a namespace in that was reached. It isn't left half done.
+async fn taken_in(reached: Result<Arc<NvmeSource>, Trouble>, array: &Array) -> Result<(), Trouble> {
+    let source = reached?;
+    Member::Remote(Arc::clone(&source)).join(add(source, array)).await
 }
 
 /// Connects, and sees whether it is the member that was away when the array was started: that the start was

@@ -121,6 +121,22 @@ impl Scene {
         });
     }
 
+    /// Whether everything that can be read is what it may be.
+    pub fn is_right(&mut self) -> bool {
+        let (volume, ledger) = (self.volume(), Rc::clone(&self.ledger));
+        self.run(async move {
+            let sectors = volume.size() / 512;
+            for at in (0..sectors).step_by(8) {
+                let id = ledger.borrow_mut().begin_read(at..at + 8);
+                let (result, buffer) = volume.read(at * 512, shard::buffer(4096)).await;
+                if result.is_ok() && ledger.borrow_mut().check_read(id, &buffer).is_err() {
+                    return false;
+                }
+            }
+            true
+        })
+    }
+
     pub fn write(&mut self, sector: u64, sectors: u64, fua: bool) -> Result<(), IoError> {
         let (volume, ledger) = (self.volume(), Rc::clone(&self.ledger));
         self.run(async move { write(&volume, &ledger, sector, sectors, fua).await })
