@@ -28,4 +28,4 @@ pub mod roster;
 pub mod service;
 pub mod wake;
 
-pub use service::{BlockService, ServiceError};
+pub use service::{BlockService, Client, ServiceError};

@@ -18,11 +18,14 @@ pinstripe_runtime::mutants! {
     PayloadPiecesOverlap,
     /// A peer that takes no answers is waited for without end (C35).
     PatienceWithoutEnd,
+    /// A request that has waited is begun though its client has hung up, and may have sent it again (C16).
+    RequestsOfTheGoneBegun,
     /// What answers take in memory is given back before they are sent (C35).
     AnswersUncounted,
 }
 
 impl Mutant {
     /// Those that tests of the sessions find (`tests/nbd`), rather than lives of arrays in the simulator.
-    pub const OF_SESSIONS: &[Self] = &[Self::PatienceWithoutEnd, Self::AnswersUncounted];
+    pub const OF_SESSIONS: &[Self] =
+        &[Self::PatienceWithoutEnd, Self::AnswersUncounted, Self::RequestsOfTheGoneBegun];
 }

@@ -1,5 +1,7 @@
 //! What a front end asks of an array, whatever protocol it speaks.
 
+use std::rc::Rc;
+
 use pinstripe_runtime::{Buffer, Slice};
 use thiserror::Error;
 
@@ -35,6 +37,26 @@ impl ServiceError {
     }
 }
 
+/// A client, as what carries its requests out sees it.
+///
+/// A client that has given a request up may send it again by another connection, and then others. So a request
+/// that has waited where later ones may have passed it asks first whether it is still wanted: begun now, it
+/// would put old bytes over newer ones that were acknowledged (C16).
+#[derive(Clone, Default)]
+pub struct Client(Option<Rc<dyn Fn() -> bool>>);
+
+impl Client {
+    /// One of which `has_hung_up` tells whether it has.
+    pub fn new(has_hung_up: impl Fn() -> bool + 'static) -> Self {
+        Self(Some(Rc::new(has_hung_up)))
+    }
+
+    /// Whether it has given up what it asked for. May ask the kernel.
+    pub fn has_hung_up(&self) -> bool {
+        self.0.as_ref().is_some_and(|has_hung_up| has_hung_up())
+    }
+}
+
 /// One shard's handle on an array: cheap to clone, `Rc` inside.
 ///
 /// Offsets and lengths are bytes within the array, multiples of its block size, and not zero long: front ends
@@ -43,6 +65,13 @@ impl ServiceError {
 /// shard ends.
 #[expect(async_fn_in_trait, reason = "all on one shard: the futures need not be Send")]
 pub trait BlockService: Clone + 'static {
+    /// The handle for the requests of a client that may hang up and send them again.
+    #[must_use]
+    fn for_client(self, client: Client) -> Self {
+        let _ = client;
+        self
+    }
+
     /// Size in bytes, a multiple of the block size. Constant while it is served.
     fn size_bytes(&self) -> u64;
 

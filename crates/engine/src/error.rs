@@ -113,6 +113,9 @@ pub enum IoError {
     /// The array is being stopped; nothing was done.
     #[error("the array is stopping")]
     Stopping,
+    /// The client has hung up before all of it was begun.
+    #[error("the client has hung up")]
+    Abandoned,
     /// More members failed than the level can bear. What can still be read is read; nothing more is
     /// acknowledged.
     #[error(

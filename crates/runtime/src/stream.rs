@@ -18,6 +18,11 @@ pub trait Stream {
     }
     /// Ends the connection both ways: requests under way complete, with an error or with what they have.
     fn shutdown(&self);
+    /// Whether the peer has ended what it sends, or is gone, although there may be bytes of it that were not
+    /// received yet. False on a stream that can't tell.
+    fn has_hung_up(&self) -> bool {
+        false
+    }
     /// The machine at the other end, if it is known: what one of them can take is bounded.
     fn peer(&self) -> Option<IpAddr> {
         None

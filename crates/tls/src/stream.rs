@@ -235,6 +235,10 @@ impl Stream for TlsStream {
         self.0.stream.shutdown();
     }
 
+    fn has_hung_up(&self) -> bool {
+        self.0.stream.has_hung_up()
+    }
+
     fn peer(&self) -> Option<IpAddr> {
         self.0.stream.peer()
     }

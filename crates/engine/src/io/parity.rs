@@ -5,6 +5,7 @@
 
 use std::{cell::Cell, ops::Deref, rc::Rc};
 
+use pinstripe_block::Client;
 use pinstripe_parity::Kernel;
 use pinstripe_runtime::{Buffer, Slice, shard};
 
@@ -113,14 +114,20 @@ impl ParityVolume {
     }
 
     /// Cuts a write into stripes, which are written side by side.
-    pub(crate) async fn write(self: &Rc<Self>, offset: u64, data: Slice, fua: bool) -> Answer {
+    pub(crate) async fn write(
+        self: &Rc<Self>,
+        offset: u64,
+        data: Slice,
+        fua: bool,
+        client: &Client,
+    ) -> Answer {
         if self.shared.pool.is_some() {
             return self.write_by_workers(offset, data, fua).await;
         }
         let (stripe, start) = self.geometry.locate(offset);
         let length = data.len() as u64;
         if length <= (self.geometry.stripe_bytes() - start).into() {
-            return self.write_stripe(stripe, Piece { start, data, fua }).await;
+            return self.write_stripe(stripe, Piece { start, data, fua }, client).await;
         }
         let all = FanOut::new();
         for part in self.geometry.stripe_pieces(offset, length)? {
@@ -129,13 +136,13 @@ impl ParityVolume {
             let branch = all.branch();
             if self.branches.get() >= BRANCHES_MAX {
                 // It holds no claim, so it may wait for one like any branch (C12).
-                branch.finish(self.write_stripe(part.stripe, piece).await);
+                branch.finish(self.write_stripe(part.stripe, piece, client).await);
                 continue;
             }
-            let volume = Rc::clone(self);
+            let (volume, client) = (Rc::clone(self), client.clone());
             volume.branches.set(volume.branches.get() + 1);
             shard::spawn(async move {
-                branch.finish(volume.write_stripe(part.stripe, piece).await);
+                branch.finish(volume.write_stripe(part.stripe, piece, &client).await);
                 volume.branches.set(volume.branches.get() - 1);
             });
         }

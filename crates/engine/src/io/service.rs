@@ -6,7 +6,7 @@
 use std::{rc::Rc, sync::Arc};
 
 use pinstripe_block::{
-    BlockService, ServiceError,
+    BlockService, Client, ServiceError,
     locks::{Held, Locks},
     mutants::{Mutant, active},
     rate::RateLimit,
@@ -80,6 +80,40 @@ impl VolumeService {
         asked
     }
 
+    /// Waits for the limit. A change that its client has given up meanwhile fails.
+    async fn pass(&self, bytes: u64) -> Result<(), IoError> {
+        if self.limit.pass(bytes).await { self.volume.check_wanted() } else { Ok(()) }
+    }
+
+    async fn write_in_turn(&self, offset: u64, data: Slice, fua: bool) -> Result<(), IoError> {
+        let length = data.len() as u64;
+        self.pass(length).await?;
+        let _held = self.hold(offset, length).await;
+        self.volume.write(offset, data, fua).await
+    }
+
+    async fn discard_in_turn(&self, offset: u64, length: u64) -> Result<(), IoError> {
+        self.pass(0).await?;
+        let _held = self.hold(offset, length).await;
+        self.volume.discard(offset, length).await
+    }
+
+    async fn zero_in_turn(
+        &self,
+        offset: u64,
+        length: u64,
+        fua: bool,
+        may_punch: bool,
+    ) -> Result<(), IoError> {
+        self.pass(length).await?;
+        let _held = self.hold(offset, length).await;
+        if may_punch {
+            self.volume.write_zeroes(offset, length, fua).await
+        } else {
+            self.volume.write_zero_bytes(offset, length, fua).await
+        }
+    }
+
     /// Counts an operation that was asked for at `asked` and is over now.
     fn measure(&self, operation: ClientOperation, asked: u64) {
         self.volume.base().latencies().add(operation, shard::now().saturating_sub(asked));
@@ -90,6 +124,8 @@ impl VolumeService {
             let answer = match &error {
                 IoError::ReadOnly => return ServiceError::ReadOnly,
                 IoError::Stopping => return ServiceError::Stopping,
+                // No client is left to hear it.
+                IoError::Abandoned => return ServiceError::Io,
                 IoError::Member(member) if member.error.kind == DeviceErrorKind::NoSpace => {
                     ServiceError::NoSpace
                 }
@@ -102,6 +138,10 @@ impl VolumeService {
 }
 
 impl BlockService for VolumeService {
+    fn for_client(self, client: Client) -> Self {
+        Self { volume: self.volume.for_client(client), ..self }
+    }
+
     fn size_bytes(&self) -> u64 {
         self.volume.size()
     }
@@ -146,9 +186,7 @@ impl BlockService for VolumeService {
     async fn write(&self, offset: u64, data: Slice, fua: bool) -> Result<(), ServiceError> {
         let length = data.len() as u64;
         let asked = self.begin(ClientOperation::Write, (offset, length), fua);
-        self.limit.pass(length).await;
-        let _held = self.hold(offset, length).await;
-        let result = self.volume.write(offset, data, fua && !active(Mutant::FuaDropped)).await;
+        let result = self.write_in_turn(offset, data, fua && !active(Mutant::FuaDropped)).await;
         self.measure(ClientOperation::Write, asked);
         self.answer(result)
     }
@@ -164,11 +202,7 @@ impl BlockService for VolumeService {
     /// A request, and no bytes.
     async fn discard(&self, offset: u64, length: u64, fua: bool) -> Result<(), ServiceError> {
         let asked = self.begin(ClientOperation::Discard, (offset, length), fua);
-        self.limit.pass(0).await;
-        let mut result = {
-            let _held = self.hold(offset, length).await;
-            self.volume.discard(offset, length).await
-        };
+        let mut result = self.discard_in_turn(offset, length).await;
         if result.is_ok() && fua && !active(Mutant::TrimFuaDropped) {
             result = self.volume.flush().await;
         }
@@ -185,13 +219,7 @@ impl BlockService for VolumeService {
     ) -> Result<(), ServiceError> {
         let asked = self.begin(ClientOperation::WriteZeroes, (offset, length), fua);
         let fua = fua && !active(Mutant::ZeroesFuaDropped);
-        self.limit.pass(length).await;
-        let _held = self.hold(offset, length).await;
-        let result = if may_punch {
-            self.volume.write_zeroes(offset, length, fua).await
-        } else {
-            self.volume.write_zero_bytes(offset, length, fua).await
-        };
+        let result = self.zero_in_turn(offset, length, fua, may_punch).await;
         self.measure(ClientOperation::WriteZeroes, asked);
         self.answer(result)
     }

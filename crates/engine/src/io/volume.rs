@@ -5,6 +5,7 @@
 
 use std::{rc::Rc, sync::Arc};
 
+use pinstripe_block::Client;
 use pinstripe_runtime::{Buffer, Slice};
 
 use crate::{
@@ -19,6 +20,8 @@ use crate::{
 #[derive(Clone)]
 pub struct Volume {
     level: Level,
+    /// The writes are its.
+    client: Client,
 }
 
 /// The volume of a level.
@@ -37,7 +40,18 @@ impl Volume {
             Geometry::Raid0(geometry) => Level::Striped(StripedVolume::new(base, geometry)),
             Geometry::Parity(geometry) => Level::Parity(ParityVolume::new(base, geometry)),
         };
-        Self { level }
+        Self { level, client: Client::default() }
+    }
+
+    /// The array for the requests of a client that may hang up and send them again.
+    #[must_use]
+    pub fn for_client(self, client: Client) -> Self {
+        Self { client, ..self }
+    }
+
+    /// Fails if the client has given up what it asked for.
+    pub(crate) fn check_wanted(&self) -> Result<(), IoError> {
+        if self.client.has_hung_up() { Err(IoError::Abandoned) } else { Ok(()) }
     }
 
     /// What it shares with the other shards.
@@ -93,7 +107,7 @@ impl Volume {
         counters.write_bytes.add(length);
         match &self.level {
             Level::Striped(volume) => volume.write(offset, data, fua).await,
-            Level::Parity(volume) => volume.write(offset, data, fua).await,
+            Level::Parity(volume) => volume.write(offset, data, fua, &self.client).await,
         }
     }
 

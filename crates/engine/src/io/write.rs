@@ -29,6 +29,7 @@ pub(crate) mod workers;
 use std::pin::pin;
 
 use futures_util::future::{Either, select};
+use pinstripe_block::Client;
 use pinstripe_runtime::{DeviceError, DeviceErrorKind, Slice, SubmissionSet, shard};
 
 use self::{plan_facts::PlanFacts, pre_read::PreRead};
@@ -98,12 +99,19 @@ impl From<IoError> for Aborted {
 
 impl ParityVolume {
     /// Writes a piece of one stripe: as the owner of the stripe, or in the owner's batch.
-    pub(crate) async fn write_stripe(&self, stripe: StripeId, piece: Piece) -> Answer {
+    pub(crate) async fn write_stripe(&self, stripe: StripeId, piece: Piece, client: &Client) -> Answer {
         self.shared.recent.note(stripe.0, piece.data.len() as u64);
-        // Boxed, so that writes that needn't wait carry no more than a pointer.
         let _taken = match self.room.context_now() {
             Some(taken) => taken,
-            None => Box::pin(self.room.context()).await,
+            None => {
+                // Boxed, so that writes that needn't wait carry no more than a pointer.
+                let taken = Box::pin(self.room.context()).await;
+                // Other shards have room of their own: the same write may have passed this one there.
+                if client.has_hung_up() {
+                    return Err(IoError::Abandoned);
+                }
+                taken
+            }
         };
         let entered = match self.gates() {
             None => self.shared.stripes.claim(self.shard, stripe.0, Some(piece)).await,

@@ -1,13 +1,19 @@
 //! What the engine does under load, faults, crashes and changes of its bitmap, in the simulated world.
 
-use std::{cell::RefCell, ops::Range, pin::pin, rc::Rc, sync::Arc};
+use std::{
+    cell::{Cell, RefCell},
+    ops::Range,
+    pin::pin,
+    rc::Rc,
+    sync::Arc,
+};
 
 use crate::arrays::{
     self, STEPS, options,
     scene::{DATA_SECTOR, Scene, client, clients, plain_disks, spawn, superblock_on, wish, write},
 };
 use pinstripe_block::{
-    BlockService,
+    BlockService, Client,
     locks::Locks,
     rate::{RateLimit, Rates},
 };
@@ -734,6 +740,49 @@ fn a_service_with_a_limit_lets_each_request_wait_for_its_turn() {
                 limit.set(higher);
                 shard::timeout(SECOND, waiting).await.expect("it still waits").unwrap();
                 assert_eq!(limit.waiting(), 0);
+            }
+        }
+    });
+    scene.world.run_until(STEPS * 10, |_| *done.borrow() == 1).unwrap();
+}
+
+/// A change of the limit lets what came later go first: perhaps what the client has sent again elsewhere.
+#[test]
+fn a_change_that_waits_for_a_limit_is_not_begun_when_its_client_has_hung_up() {
+    let mut scene = raid5(1, 1);
+    let done = spawn(&mut scene, 1, |_, volume, _, _| {
+        let limit = Arc::new(RateLimit::default());
+        let has_hung_up = Rc::new(Cell::new(false));
+        let service = VolumeService::new(volume.clone(), |_| ()).with_limit(Arc::clone(&limit)).for_client({
+            let has_hung_up = Rc::clone(&has_hung_up);
+            Client::new(move || has_hung_up.get())
+        });
+        async move {
+            let stripe = usize::try_from(service.discard_granularity()).unwrap();
+            let filled = |byte| {
+                let mut data = shard::buffer(stripe);
+                data.fill(byte);
+                data.freeze()
+            };
+            for which in 0..8 {
+                has_hung_up.set(false);
+                limit.set(Rates::default());
+                service.write(0, filled(1), false).await.unwrap();
+                limit.set(Rates { requests: 1, bytes: 0, burst: 0 });
+                service.flush().await.unwrap();
+                service.read(0, shard::buffer(4096)).await.0.unwrap();
+                let hangs_up = which < 4;
+                has_hung_up.set(hangs_up);
+                let length = stripe as u64;
+                let result = match which % 4 {
+                    0 => service.write(0, filled(2), false).await,
+                    1 => service.write_zeroes(0, length, false, false).await,
+                    2 => service.write_zeroes(0, length, false, true).await,
+                    _ => service.discard(0, length, false).await,
+                };
+                assert_eq!(result.is_err(), hangs_up, "{which}");
+                let read = volume.read(0, shard::buffer(stripe)).await.1;
+                assert_eq!(read.iter().all(|byte| *byte == 1), hangs_up, "{which}");
             }
         }
     });

@@ -1,8 +1,14 @@
 //! Writes that wait for memory, beside others that have it.
 
-use std::{cell::Cell, rc::Rc, sync::Arc};
+use std::{
+    cell::{Cell, RefCell},
+    rc::Rc,
+    sync::Arc,
+};
 
+use pinstripe_block::Client;
 use pinstripe_engine::{
+    error::IoError,
     geometry::StripeId,
     options::{ArrayOptions, WorkMemory},
 };
@@ -119,4 +125,41 @@ fn requests_that_need_others_bytes_wait_for_memory_whatever_handles_they_use() {
         assert_eq!(under_way(plenty, writes), 2 * reads);
     }
     assert_eq!(under_way(WorkMemory { writes: 1, ..plenty }, true), under_way(little, true));
+}
+
+/// Another shard has room of its own: there a client that has hung up may have written the same again, and more
+/// since.
+#[test]
+fn a_write_that_waits_for_memory_is_not_begun_when_its_client_has_hung_up() {
+    for (stripes, hangs_up) in [(1, true), (2, true), (2, false)] {
+        let memory = WorkMemory { writes: 1, ..ArrayOptions::default().memory };
+        let options = ArrayOptions { memory, gather_ns: 0, ..options() };
+        let wish = wish(Level::Raid5, 4, CHUNK, NewBitmap::None, InitialSync::AssumeClean);
+        let mut scene = Scene::with_options(1, wish, 1, options);
+        let stripe = 3 * CHUNK;
+        let (has_hung_up, ended) = (Rc::new(Cell::new(false)), Rc::new(RefCell::new(Vec::new())));
+        scene.disks.iter().for_each(|disk| disk.fault(&Fault::SlowBy(5_000)));
+        let waits = {
+            let has_hung_up = Rc::clone(&has_hung_up);
+            scene.volume().for_client(Client::new(move || has_hung_up.get()))
+        };
+        for (volume, place, length) in [(scene.volume(), 0, 4096), (waits, stripe, stripes * stripe)] {
+            let ended = Rc::clone(&ended);
+            scene.world.spawn(0, "write", async move {
+                let mut data = shard::buffer(usize::try_from(length).unwrap());
+                data.fill(1);
+                let result = volume.write(place, data.freeze(), false).await;
+                ended.borrow_mut().push(result);
+            });
+        }
+        scene.run(async { shard::sleep(5_000_000).await });
+        assert!(ended.borrow().is_empty(), "the members have answered already: {:?}", ended.borrow());
+        has_hung_up.set(hangs_up);
+        scene.world.run_until(STEPS, |_| ended.borrow().len() == 2).unwrap();
+        let expected = if hangs_up { Err(IoError::Abandoned) } else { Ok(()) };
+        assert_eq!(*ended.borrow(), [Ok(()), expected]);
+        let volume = scene.volume();
+        let read = scene.run(async move { volume.read(stripe, shard::buffer(1 << 20)).await.1 });
+        assert!(read.iter().all(|byte| *byte == u8::from(!hangs_up)));
+    }
 }

@@ -13,6 +13,10 @@
 //! sending fails it closes at once; what is in flight then completes into nothing. Long requests without data
 //! look at [`Link::over`] now and then.
 //!
+//! **Hung up.** A client that has waited too long for an answer hangs up and sends what is unanswered again, by
+//! another connection. What it has sent by this one and was not begun must then never be: see
+//! [`Link::has_hung_up`].
+//!
 //! **Leaving.** A connection that another process will serve ends in the same way, between two requests, but
 //! its stream stays open. TLS has state that can't be left, so such a connection stops.
 
@@ -52,12 +56,13 @@ pub(super) struct Link<T: ?Sized> {
     requests: Cell<usize>,
     /// The latest of them is still coming.
     pub is_coming: Cell<bool>,
+    /// The receiver has waited for room: what it takes next may have been sent long ago.
+    pub has_waited: Cell<bool>,
     /// At the last look at whether it idles.
     was_idle: Cell<bool>,
     share: Share,
-    receiving: Cell<bool>,
-    /// The receiver has ended, and the client hadn't said that it leaves.
-    abandoned: Cell<bool>,
+    /// Why the receiver has ended, once it has.
+    ended: Cell<Option<Why>>,
     stopping: Cell<bool>,
     /// The connection is to be left to another process.
     leaving: Cell<bool>,
@@ -80,10 +85,10 @@ impl<T: Stream + ?Sized> Link<T> {
             outgoing: RefCell::default(),
             requests: Cell::new(0),
             is_coming: Cell::new(false),
+            has_waited: Cell::new(false),
             was_idle: Cell::new(false),
             share: Share::new(budget),
-            receiving: Cell::new(true),
-            abandoned: Cell::new(false),
+            ended: Cell::default(),
             stopping: Cell::new(false),
             leaving: Cell::new(false),
             left: Cell::new(false),
@@ -177,11 +182,21 @@ impl<T: Stream + ?Sized> Link<T> {
     pub fn over(&self) -> Option<&'static str> {
         if self.stopping.get() {
             Some("the server is stopping")
-        } else if self.broken.get() || self.abandoned.get() {
+        } else if self.broken.get() || self.ended.get() == Some(Why::Abandoned) {
             Some("the client has hung up")
         } else {
             None
         }
+    }
+
+    /// Whether the client has gone without the word that it leaves, so that it may send by another connection
+    /// what isn't answered. Asks the kernel, since what has come before is received first. One that says
+    /// that it leaves, and ends what it sends before we have read that, is taken for gone, too.
+    pub fn has_hung_up(&self) -> bool {
+        let ended = self.ended.get();
+        self.broken.get()
+            || ended == Some(Why::Abandoned)
+            || (ended != Some(Why::Disconnected) && self.stream.has_hung_up())
     }
 
     /// Whether a single request is in flight.
@@ -189,33 +204,43 @@ impl<T: Stream + ?Sized> Link<T> {
         self.requests.get() == 1
     }
 
-    /// Lets a request of `bytes` in, when there is room. False if the connection has ended meanwhile, or is
-    /// to be left. After a true, what isn't handed over with the reply must be given to [`Link::release`].
+    /// Lets a request of `bytes` in, when there is room. False if the connection has ended meanwhile, if its
+    /// client has hung up while requests waited, or if it is to be left. After a true, what isn't handed over with the reply must be given to [`Link::release`].
     pub async fn reserve(&self, bytes: usize) -> bool {
         let over = || self.broken.get() || self.leaving.get();
         let room = || {
             let held = self.share.held();
             self.requests.get() < REQUESTS_MAX && (held == 0 || held + bytes <= HELD_BYTES_MAX)
         };
-        self.receiver.wait_for(|| (room() || over()).then_some(())).await;
+        if !room() {
+            self.has_waited.set(true);
+            self.receiver.wait_for(|| (room() || over()).then_some(())).await;
+        }
         let mut acquired = pin!(self.share.acquire(bytes));
         let mut ended = pin!(self.receiver.wait_for(|| over().then_some(())));
         let alive = poll_fn(|cx| {
             if ended.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(false);
             }
-            acquired.as_mut().poll(cx).map(|()| true)
+            let acquired = acquired.as_mut().poll(cx).map(|()| true);
+            self.has_waited.set(self.has_waited.get() || acquired.is_pending());
+            acquired
         });
-        let alive = alive.await;
-        if alive {
-            self.requests.set(self.requests.get() + 1);
+        if !alive.await {
+            return false;
         }
-        alive
+        if self.has_waited.take() && !active(Mutant::RequestsOfTheGoneBegun) && self.has_hung_up() {
+            self.share.give_back(bytes);
+            return false;
+        }
+        self.requests.set(self.requests.get() + 1);
+        true
     }
 
     /// Waits until unsent replies leave room for more; for those that belong to no request in flight.
     pub async fn room(&self) {
         let is_there = || self.outgoing.borrow().loose() <= LOOSE_BYTES_MAX || self.broken.get();
+        self.has_waited.set(self.has_waited.get() || !is_there());
         self.receiver.wait_for(|| is_there().then_some(())).await;
     }
 
@@ -291,7 +316,7 @@ impl<T: Stream + ?Sized> Link<T> {
         if let Some(session) = self.tls.get().filter(|session| session.wants_to_send()) {
             return Some(Next::Records(session));
         }
-        let ended = !self.receiving.get() || self.stopping.get();
+        let ended = self.ended.get().is_some() || self.stopping.get();
         (ended && self.requests.get() == 0).then_some(Next::Over)
     }
 
@@ -305,8 +330,7 @@ impl<T: Stream + ?Sized> Link<T> {
     /// The receiver has ended. Waits until no request of the connection is in flight and it is closed, or
     /// left. A client that doesn't take its last replies is given up after a while.
     pub async fn end(&self, why: Why) {
-        self.receiving.set(false);
-        self.abandoned.set(why == Why::Abandoned);
+        self.ended.set(Some(why));
         self.left.set(why == Why::Left);
         self.sender.wake();
         self.receiver.wait_for(|| (self.requests.get() == 0).then_some(())).await;

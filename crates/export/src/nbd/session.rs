@@ -24,7 +24,7 @@ use super::{
 };
 use pinstripe_block::mutants::{Mutant, active, early};
 use pinstripe_block::outgoing::Patience;
-use pinstripe_block::service::{BlockService, ServiceError};
+use pinstripe_block::service::{BlockService, Client, ServiceError};
 
 /// Bytes of the staging buffer.
 const STAGING_BYTES: usize = 64 << 10;
@@ -109,7 +109,10 @@ pub(super) async fn run<T: Stream + ?Sized + 'static, S: BlockService>(
     settled: impl FnOnce(),
 ) -> SessionEnd {
     let (inbound, negotiated) = match beginning {
-        Beginning::Left(left) => (Inbound::with(Rc::clone(link), &left.received), left.negotiated),
+        Beginning::Left(left) => {
+            link.has_waited.set(true);
+            (Inbound::with(Rc::clone(link), &left.received), left.negotiated)
+        }
         Beginning::Greeting(security) => {
             let mut inbound = Inbound::new(Rc::clone(link));
             let handshake = handshake(&mut inbound, security, exports);
@@ -125,12 +128,16 @@ pub(super) async fn run<T: Stream + ?Sized + 'static, S: BlockService>(
         return SessionEnd::Closed;
     };
     settled();
+    let client = {
+        let link = Rc::clone(link);
+        Client::new(move || link.has_hung_up())
+    };
     let mut receiver = Receiver {
         inbound,
         core: Transmission::new(export, negotiated),
         requests: Requests {
             link: Rc::clone(link),
-            service: service.clone(),
+            service: service.clone().for_client(client),
             replies: Replies::new(negotiated.structured),
         },
     };

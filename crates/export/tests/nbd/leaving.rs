@@ -194,6 +194,21 @@ fn requests_that_came_and_found_no_room_are_carried_out_by_the_next_server() {
 }
 
 #[test]
+fn what_was_left_is_not_begun_when_its_client_has_hung_up_meanwhile() {
+    let random = Random::new(8);
+    let inner = Rc::clone(&random);
+    run(&random, move || async move {
+        let array = Array::new(&inner, 4 << 20, 0);
+        let (client, there) = pipe(&inner, 256 << 10);
+        let received = [request(0, WRITE, 1, 4096, 512), vec![1; 512]].concat();
+        let negotiated = Negotiated { export: 0, structured: true, allocation: false };
+        client.shutdown();
+        let end = array.server().resume(there, &Left { negotiated, received }, || ()).await;
+        assert_eq!((end, array.seen.borrow().requests), (SessionEnd::Closed, 0));
+    });
+}
+
+#[test]
 fn what_comes_while_a_receive_is_interrupted_is_not_lost() {
     for seed in 0..60 {
         let random = Random::new(seed);

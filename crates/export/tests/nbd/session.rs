@@ -258,6 +258,32 @@ fn a_client_that_stops_sending_still_gets_its_replies() {
     });
 }
 
+/// Linux and QEMU send what isn't answered in time again, by another connection, and go on with later writes
+/// there.
+#[test]
+fn what_waits_for_room_is_not_begun_when_its_client_has_hung_up() {
+    for seed in 0..60 {
+        with_client(seed, 8 << 20, move |client, session, array, _| async move {
+            array.close();
+            // Either limit of a connection.
+            let (count, length) = if seed % 2 == 0 { (128, 512) } else { (16, 4 << 20) };
+            let reads: Vec<u8> = (0..count).flat_map(|cookie| request(0, READ, cookie, 0, length)).collect();
+            assert!(client.send_all(&reads).await);
+            assert!(write(&client, 1000, 4096, &[1; 4096]).await);
+            shard::sleep(40 * SECOND).await;
+            let begun = array.seen.borrow().requests;
+            if seed % 3 == 0 {
+                client.finish_sending()
+            } else {
+                client.shutdown()
+            }
+            array.open();
+            session.join().await;
+            assert_eq!(array.seen.borrow().requests, begun, "a write was begun late");
+        });
+    }
+}
+
 #[test]
 fn a_killed_client_leaves_nothing_behind() {
     for seed in 0..40 {
@@ -500,9 +526,10 @@ fn clients_that_read_no_replies_share_one_budget_and_do_not_stop_others() {
 #[test]
 fn every_defect_in_what_a_client_may_hold_is_caught() {
     use pinstripe_block::mutants::{Mutant, activate};
-    let scenes: [(Mutant, fn()); 2] = [
+    let scenes: [(Mutant, fn()); 3] = [
         (Mutant::PatienceWithoutEnd, a_client_that_does_not_read_is_not_read_either_and_cut_off_at_last),
         (Mutant::AnswersUncounted, || non_readers(6 << 10)),
+        (Mutant::RequestsOfTheGoneBegun, what_waits_for_room_is_not_begun_when_its_client_has_hung_up),
     ];
     assert_eq!(scenes.map(|(mutant, _)| mutant), Mutant::OF_SESSIONS);
     for (mutant, scene) in scenes {

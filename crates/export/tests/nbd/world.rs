@@ -241,6 +241,10 @@ impl Stream for Pipe {
         });
     }
 
+    fn has_hung_up(&self) -> bool {
+        self.input.borrow().writer_gone
+    }
+
     fn shutdown(&self) {
         self.output.borrow_mut().writer_gone = true;
         let mut input = self.input.borrow_mut();

@@ -146,9 +146,14 @@ impl SocketStream {
     /// Whether the other end is closed: it reads nothing any more. One that has only ended what it sends
     /// still waits for answers.
     pub fn is_abandoned(&self) -> bool {
-        let mut looked_at = [PollFd::new(&self.descriptor.file().fd, PollFlags::empty())];
+        self.shows(PollFlags::HUP | PollFlags::ERR)
+    }
+
+    /// Whether one of these is so now.
+    fn shows(&self, flags: PollFlags) -> bool {
+        let mut looked_at = [PollFd::new(&self.descriptor.file().fd, flags & PollFlags::RDHUP)];
         let polled = rustix::event::poll(&mut looked_at, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
-        polled.is_ok() && looked_at[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+        polled.is_ok() && looked_at[0].revents().intersects(flags)
     }
 }
 
@@ -172,6 +177,10 @@ impl Stream for SocketStream {
     fn shutdown(&self) {
         // It fails only if the connection has ended already.
         let _ = rustix::net::shutdown(self.descriptor.file().fd.as_fd(), rustix::net::Shutdown::Both);
+    }
+
+    fn has_hung_up(&self) -> bool {
+        self.shows(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
     }
 
     fn peer(&self) -> Option<IpAddr> {
@@ -258,7 +267,10 @@ impl Drop for Pending {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{TcpListener, TcpStream};
+    use std::{
+        io::Write,
+        net::{TcpListener, TcpStream},
+    };
 
     use super::*;
     use crate::uring::{RuntimeConfig, run};
@@ -286,6 +298,27 @@ mod tests {
                 && sockopt::tcp_keepidle(socket).unwrap() <= Duration::from_mins(2)
         });
         assert!(asks.unwrap(), "a connection of a machine that died would stay for ever");
+    }
+
+    #[test]
+    fn a_peer_that_has_hung_up_is_seen_to_although_what_it_sent_was_not_received() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut over_tcp = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        let (mut local, other) = UnixStream::pair().unwrap();
+        run(&RuntimeConfig::unpinned(1), |_| async move {
+            let streams = [Connection::new(accepted), Connection::new(other)].map(|c| c.attach().unwrap());
+            over_tcp.write_all(b"unread").unwrap();
+            local.write_all(b"unread").unwrap();
+            assert!(streams.iter().all(|stream| !stream.has_hung_up()));
+            over_tcp.shutdown(std::net::Shutdown::Write).unwrap();
+            local.shutdown(std::net::Shutdown::Write).unwrap();
+            assert!(streams.iter().all(|stream| stream.has_hung_up() && !stream.is_abandoned()));
+            drop((over_tcp, local));
+            assert!(streams.iter().all(|stream| stream.has_hung_up()));
+            assert!(streams[1].is_abandoned());
+        })
+        .unwrap();
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::{pin::Pin, rc::Rc, sync::Arc};
 
+use pinstripe_block::Client;
 use pinstripe_runtime::{Slice, shard};
 
 use crate::{
@@ -37,7 +38,9 @@ async fn work(shared: Arc<Shared>) {
         for task in tasks {
             let volume = Rc::clone(volume);
             let ((stripe, piece), begun) = task.begin();
-            shard::spawn(async move { begun.end(volume.write_stripe(stripe, piece).await) });
+            shard::spawn(
+                async move { begun.end(volume.write_stripe(stripe, piece, &Client::default()).await) },
+            );
         }
         // What was begun comes first: other workers may take the rest.
         shard::yield_now().await;
