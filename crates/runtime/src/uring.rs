@@ -23,6 +23,7 @@ pub mod event;
 pub mod fuse;
 pub mod guest_memory;
 pub mod inheritance;
+mod kernel;
 pub mod last_resort;
 mod listener;
 mod nvme;

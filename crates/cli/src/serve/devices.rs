@@ -4,10 +4,10 @@ use std::{
     collections::BTreeMap,
     ops::Range,
     path::{Path, PathBuf},
-    sync::{Arc, Weak},
+    sync::Arc,
 };
 
-use pinstripe_control::size::ByteSize;
+use pinstripe_control::{size::ByteSize, text::printable};
 use pinstripe_engine::{
     array::Array,
     assembly::{contested, create::create_with, read_claims},
@@ -17,8 +17,8 @@ use pinstripe_md::{
     superblock::{Claims, MetadataVersion, Role},
 };
 use pinstripe_runtime::{
-    DeviceInfo, DeviceSource, Memory, MemorySource, shard,
-    uring::{OpenFile, OpenOptions, blocking, path_of},
+    DeviceInfo, DeviceSource, Memory, MemorySource, ShardHandle, shard,
+    uring::{OpenOptions, blocking, inheritance, path_of},
 };
 
 use super::{names, nvme::namespace_uuid, reconnect::Away, succession::Inheritance};
@@ -36,8 +36,6 @@ use crate::{
 
 /// How the path of a memory device begins.
 const MEMORY: &str = "mem:";
-/// Time that the last holders of a device get to let it go.
-const CLOSE_NANOSECONDS: u64 = 2_000_000_000;
 /// How long servers that are away are waited for under a service manager, which would start this one again
 /// and again, and give up. After a power cut a machine may be up before its storage servers are.
 const MANAGED_NANOSECONDS: u64 = 60_000_000_000;
@@ -53,7 +51,6 @@ const LOOK_NANOSECONDS: u64 = 30_000_000_000;
 #[derive(Default)]
 pub struct OpenedDevices {
     pub sources: Vec<Arc<dyn DeviceSource>>,
-    files: Vec<Weak<OpenFile>>,
     /// Whether members were waited for in vain.
     pub left_out: bool,
     /// Those of them that are on servers, which may answer later.
@@ -63,16 +60,23 @@ pub struct OpenedDevices {
     pub uuid: String,
 }
 
-/// Knows when the devices are closed.
-pub struct Opened(Vec<Weak<OpenFile>>);
-
-impl Opened {
-    /// Waits until the devices that were opened are closed, so that the next server finds them free; not for
-    /// ever.
-    pub async fn closed(self) {
-        let start = shard::now();
-        while self.0.iter().any(|file| file.strong_count() > 0) && shard::now() - start < CLOSE_NANOSECONDS {
+/// Waits until the devices are closed, so that the next program finds them free: for so long at most, since a
+/// request may hang. Then all that no request goes to is let go, and what is left is named.
+pub async fn closed(shards: &[ShardHandle], limit_nanoseconds: u64) -> Vec<String> {
+    let start = shard::now();
+    let mut is_let_go = false;
+    loop {
+        let open = inheritance::still_open();
+        if open.is_empty() || is_let_go {
+            return open.iter().map(|path| printable(&path.display().to_string())).collect();
+        }
+        if shard::now() - start < limit_nanoseconds {
             shard::sleep(CLOSE_LOOK_NANOSECONDS).await;
+            continue;
+        }
+        is_let_go = true;
+        if let Err(error) = inheritance::let_go_of_idle(shards).await {
+            log::warn(&format!("no device can be let go before all requests are over: {error}"));
         }
     }
 }
@@ -210,9 +214,6 @@ impl OpenedDevices {
 
     fn take(&mut self, member: &Member) {
         member.remember();
-        if let Member::Local(file, _) = member {
-            self.files.push(Arc::downgrade(file));
-        }
         self.sources.push(member.source());
     }
 
@@ -324,10 +325,6 @@ impl OpenedDevices {
             }
         }
         Ok(())
-    }
-
-    pub fn opened(&self) -> Opened {
-        Opened(self.files.clone())
     }
 
     /// The sockets are named for the array, so its name is wanted before it is assembled. What is wrong with

@@ -93,6 +93,8 @@ use crate::{
 
 /// Time that checks and repairs get to tell how far they came, before another program goes on.
 const SCRUBS_NANOSECONDS: u64 = 2_000_000_000;
+/// Time that the last holders of a device get to let it go.
+const CLOSE_NANOSECONDS: u64 = 2_000_000_000;
 
 pub fn run(arguments: ServeArguments) -> Result<(), Failure> {
     if arguments.own_session {
@@ -262,7 +264,7 @@ async fn serve(context: Context, plan: Plan, inherited: Option<Arc<Inheritance>>
     match started {
         Err(failure) => {
             succession::stopped_in_time(standing.stop(&shards)).await;
-            succession::closed(&format!("can't take over: {}", failure.sentence())).await?;
+            succession::closed(&shards, &format!("can't take over: {}", failure.sentence())).await?;
             Err(inherited.go_back(&failure))
         }
         Ok(started) => {
@@ -276,7 +278,6 @@ async fn serve(context: Context, plan: Plan, inherited: Option<Arc<Inheritance>>
 struct Started {
     served: Served,
     control: ControlSocket,
-    opened: devices::Opened,
     away: Option<Away>,
 }
 
@@ -310,7 +311,7 @@ async fn start(
     member::prepare(context.shards().len())?;
     let pool = Pool::new(&plan.arguments)?;
     let members = OpenedDevices::open(&plan.arguments, plan.shape.as_ref(), inherited).await?;
-    let (opened, away) = (members.opened(), members.away().await);
+    let away = members.away().await;
     let control = ControlSocket::listen(&plan.arguments, &members.name, &members.uuid, inherited)?;
     let (stem, folder) = (control.stem.as_str(), control.folder());
     let access = access(&plan.arguments.sockets);
@@ -357,7 +358,7 @@ async fn start(
         limit,
         recorder,
     };
-    Ok(Started { served, control, opened, away })
+    Ok(Started { served, control, away })
 }
 
 /// Says why a start, or a device that is to join, takes so long, and that nothing is to be done.
@@ -431,7 +432,7 @@ impl Started {
         supervised: Supervised,
         taken: Option<Taken>,
     ) -> Result<(), Failure> {
-        let Self { mut served, control: socket, opened, away } = self;
+        let Self { mut served, control: socket, away } = self;
         let (array, poll) = (served.array.clone(), served.kinds.poll);
         let reconnector = Reconnector::spawn(array, poll, Rc::clone(&served.stopping), away);
         let controller = ControlServer::new(&served, reconnector);
@@ -465,10 +466,17 @@ impl Started {
             task.join().await;
         }
         let journal = served.journal.clone();
-        let outcome = served.end(&controller, opened).await;
-        if outcome.is_ok() {
-            journal.note("stopped: the superblocks are clean and the devices are closed");
+        let outcome = served.end(&controller).await;
+        match outcome.as_deref() {
+            Ok([]) => journal.note("stopped: the superblocks are clean and the devices are closed"),
+            Ok(open) => journal.warn(&format!(
+                "stopped: the superblocks are clean, and the other devices are closed; requests to {} are not over, so this \
+                 process stays until they are",
+                open.join(", ")
+            )),
+            Err(_) => (),
         }
+        let outcome = outcome.map(|_| ());
         journal.flush();
         let answer = match &outcome {
             Ok(()) => Ok(()),
@@ -562,7 +570,7 @@ impl Served {
         controller.answer_others().await;
         controller.release();
         drop(self.array);
-        succession::closed("no other program can take over").await?;
+        succession::closed(&self.shards, "no other program can take over").await?;
         for (protocol, socket) in self.leavers.last_accepted() {
             estate.add(protocol, Connected { socket, name: String::new(), left: None });
         }
@@ -573,15 +581,16 @@ impl Served {
         Err(estate.hand_over())
     }
 
-    /// Ends what is in flight, marks the array clean and closes the devices.
-    async fn end(self, controller: &ControlServer, opened: devices::Opened) -> Result<(), Failure> {
+    /// Ends what is in flight, marks the array clean and closes the devices. Gives those that requests keep
+    /// open.
+    async fn end(self, controller: &ControlServer) -> Result<Vec<String>, Failure> {
         self.front_ends.stop(&self.shards).await;
         let stopped = self.array.stop().await;
         self.front_ends.close(&self.shards).await;
         controller.release();
         drop(self.array);
-        opened.closed().await;
-        stopped.map_err(|error| {
+        let open = devices::closed(&self.shards, CLOSE_NANOSECONDS).await;
+        stopped.map(|()| open).map_err(|error| {
             Failure::new(format!("stopped, but the superblocks could not be marked clean: {error}"))
         })
     }

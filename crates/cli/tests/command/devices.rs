@@ -207,3 +207,46 @@ fn a_server_that_was_killed_keeps_all_its_claims_until_its_requests_are_over() {
     assert!(is_kept, "a next server could begin");
     wait_until("the requests are over", || !is_locked());
 }
+
+/// The kernel keeps a process whose thread waits for a flush that hangs, with all that it has open. What has nothing
+/// to do with that flush must not be kept.
+#[test]
+fn a_server_that_was_stopped_beside_a_flush_that_hangs_keeps_the_hanging_member_alone() {
+    if !may_mount() {
+        return;
+    }
+    let other = World::new();
+    let store = other.serve(&["--shards", "1", "--fuse", "disk"], &other.raid5(3));
+    let world = World::new();
+    let mut members = world.members(3);
+    members[1] = other.path("disk").to_str().unwrap().to_owned();
+    world.create(&["--level", "5", "--name", "data", "--assume-clean"], &members).ok();
+    let mut server = world.serve(&["--shards", "1", "--member-timeout", "1"], &members);
+    let mut client = Client::connect(&server.nbd());
+    assert_eq!(client.write(0, &pattern(1, 1 << 20)), 0);
+    let stopped = Stopped::new(&store);
+    client.flush();
+    drop(client);
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended_within(Duration::from_secs(2)), None, "nothing hung");
+    let next = world.serve(&["--shards", "1", "--run"], &[members[0].clone(), members[2].clone()]);
+    assert!(Client::connect(&next.nbd()).read(0, 1 << 20) == pattern(1, 1 << 20));
+    drop(stopped);
+    assert!(server.ended_within(Duration::from_secs(60)).is_some());
+}
+
+/// A server that stands still, until this goes.
+struct Stopped<'a>(&'a Server);
+
+impl<'a> Stopped<'a> {
+    fn new(server: &'a Server) -> Self {
+        server.signal("STOP");
+        Self(server)
+    }
+}
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        self.0.signal("CONT");
+    }
+}

@@ -174,8 +174,7 @@ fn a_file_that_a_killed_server_leaves_is_taken_away_by_the_next_one() {
         disk.sync_all().unwrap();
     }
     world.run(&["stop", "data"]).refused(1, &["a disk as /dev/loop"]);
-    server.signal("KILL");
-    server.ended();
+    server.kill(&world, &members);
     let dead = File::open(&path).unwrap_err().raw_os_error();
     // The latter while the kernel is still closing what the process had open.
     assert!([Errno::NOTCONN, Errno::CONNABORTED].map(|errno| Some(errno.raw_os_error())).contains(&dead));
@@ -223,8 +222,7 @@ fn a_user_without_the_right_has_a_file_by_fusermount3() {
     assert!(copied.status.success(), "{copied:?}");
     // Not even root's.
     assert_eq!(File::open(&path).unwrap_err().raw_os_error(), Some(Errno::ACCESS.raw_os_error()));
-    server.signal("KILL");
-    server.ended();
+    server.kill(&world, &members);
     // Root isn't told that it is dead, and trusts no sockets in another user's folder.
     let sockets = World::new();
     let folder = sockets.path("pinstripe");

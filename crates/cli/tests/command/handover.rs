@@ -109,8 +109,7 @@ fn what_is_only_read_by_force_is_read_on() {
     for block in 0..64 {
         assert_eq!(client.write(block << 16, &pattern(1, 4096)), 0);
     }
-    server.signal("KILL");
-    server.ended();
+    server.kill(&world, &members);
     let two = &members[..2];
     world.serve_refused(&[], two).refused(1, &["not stopped cleanly"]);
     let server = world.serve(&["--force", "--read-only"], two);

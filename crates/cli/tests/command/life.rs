@@ -163,8 +163,7 @@ fn a_killed_server_leaves_an_array_that_is_resynced_by_the_next() {
     let mut client = Client::connect(&server.nbd());
     assert_eq!(client.write(0, &data), 0);
     client.flush();
-    server.signal("KILL");
-    server.ended();
+    server.kill(&world, &members);
     assert_eq!(examine(&world, &members)[0]["member"]["array"]["clean"], false);
     // Its sockets are still there, and dead.
     let server = world.serve(&["--shards", "1"], &members);
@@ -227,8 +226,7 @@ fn a_dirty_array_without_a_member_needs_force() {
     let members = world.raid5(3);
     let server = world.serve(&["--shards", "1"], &members);
     assert_eq!(Client::connect(&server.nbd()).write(0, &pattern(9, 4096)), 0);
-    server.signal("KILL");
-    server.ended();
+    server.kill(&world, &members);
     let before = world.hashes(&members);
     world.serve_refused(&[], &members[1..]).refused(1, &["was not stopped cleanly", "--force"]);
     assert_eq!(world.hashes(&members), before);

@@ -317,8 +317,7 @@ fn a_superblock_is_erased_but_not_of_what_is_in_use_or_may_be_needed() {
     let server = world.serve(&["--shards", "1"], &members);
     erase(&["--force", "member0"]).refused(1, &["member0", "held by another process: pinstripe"]);
     assert_eq!(Client::connect(&server.nbd()).write(0, &pattern(9, 4096)), 0);
-    server.signal("KILL");
-    server.ended();
+    server.kill(&world, &members);
     let before = world.hashes(&members);
     erase(&["member1", "member0"]).refused(1, &["was not stopped cleanly", "--force"]);
     assert_eq!(world.hashes(&members), before);

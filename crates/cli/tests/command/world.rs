@@ -16,6 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::fs::FlockOperation;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use serde_json::Value;
 
@@ -285,6 +286,18 @@ impl Server {
     pub fn signal(&self, name: &str) {
         let sent = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();
         assert!(sent.unwrap().success());
+    }
+
+    /// Kills it, and waits until the kernel has let go of these members too: it takes an io_uring apart after
+    /// the process has gone, and on a busy machine that lasts longer than the next server has patience.
+    pub fn kill(self, world: &World, members: &[String]) {
+        self.signal("KILL");
+        self.ended();
+        let is_free = |member: &String| {
+            let file = fs::File::options().write(true).open(world.path(member)).unwrap();
+            rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
+        };
+        wait_until("free members", || members.iter().all(is_free));
     }
 
     /// Waits for its end; the exit status.

@@ -25,7 +25,7 @@ use crate::{
     shard,
     uring::{
         RunError,
-        operation::{Operation, POLLIN, Step},
+        operation::{File, Operation, POLLIN, Step},
         pause::{DOZE_NS, Pause, pause},
         ring::Ring,
         side::{Carrier, Side},
@@ -108,6 +108,12 @@ impl Driver {
     /// Whether the kernel takes the shard's arena.
     pub(super) fn arena_registered(&self) -> bool {
         self.main.arena.is_registered()
+    }
+
+    /// What the requests under way go to.
+    pub(super) fn asked(&self) -> Vec<Arc<File>> {
+        let operations = self.operations.borrow();
+        operations.iter().flatten().map(|operation| operation.descriptor.shared_file()).collect()
     }
 
     /// Has [`Driver::run`] return soon.

@@ -11,11 +11,12 @@ use std::{
 };
 
 use rustix::{
-    fs::{FileType, OFlags, Stat},
+    fs::{FileType, Mode, OFlags, Stat},
     io::{Errno, FdFlags},
 };
 
-use super::operation::File;
+use super::{driver::Driver, operation::File};
+use crate::ShardHandle;
 
 /// Files and devices that were opened as nothing but ours.
 static HELD: Mutex<Vec<Weak<File>>> = Mutex::new(Vec::new());
@@ -48,6 +49,39 @@ pub fn still_open() -> Vec<PathBuf> {
         fs::read_link(&own).unwrap_or(own)
     };
     files.iter().map(path).collect()
+}
+
+/// Lets go of what this process has locked and no ring has a request to: of all but what `asked` names. What
+/// still has such a file open can do nothing to it any more.
+///
+/// To be called when nothing is served any more. A thread that waits in the kernel for a disk that hangs keeps
+/// all descriptors of the process open, also when that is killed: members that have nothing to do with the disk
+/// would stay locked, and no other server could be started for them.
+fn let_go(asked: &[Arc<File>]) -> io::Result<()> {
+    let files: Vec<Arc<File>> = lock(&HELD).iter().filter_map(Weak::upgrade).collect();
+    let idle = files.iter().filter(|file| !asked.iter().any(|other| Arc::ptr_eq(file, other)));
+    let nothing = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    for descriptor in idle.flat_map(|file| file.descriptors()) {
+        // SAFETY: both are open. The number stays its owner's; what it stands for takes neither reads that
+        // give anything nor writes.
+        if unsafe { libc::dup3(nothing.as_raw_fd(), descriptor.as_raw_fd(), libc::O_CLOEXEC) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+/// See [`let_go`]; asks all of these shards, which are those of a [`run`](super::run).
+///
+/// # Errors
+/// If a shard has ended, or the kernel refuses.
+pub async fn let_go_of_idle(shards: &[ShardHandle]) -> io::Result<()> {
+    let mut asked = Vec::new();
+    for shard in shards {
+        let of_shard = shard.call(|| async { Driver::current().asked() }).await;
+        asked.extend(of_shard.map_err(|_| Errno::SRCH)?);
+    }
+    let_go(&asked)
 }
 
 /// Whether what is at this path now is locked by this process.

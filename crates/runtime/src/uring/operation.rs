@@ -16,6 +16,7 @@ use crate::{
     Buffer, DeviceError, DeviceErrorKind,
     uring::{
         driver::Driver,
+        kernel,
         nvme::{self, Action, Namespace},
         side::Carrier,
     },
@@ -139,7 +140,11 @@ impl Descriptor {
         Rc::new(Self { driver, file, registered: None, registered_aside: None, registered_claims })
     }
 
-    /// Of a device: the kernel looks up its file once.
+    pub(super) fn shared_file(&self) -> Arc<File> {
+        Arc::clone(&self.file)
+    }
+
+    /// Of a device: the kernel looks up its file once, if it may be registered at all.
     ///
     /// The claims are registered for another reason. Where a request goes to another file than the claim, as
     /// a command by passthrough does, the kernel would let go of the claim of a process that was killed
@@ -149,8 +154,10 @@ impl Descriptor {
         let driver = Driver::current();
         let carrier = file.carrier;
         let aside = carrier != Carrier::Main && driver.provide(carrier).is_ok();
-        let registered_aside = if aside { driver.register(carrier, &file.fd) } else { None };
-        let registered = driver.register(Carrier::Main, &file.fd);
+        let register = |carrier| driver.register(carrier, &file.fd);
+        let may = kernel::closes_files_at_once();
+        let registered_aside = (aside && may).then(|| register(carrier)).flatten();
+        let registered = may.then(|| register(Carrier::Main)).flatten();
         let mut registered_claims = Vec::new();
         for carrier in std::iter::once(Carrier::Main).chain(aside.then_some(carrier)) {
             let register = |claim| Some((carrier, driver.register(carrier, claim)?));

@@ -23,6 +23,7 @@ use rustix::{
 use crate::{
     DeviceInfo, ZeroedReads,
     uring::{
+        kernel,
         nvme::{self, Action, COMMAND_BYTES, IDENTIFY_BYTES, Identify, Namespace},
         open::{self, Alignment, OpenError, OpenFile, OpenOptions, busy_or, failed},
         operation::{File, forget_cached},
@@ -189,7 +190,7 @@ fn finish(
 /// Refuses kernels that may report a command as done which they have ended themselves, such as when the
 /// device goes: a flush would be acknowledged that never came to it.
 fn check_kernel() -> Result<(), String> {
-    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let release = kernel::release();
     if reports_own_errors(&release) {
         return Ok(());
     }
@@ -198,9 +199,7 @@ fn check_kernel() -> Result<(), String> {
 
 /// Since 6.12 (commit 5eed4fb274cd of Linux).
 fn reports_own_errors(release: &str) -> bool {
-    let mut numbers =
-        release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (6, 12)
+    kernel::is_at_least(release, (6, 12))
 }
 
 /// How the kernel reaches a namespace: by its controller, or by each one of its subsystem.

@@ -24,14 +24,14 @@ pub mod fitness;
 mod settings;
 mod will;
 
-use std::{os::fd::OwnedFd, path::PathBuf};
+use std::os::fd::OwnedFd;
 
-use pinstripe_control::text::printable;
 use pinstripe_export::nbd::Left;
 use pinstripe_nvme::controller::LeftQueue;
-use pinstripe_runtime::{shard, uring::inheritance};
+use pinstripe_runtime::{ShardHandle, shard};
 use serde_json::Value;
 
+use super::devices;
 use crate::{failure::Failure, log};
 
 pub use candidate::{Candidate, answer};
@@ -51,7 +51,6 @@ const STOP_NANOSECONDS: u64 = 10_000_000_000;
 /// Time that requests to members get to end before the process becomes another program. With the times above
 /// it is shorter than a program's life.
 const CLOSE_NANOSECONDS: u64 = 8_000_000_000;
-const CLOSE_LOOK_NANOSECONDS: u64 = 1_000_000;
 
 /// The wish to be taken over. Nothing that it takes to hand over can fail any more.
 pub struct Wish {
@@ -104,27 +103,17 @@ pub async fn stopped_in_time(stop: impl Future<Output = ()>) {
 
 /// Waits until every member is closed, and with it the last request to one is over; not for ever. If one is
 /// open still, the process must not become another program, but end. `why` it was to become one.
-pub async fn closed(why: &str) -> Result<(), Failure> {
-    let start = shard::now();
-    loop {
-        let open = inheritance::still_open();
-        if open.is_empty() {
-            return Ok(());
-        }
-        if shard::now() - start > CLOSE_NANOSECONDS {
-            return Err(ends(why, &open));
-        }
-        shard::sleep(CLOSE_LOOK_NANOSECONDS).await;
-    }
+pub async fn closed(shards: &[ShardHandle], why: &str) -> Result<(), Failure> {
+    let open = devices::closed(shards, CLOSE_NANOSECONDS).await;
+    if open.is_empty() { Ok(()) } else { Err(ends(why, &open)) }
 }
 
 /// Says at once why the process ends: its end may take as long as the device that hangs.
-fn ends(why: &str, members: &[PathBuf]) -> Failure {
-    let names: Vec<_> = members.iter().map(|member| printable(&member.display().to_string())).collect();
+fn ends(why: &str, members: &[String]) -> Failure {
     let words = format!(
         "{why}, and the array is not served any more: requests to {} are not over, and could land behind what another program \
          writes; this process ends, to be started anew",
-        names.join(", ")
+        members.join(", ")
     );
     if !log::fail(&words) {
         return Failure::new(words);
