@@ -16,8 +16,7 @@ thread_local! {
     static FINISHES_START: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The order to end. One for the whole life of a server: a signal that comes in the moment in which one is
-/// dropped goes with it. It may be awaited again, and is there at once when it has come.
+/// The order to end. It may be awaited again, and is there at once when it has come.
 pub struct Order(Option<Pin<Box<dyn Future<Output = ()>>>>);
 
 impl Order {

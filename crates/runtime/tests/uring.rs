@@ -1287,14 +1287,18 @@ fn waits_for_termination() {
     let seen = uring::run(&config, move |_| async move {
         // A wait that is given up must not eat the signal.
         assert!(shard::timeout(5_000_000, uring::termination()).await.is_none());
+        let mut given_up = Box::pin(uring::termination());
+        assert!(shard::timeout(5_000_000, given_up.as_mut()).await.is_none());
         shard::spawn(async move {
-            shard::sleep(10_000_000).await;
             let number = if signal == "INT" { libc::SIGINT } else { libc::SIGTERM };
             for number in [libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGALRM, number] {
                 // SAFETY: a valid signal to this thread, which holds it back.
                 assert_eq!(unsafe { libc::pthread_kill(libc::pthread_self(), number) }, 0);
             }
         });
+        // It has come, and nothing asked.
+        shard::sleep(10_000_000).await;
+        drop(given_up);
         shard::timeout(2_000_000_000, uring::termination()).await.unwrap().unwrap()
     });
     assert_eq!(seen.unwrap(), expected);

@@ -77,7 +77,7 @@ impl Event {
 }
 
 /// Waits until there is something to read, or the other end has gone.
-async fn readable(descriptor: &Rc<Descriptor>) -> io::Result<()> {
+pub(super) async fn readable(descriptor: &Rc<Descriptor>) -> io::Result<()> {
     let wait = Operation::new(Kind::Readable { exclusive: false }, descriptor);
     let outcome = Pending::start(descriptor, Payload::None, wait).await;
     outcome.result.map(|_| ()).map_err(|error| io::Error::from_raw_os_error(error.errno))

@@ -206,8 +206,6 @@ pub(super) enum Kind {
     Discard,
     /// A command to the file's namespace.
     Nvme(Action),
-    /// A read without offset that may be short.
-    ReadSome,
     /// A receive that may be short.
     Receive,
     /// A send that may be short.
@@ -373,7 +371,6 @@ impl Operation {
             (Kind::Allocate(mode), _) => opcode::Fallocate::new(raw, left).offset(offset).mode(*mode).build(),
             (Kind::Discard, _) => discard_entry(raw, offset, left),
             // An offset of -1 is the current position, the only one that a stream has.
-            (Kind::ReadSome, _) => opcode::Read::new(raw, address, length).offset(u64::MAX).build(),
             (Kind::Receive, _) => opcode::Recv::new(raw, address, length).build(),
             (Kind::Send, _) => opcode::Send::new(raw, address, length).flags(libc::MSG_NOSIGNAL).build(),
             (Kind::Readable { exclusive }, _) => {
@@ -456,7 +453,7 @@ impl Operation {
             Kind::Flush | Kind::Allocate(_) | Kind::Discard | Kind::Readable { .. } | Kind::Writable => {
                 Step::Done(0)
             }
-            Kind::ReadSome | Kind::Receive | Kind::Send | Kind::Command { .. } => {
+            Kind::Receive | Kind::Send | Kind::Command { .. } => {
                 Step::Done(usize::try_from(count).unwrap_or(usize::MAX))
             }
             Kind::Accept(connection) => {

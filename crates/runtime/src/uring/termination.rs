@@ -6,14 +6,13 @@ use std::{
     os::fd::{FromRawFd, OwnedFd},
 };
 
-use crate::{
-    completion::Payload,
-    shard,
-    uring::{
-        RunError, last_resort,
-        operation::{Descriptor, File, Kind, Operation},
-        socket::Pending,
-    },
+use rustix::io::Errno;
+
+use crate::uring::{
+    RunError,
+    event::readable,
+    last_resort,
+    operation::{Descriptor, File},
 };
 
 /// How the process was asked to end.
@@ -81,27 +80,31 @@ pub(super) fn take_pending(set: &libc::sigset_t) {
 }
 
 /// Waits until the process is asked to end. Needs [`super::RuntimeConfig::termination_signals`], without
-/// which the signals kill it as ever.
+/// which the signals kill it as ever. The signal waits until this returns: given up, nothing is lost, and one
+/// that comes while the process becomes another program (`execve`) goes over to that.
 pub async fn termination() -> io::Result<Termination> {
     /// Bytes of the kernel's description of one signal, which begins with its number.
     const RECORD: usize = size_of::<libc::signalfd_siginfo>();
     let set = set_of(ORDERS);
     // SAFETY: a valid set and no descriptor to change.
-    let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) };
+    let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: just made, and nothing else has it.
     let descriptor = Descriptor::new(File::new(unsafe { OwnedFd::from_raw_fd(fd) }));
-    let buffer = shard::buffer(RECORD);
-    let read = Operation::new(Kind::ReadSome, &descriptor).memory(buffer.as_ptr(), RECORD);
-    let outcome = Pending::start(&descriptor, Payload::Buffer(buffer), read).await;
-    let count = outcome.result.map_err(|e| io::Error::from_raw_os_error(e.errno))?;
-    match outcome.buffer.as_deref().and_then(|bytes| bytes.first_chunk::<4>()) {
-        Some(&number) if count == RECORD && u32::from_ne_bytes(number) == libc::SIGINT.cast_unsigned() => {
-            Ok(Termination::Interrupt)
+    let mut record = [0; RECORD];
+    loop {
+        readable(&descriptor).await?;
+        match rustix::io::read(&descriptor.file().fd, &mut record) {
+            Ok(RECORD) => break,
+            // Something else has taken it.
+            Err(Errno::AGAIN | Errno::INTR) => (),
+            Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(error) => return Err(error.into()),
         }
-        Some(_) if count == RECORD => Ok(Termination::Terminate),
-        _ => Err(io::ErrorKind::UnexpectedEof.into()),
     }
+    let number = record.first_chunk::<4>().copied().map(u32::from_ne_bytes);
+    let is_interrupt = number == Some(libc::SIGINT.cast_unsigned());
+    Ok(if is_interrupt { Termination::Interrupt } else { Termination::Terminate })
 }
