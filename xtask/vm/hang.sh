@@ -56,6 +56,12 @@ TABLE
     pinstripe stop --force /run/array.control || die "$name: stop fails"
     wait_for_end $s_server
     rm -f /run/array.nbd /run/array.control
+
+    say "$name: the others are served, although a request of the server before hangs"
+    # shellcheck disable=SC2046
+    serve $(present "$name" "$count" 1)
+    expect_content "$name, beside a request that hangs" /dev/nbd0
+    stop_serving
     dmsetup resume --noudevsync bad
     tries=0
     until dmsetup remove --noudevsync bad 2>/dev/null; do
