@@ -211,7 +211,7 @@ fn exec(words: &[String], turn: Option<Turn>) -> String {
     supervisor::tell_waiting("starting");
     let mut server = Command::new(program);
     server.args(words).current_dir("/");
-    if !(scan::is_looking() && supervisor::is_there()) {
+    if scan::awaited().is_none() || !supervisor::is_there() {
         return server.exec().to_string();
     }
     // A thread waits for a disk that hangs. It would not end, and an exec waits for the end of all threads:

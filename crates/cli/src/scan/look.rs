@@ -84,9 +84,9 @@ fn under_way() -> MutexGuard<'static, BTreeSet<PathBuf>> {
     UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether a thread still waits for a device.
-pub fn is_looking() -> bool {
-    !under_way().is_empty()
+/// A device that a thread still waits for.
+pub fn awaited() -> Option<PathBuf> {
+    under_way().first().cloned()
 }
 
 /// Looks at all of them at a time, for one that doesn't answer must not keep others from being found.

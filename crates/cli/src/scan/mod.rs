@@ -29,7 +29,7 @@ use serde_json::{Value, json};
 
 pub use devices::{block_device_generations, block_devices, holders};
 pub use group::group;
-pub use look::{Candidate, LIMIT, LIMIT_AGAIN, Looked, is_looking, look, look_at};
+pub use look::{Candidate, LIMIT, LIMIT_AGAIN, Looked, awaited, look, look_at};
 
 /// What a scan has found.
 #[derive(Default)]

@@ -15,6 +15,7 @@ use pinstripe_control::{
     detail::{Client, Compared},
     limit::{Limit, LimitParameters},
     parse, response,
+    text::printable,
 };
 use pinstripe_engine::{
     array::{Added, Array, CommandError},
@@ -42,7 +43,7 @@ use super::{
     stopping::Stopping,
     succession::{Caller, Candidate, Means, Wish, fitness},
 };
-use crate::{create::random_uuid, member};
+use crate::{create::random_uuid, member, scan};
 
 /// Connections at a time. Where there is no room for another one, the oldest without a call under way goes,
 /// or one that its client has left.
@@ -57,6 +58,9 @@ const LINGER_NANOSECONDS: u64 = 2_000_000_000;
 const CLIENTS_LEAVE_NANOSECONDS: u64 = 2_000_000_000;
 /// Time that a client has to read an answer.
 const ANSWER_NANOSECONDS: u64 = 30_000_000_000;
+/// Time that looks at devices get to end before an upgrade is refused for them.
+const LOOKS_NANOSECONDS: u64 = 5_000_000_000;
+const LOOKS_PAUSE_NANOSECONDS: u64 = 20_000_000;
 pub(super) const STOPPING: &str = "the array is stopping";
 const RECEIVE_BYTES: usize = 4 << 10;
 
@@ -297,6 +301,7 @@ impl Inner {
             Candidate::ask(&program)
         });
         let candidate = asked.await.map_err(|why| refused(&why))?;
+        self.refuse_while_looking().await?;
         // Another call may have asked for the same meanwhile.
         self.refuse_for_successor()?;
         if self.stopping.is_wanted() {
@@ -316,6 +321,24 @@ impl Inner {
         let wish = Wish { candidate, means, caller, received, call, listeners, locks };
         self.stopping.want_successor(wish);
         std::future::pending().await
+    }
+
+    /// Waits a moment for threads that look at devices, also at such that the array doesn't have. While one waits
+    /// for a device that hangs, the process can't become another program.
+    async fn refuse_while_looking(&self) -> Result<(), CallError> {
+        let start = shard::now();
+        let awaited = || self.looks.awaited().or_else(|| Some(scan::awaited()?.display().to_string()));
+        while let Some(device) = awaited() {
+            if shard::now() - start > LOOKS_NANOSECONDS {
+                return Err(refused(&format!(
+                    "{} does not answer, and a thread that waits for it would keep the process from becoming another program; \
+                     nothing was changed",
+                    printable(&device)
+                )));
+            }
+            shard::sleep(LOOKS_PAUSE_NANOSECONDS).await;
+        }
+        Ok(())
     }
 
     async fn execute(&self, command: Command) -> Result<Value, CallError> {

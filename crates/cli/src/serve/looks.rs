@@ -53,6 +53,11 @@ impl Looks {
         shard::timeout(self.limit_ns, looking.join()).await.unwrap_or_else(late)
     }
 
+    /// A device that a thread still waits for.
+    pub fn awaited(&self) -> Option<String> {
+        self.under_way.borrow().first().cloned()
+    }
+
     fn refuse(&self, device: &str) -> Result<(), CallError> {
         let under_way = self.under_way.borrow();
         if under_way.iter().any(|other| other == device) {
@@ -101,10 +106,12 @@ mod tests {
                 wrong(looks.at(device, hangs()).await, "doesn't answer");
             }
             wrong(looks.at("/b", answers_at_once()).await, "haven't answered yet: /a, /c, /d, /e");
+            assert_eq!(looks.awaited().as_deref(), Some("/a"));
             answers.1.set(true);
             answers.0.notify();
             shard::sleep(1_000_000).await;
             assert_eq!(looks.at("/a", answers_at_once()).await, Ok(2));
+            assert_eq!(looks.awaited(), None);
         })
         .unwrap();
     }

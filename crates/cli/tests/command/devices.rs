@@ -235,6 +235,29 @@ fn a_server_that_was_stopped_beside_a_flush_that_hangs_keeps_the_hanging_member_
     assert!(server.ended_within(Duration::from_secs(60)).is_some());
 }
 
+/// An exec waits for all threads, and its failure would end the server.
+#[test]
+fn an_upgrade_is_refused_while_a_device_beside_the_array_hangs() {
+    if !may_mount() {
+        return;
+    }
+    let other = World::new();
+    let store = other.serve(&["--shards", "1", "--fuse", "disk"], &other.raid5(3));
+    let Some(device) = LoopDevice::new(&other, "disk", &[]) else { return };
+    let world = World::new();
+    let server = world.serve(&["--shards", "1"], &world.raid5(3));
+    let mut client = Client::connect(&server.nbd());
+    let stopped = Stopped::new(&store);
+    let mut add = world.command(&["add", "data", &device.path]).spawn().unwrap();
+    thread::sleep(Duration::from_secs(1));
+    world.run(&["upgrade", "data"]).refused(1, &[&device.path, "does not answer", "nothing was changed"]);
+    assert_eq!(client.write(0, &pattern(1, 4096)), 0);
+    drop(stopped);
+    add.wait().unwrap();
+    world.run(&["upgrade", "data"]).ok();
+    assert!(client.read(0, 4096) == pattern(1, 4096));
+}
+
 /// A server that stands still, until this goes.
 struct Stopped<'a>(&'a Server);
 

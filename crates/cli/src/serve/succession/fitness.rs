@@ -40,8 +40,8 @@ pub fn refuse(detail: &Detail) -> Result<(), String> {
     if detail.journal.as_ref().is_some_and(|journal| journal.failed) {
         return Err("the array has lost its journal: stop it, and start it with --force".to_owned());
     }
-    let is_logged = matches!(detail.consistency_policy, "ppl" | "double-parity-log");
-    if detail.missing > 0 && detail.regions_to_resync > 0 && !is_logged && detail.state != "read-only" {
+    // Also with a log, which isn't in use before all is in sync (C17).
+    if detail.missing > 0 && detail.regions_to_resync > 0 && detail.state != "read-only" {
         return Err(
             "a member is missing, and parity isn't in sync everywhere: a start would be refused".to_owned()
         );
