@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -91,9 +91,12 @@ impl Step {
 const CLIPPY: &str = "cargo clippy --workspace --all-targets --features pinstripe-bench/isal -- -D warnings";
 const UNIT: &str = "cargo test --workspace --no-fail-fast";
 // With the planned defects, all of which are off but in the tests that look for them: so all is built once.
-// `--quick` builds it as users get it, as do soak and vm. Many tests wait for processes.
-const UNIT_DEFECTS: &str = "RUST_TEST_THREADS=4 cargo test --workspace --no-fail-fast --features pinstripe-sim/mutants,pinstripe-bench/mutants";
+// `--quick` builds it as users get it, as do soak and vm. Most of the time tests wait for processes and time-outs.
+const UNIT_DEFECTS: &str = "RUST_TEST_THREADS=8 cargo test --workspace --no-fail-fast --features pinstripe-sim/mutants,pinstripe-bench/mutants";
 const SHUTTLE: &str = "cargo test -p pinstripe-models --features shuttle";
+
+/// What steps behind the unit tests need. It is built while those leave the CPUs idle.
+const RELEASE: &[&str] = &["build", "--release", "--quiet", "-p", "pinstripe"];
 
 // Its tests with a database need Debian's RocksDB; those without are its library's.
 const YCSB: &str = "cargo test --manifest-path apps/ycsb/Cargo.toml --lib";
@@ -165,8 +168,12 @@ pub fn run(root: &Path, test: &Test) -> Result<()> {
     fs::create_dir_all(&logs)?;
     let start = Instant::now();
     let (mut failed, mut left_out, mut record) = (Vec::new(), 0, String::new());
+    let mut release = None;
     for (step, command) in &steps {
         println!("--- {}", step.name);
+        if *command == UNIT_DEFECTS && test.steps.is_empty() {
+            release = Some(Aside::begin(root, RELEASE)?);
+        }
         let began = Instant::now();
         let log = logs.join(format!("{}.log", step.name));
         let left = if test.all { Duration::MAX } else { BUDGET.saturating_sub(start.elapsed()) };
@@ -181,18 +188,21 @@ pub fn run(root: &Path, test: &Test) -> Result<()> {
             left_out += 1;
             continue;
         }
+        let computed = computed_seconds()?;
         let result = run_step(root, command, &path, &log, left);
         print_log(&log, result.is_err());
         let seconds = began.elapsed().as_secs_f64();
+        let busy = (computed_seconds()? - computed) / seconds;
         let _ = writeln!(record, "| `{command}` | {} | {seconds:.0} |", ending(&log, result.is_ok()));
         match result {
-            Ok(()) => println!("    {} ok in {seconds:.1} s", step.name),
+            Ok(()) => println!("    {} ok in {seconds:.1} s, {busy:.1} CPUs busy", step.name),
             Err(error) => {
                 println!("    {} FAILED after {seconds:.1} s: {error:#}", step.name);
                 failed.push(step.name);
             }
         }
     }
+    drop(release);
     println!("{:.0} s in all", start.elapsed().as_secs_f64());
     if test.all {
         println!("for docs/results/reliability.md:\n\n| run | ended | seconds |\n|---|---|---|\n{record}");
@@ -203,6 +213,36 @@ pub fn run(root: &Path, test: &Test) -> Result<()> {
         bail!("failed: {}", failed.join(", "));
     }
     Ok(())
+}
+
+/// A cargo that works beside the steps, with what they leave of the CPUs. Whatever needs its result waits for its
+/// lock of the folder, and says what is wrong.
+struct Aside(Child);
+
+impl Aside {
+    fn begin(root: &Path, arguments: &[&str]) -> Result<Self> {
+        let mut run = Command::new("setpriv");
+        crate::cargo::forget_this_package(&mut run);
+        run.args(["--pdeathsig", "TERM", "--", "nice", "-n", "19"]).arg(crate::cargo::path()).args(arguments);
+        run.current_dir(root).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Ok(Self(run.spawn().context("run setpriv and nice (util-linux, coreutils)")?))
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Seconds of CPU that ended children of this process have had, with theirs.
+fn computed_seconds() -> Result<f64> {
+    let stat = fs::read_to_string("/proc/self/stat").context("/proc/self/stat")?;
+    // proc_pid_stat(5): cutime and cstime, the fields 16 and 17, in ticks; the name, field 2, may have blanks.
+    let behind_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ');
+    let ticks: Vec<f64> = behind_name.skip(13).take(2).filter_map(|field| field.parse().ok()).collect();
+    Ok(ticks.iter().sum::<f64>() / rustix::param::clock_ticks_per_second() as f64)
 }
 
 /// The steps that were asked for, each with its command.

@@ -227,7 +227,12 @@ echo 1 >$T/events/nvme/nvme_complete_rq/enable
 trace
 fio --name=late --filename=/dev/nbd0 --rw=write --bs=1m --size=8m --iodepth=8 --direct=1 --ioengine=libaio >/tmp/fio 2>&1 &
 writer=$!
-sleep 1
+tries=0
+until [ "$(left)" -ge 4 ]; do
+    tries=$((tries + 1))
+    [ $tries -lt 300 ] || die "the slow disk is given no commands: $(cat /tmp/fio)"
+    sleep 0.1
+done
 kill -KILL $s_server
 wait $s_server || true
 echo KILLED >$T/trace_marker
