@@ -31,6 +31,8 @@ use super::{
 
 /// Devices on top of each other that are followed; more are a mistake.
 const EXTENTS_MAX: usize = 64;
+/// Where `/sys` has all block devices by their numbers.
+const DEVICES: &str = "/sys/dev/block";
 /// Bytes of the sectors in which `/sys` counts.
 const SECTOR: u64 = 512;
 
@@ -371,20 +373,35 @@ impl Generation {
 
     /// Of the device with this number.
     pub(super) fn of(number: u64) -> Option<Self> {
-        let folder = sysfs(number);
-        let folder = if folder.join("partition").exists() { folder.join("..") } else { folder };
-        Some(Self { number, sequence: number_in(&folder.join("diskseq"))? })
+        Some(Self { number, sequence: sequence_in(&sysfs(number))? })
     }
 
-    /// Whether the kernel has it no more, however many still have it open. May block.
+    /// Whether the kernel has it no more, however many still have it open. A look that fails, for want of
+    /// descriptors or memory, would fail for all disks at once: it says nothing. May block.
     pub fn is_gone(&self) -> bool {
-        Self::of(self.number) != Some(*self)
+        self.is_gone_from(Path::new(DEVICES))
     }
 
-    /// Whether the kernel was given this one after the other one.
-    pub fn is_later_than(&self, other: &Self) -> bool {
-        self.sequence > other.sequence
+    fn is_gone_from(&self, devices: &Path) -> bool {
+        let folder = link_in(devices, self.number);
+        let is_missing = || {
+            let found = fs::symlink_metadata(&folder);
+            found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound) && devices.exists()
+        };
+        sequence_in(&folder).map_or_else(is_missing, |sequence| sequence != self.sequence)
     }
+
+    /// Whether this one, which is there, can be the other one, which was gone: a later disk, or the same one,
+    /// as a partition is when the kernel reads its disk's table again.
+    pub fn can_follow(&self, other: &Self) -> bool {
+        self.sequence >= other.sequence
+    }
+}
+
+/// What a device's folder in `/sys` says of its generation.
+fn sequence_in(folder: &Path) -> Option<u64> {
+    let is_partition = folder.join("partition").exists();
+    number_in(&if is_partition { folder.join("../diskseq") } else { folder.join("diskseq") })
 }
 
 fn lasting_name(object: Object, path: &Path) -> Option<String> {
@@ -497,10 +514,14 @@ pub(super) fn device_number(folder: &Path) -> Option<u64> {
 
 /// A block device's folder in `/sys`.
 pub(super) fn sysfs(device: u64) -> PathBuf {
-    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     // The link is resolved, so that `..` is the disk of a partition.
-    let link = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    let link = link_in(Path::new(DEVICES), device);
     fs::canonicalize(&link).unwrap_or(link)
+}
+
+/// The link to it in the folder of all devices.
+fn link_in(devices: &Path, device: u64) -> PathBuf {
+    devices.join(format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device)))
 }
 
 #[cfg(test)]
@@ -513,6 +534,32 @@ mod tests {
         assert_eq!(shifted(&(10..20), 100, 50), 110..120);
         assert_eq!(shifted(&(10..u64::MAX), 100, u64::MAX), 110..u64::MAX);
         assert_eq!(shifted(&(60..70), 100, 50), 150..150, "behind the end there is nothing");
+    }
+
+    #[test]
+    fn a_disk_that_can_not_be_looked_at_is_not_gone() {
+        let sys = tempfile::tempdir().unwrap();
+        let devices = sys.path().join("dev");
+        let disk = Generation { number: rustix::fs::makedev(8, 1), sequence: 7 };
+        assert!(!disk.is_gone_from(&devices), "nothing is mounted there");
+        fs::create_dir(&devices).unwrap();
+        assert!(disk.is_gone_from(&devices), "there is no such device");
+        let folder = devices.join("8:1");
+        fs::create_dir(&folder).unwrap();
+        assert!(!disk.is_gone_from(&devices), "a file of it isn't there");
+        // It can be opened, and not be read: as with too few descriptors.
+        fs::create_dir(folder.join("diskseq")).unwrap();
+        assert!(!disk.is_gone_from(&devices));
+        fs::remove_dir(folder.join("diskseq")).unwrap();
+        for (sequence, is_gone) in [("7\n", false), ("8\n", true)] {
+            fs::write(folder.join("diskseq"), sequence).unwrap();
+            assert_eq!(disk.is_gone_from(&devices), is_gone);
+        }
+        fs::rename(folder.join("diskseq"), devices.join("diskseq")).unwrap();
+        fs::write(folder.join("partition"), "1\n").unwrap();
+        assert!(disk.is_gone_from(&devices), "a partition has its disk's");
+        assert!(disk.can_follow(&disk), "the same one is there again");
+        assert!(!disk.can_follow(&Generation { sequence: 8, ..disk }));
     }
 
     #[test]

@@ -102,7 +102,7 @@ impl Disks {
         }
     }
 
-    /// Devices that came after a member was lost, and say that they are it.
+    /// Devices that are there after a member was lost, and say that they are it.
     async fn find(&mut self) -> Vec<(PathBuf, Generation, Lost)> {
         let lost: Vec<Lost> = self.fates.lost().cloned().collect();
         if lost.is_empty() {
@@ -114,7 +114,7 @@ impl Disks {
         let new: Vec<(PathBuf, Generation)> = blocking(move || {
             let all = block_devices().0.into_iter();
             let all = all.filter_map(|path| Generation::at(&path).map(|generation| (path, generation)));
-            all.filter(|(_, new)| generations.iter().any(|gone| new.is_later_than(gone))).collect()
+            all.filter(|(_, new)| generations.iter().any(|gone| new.can_follow(gone))).collect()
         })
         .await;
         self.looked.retain(|known, _| new.contains(known));
