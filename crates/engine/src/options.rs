@@ -16,6 +16,8 @@ pub struct ArrayOptions {
     pub memory: WorkMemory,
     /// The array that is meant. Without it, it is that of the members.
     pub wanted: Option<Uuid>,
+    /// The array that it must be. Unlike `wanted`, it doesn't say which superblock of a device counts.
+    pub expected: Option<Uuid>,
     /// Serve reads only; nothing on the members changes.
     pub read_only: bool,
     /// Assemble although dirty and degraded, or with stale members' superblocks: data may be lost.
@@ -100,6 +102,7 @@ impl Default for ArrayOptions {
             parity_cache_bytes: 64 << 20,
             memory: WorkMemory::of(1 << 30),
             wanted: None,
+            expected: None,
             read_only: false,
             force: false,
             newly_degraded: true,

@@ -126,6 +126,8 @@ impl Wanted {
         words.extend(run.then(|| "--run".to_owned()));
         let by_uuid = self.by_uuid.or_else(|| self.uuid().filter(|_| !self.only_on_servers().is_empty()));
         words.extend(by_uuid.map(|uuid| format!("--uuid={uuid}")));
+        // The devices' names may be another array's by the time that they are opened, or at the next start.
+        words.extend(self.uuid().filter(|_| by_uuid.is_none()).map(|uuid| format!("--expect-uuid={uuid}")));
         words.extend(self.called.iter().map(|called| format!("--called={called}")));
         words.push("--".to_owned());
         let found = self.found.iter().flat_map(FoundArray::needed).map(|member| &member.path);

@@ -225,6 +225,7 @@ impl Plan {
             parity_cache_bytes: usize::try_from(self.arguments.cache.0).unwrap_or(usize::MAX),
             memory: WorkMemory::of(self.memory.work()),
             wanted: self.arguments.uuid,
+            expected: self.arguments.expect_uuid,
             read_only: self.arguments.read_only,
             force: self.arguments.force,
             newly_degraded: self.arguments.run || left_out,

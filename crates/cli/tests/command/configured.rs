@@ -202,7 +202,8 @@ fn an_array_is_found_configured_assembled_used_and_stopped() {
 
     let would = configured.run(&["assemble", "--scan", "--dry-run"]).ok().out;
     assert!(
-        would.contains("data: would start: serve --shards=1 --joined -- ") && would.contains("member2"),
+        would.contains("data: would start: serve --shards=1 --joined --expect-uuid=")
+            && would.contains("member2"),
         "{would}"
     );
     assert_eq!(configured.run(&["list"]).ok().out, "no array is served\n");

@@ -222,6 +222,37 @@ fn a_server_that_died_is_started_as_it_was_while_the_configuration_has_an_error(
     assert!(said.contains("data has no [[array]]"), "{said}");
 }
 
+/// Its clients would write what they mean for the one into the other: its socket is the same.
+#[test]
+fn a_server_that_died_is_not_started_of_another_array_that_has_its_members_names_by_now() {
+    let configured = Configured::new(DATA);
+    let (world, manager) = (&configured.world, Manager::new(&configured.world));
+    let members = world.members(6);
+    for (name, members) in [("data", &members[..3]), ("other", &members[3..])] {
+        world.create(&["--level", "5", "--name", name, "--assume-clean"], members).ok();
+    }
+    let mut unit = manager.start(configured.foreground(&manager));
+    unit.wait("READY=1");
+    unit.signal("KILL");
+    unit.child.wait().unwrap();
+    configured.write("conf.d/other.toml", "x = ");
+    let swap = || {
+        for (one, other) in members[..3].iter().zip(&members[3..]) {
+            fs::rename(world.path(one), world.path("between")).unwrap();
+            fs::rename(world.path(other), world.path(one)).unwrap();
+            fs::rename(world.path("between"), world.path(other)).unwrap();
+        }
+    };
+    swap();
+    let before = world.hashes(&members);
+    let said = manager.start(configured.foreground(&manager)).refused();
+    assert!(said.contains("belongs to array other") && said.contains("was asked for"), "{said}");
+    assert_eq!(world.hashes(&members), before);
+    swap();
+    let mut unit = manager.start(configured.foreground(&manager));
+    unit.wait("READY=1");
+}
+
 #[test]
 fn in_the_foreground_members_that_are_late_are_waited_for_and_the_manager_is_told() {
     let configured = Configured::new(DATA);

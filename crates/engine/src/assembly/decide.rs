@@ -7,8 +7,8 @@ use pinstripe_md::{
 };
 
 use super::{
-    AssembleError, Assembled, Found, disown_journal, disowned, freshest, geometry, is_whole, seat,
-    stale_member, support, take_journal, too_few_left,
+    AssembleError, Assembled, Found, array_words, disown_journal, disowned, freshest, geometry, is_whole,
+    seat, stale_member, support, take_journal, too_few_left,
 };
 use crate::{
     assembly::{OldLog, newly_degraded},
@@ -21,6 +21,7 @@ use crate::{
 pub(crate) fn decide(mut found: Vec<Found>, options: &ArrayOptions) -> Result<Assembled, AssembleError> {
     let left_behind = disowned::set_aside(&mut found);
     let mut freshest = freshest(&found).map_err(|error| too_few_left(error, &left_behind))?;
+    check_expected(&found, options)?;
     let read_only = support(&freshest, &found)?;
     check_room(&freshest, &found)?;
     let geometry = geometry(&freshest, &found)?;
@@ -69,6 +70,19 @@ pub(crate) fn decide(mut found: Vec<Found>, options: &ArrayOptions) -> Result<As
         epoch: 0,
         attached: Vec::new(),
     })
+}
+
+/// Devices are called otherwise than before, and an array's options must not serve another one.
+fn check_expected(found: &[Found], options: &ArrayOptions) -> Result<(), AssembleError> {
+    let Some(wanted) = options.expected else { return Ok(()) };
+    match found.iter().find(|member| member.superblock.array.set_uuid != wanted) {
+        None => Ok(()),
+        Some(member) => Err(AssembleError::NotWanted {
+            name: member.device.info().name.clone(),
+            array: array_words(&member.superblock),
+            wanted,
+        }),
+    }
 }
 
 /// Each current member must have what the freshest superblock says that the array uses of it: that is no
