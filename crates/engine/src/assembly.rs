@@ -418,7 +418,7 @@ fn seat(freshest: &Superblock, found: Vec<Found>, members: usize) -> Result<Foun
         let seat = &mut place[usize::from(slot.0)];
         if let Some(other) = seat {
             let first = other.device.info().name.clone();
-            return Err(AssembleError::Duplicate { first, second: name, slot: usize::from(slot.0) });
+            return Err(AssembleError::Duplicate { first, second: name });
         }
         *seat = Some(member);
     }

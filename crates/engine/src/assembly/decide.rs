@@ -23,6 +23,7 @@ pub(crate) fn decide(mut found: Vec<Found>, options: &ArrayOptions) -> Result<As
     let mut freshest = freshest(&found).map_err(|error| too_few_left(error, &left_behind))?;
     check_expected(&found, options)?;
     let read_only = support(&freshest, &found)?;
+    check_distinct(&freshest, &found)?;
     check_room(&freshest, &found)?;
     let geometry = geometry(&freshest, &found)?;
     let journal = take_journal(&freshest, &mut found, options.force)?;
@@ -83,6 +84,26 @@ fn check_expected(found: &[Found], options: &ArrayOptions) -> Result<(), Assembl
             wanted,
         }),
     }
+}
+
+/// No two devices are one, each as recent as the other: of a journal, as of a spare that has taken a slot
+/// since, the one may lack what the other has. A copy that is out of date is left out.
+fn check_distinct(freshest: &Superblock, found: &[Found]) -> Result<(), AssembleError> {
+    let counts = |member: &&Found| {
+        let superblock = &member.superblock;
+        event_is_current(freshest.array.events, superblock.array.events)
+            && superblock.role_in(&freshest.array) != Role::Faulty
+    };
+    let mut seen: Vec<&Found> = Vec::new();
+    for member in found.iter().filter(counts) {
+        let identity = member.superblock.member.device_uuid;
+        if let Some(other) = seen.iter().find(|other| other.superblock.member.device_uuid == identity) {
+            let name = |member: &Found| member.device.info().name.clone();
+            return Err(AssembleError::Duplicate { first: name(other), second: name(member) });
+        }
+        seen.push(member);
+    }
+    Ok(())
 }
 
 /// Each current member must have what the freshest superblock says that the array uses of it: that is no

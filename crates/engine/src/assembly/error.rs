@@ -107,17 +107,15 @@ pub enum AssembleError {
         /// What the array uses.
         used: SectorCount,
     },
-    /// Two devices claim one slot.
+    /// Two devices are one member, one journal or one spare.
     #[error(
-        "{first} and {second} both claim slot {slot}: one is a copy of the other; give only the right one"
+        "{first} and {second} both say that they are the same member: one is a copy of the other; give only the right one"
     )]
     Duplicate {
         /// A device.
         first: String,
         /// Another.
         second: String,
-        /// The slot.
-        slot: usize,
     },
     /// More members are missing than the level can bear.
     #[error(

@@ -13,6 +13,7 @@ use pinstripe_md::{
     superblock::Role,
     units::Sector,
 };
+use pinstripe_runtime::memory::Memory;
 
 /// The journal device of the golden images.
 const JOURNAL: usize = 4;
@@ -288,6 +289,21 @@ fn a_journal_array_without_its_journal_is_refused() {
     assert!(matches!(error, AssembleError::JournalMissing), "a stale one is as good as none: {error}");
     golden.change_all(|superblock| superblock.array.events = 90);
     golden.serve(&golden.all(), ArrayOptions { read_only: true, ..options() }).unwrap();
+}
+
+/// Under a load that ends in a crash the copy and the journal are of one update, and have another tail.
+#[test]
+fn a_journal_and_its_copy_are_not_chosen_between() {
+    let mut golden = golden_array("r5-journal-clean");
+    let copy = Memory::new(golden.members[JOURNAL].size()).unwrap();
+    copy.copy_in(0, &golden.bytes(JOURNAL, 0..golden.members[JOURNAL].size() as u64)).unwrap();
+    golden.members.push(copy);
+    for order in [[0, 1, 2, 3, JOURNAL, 5], [0, 1, 2, 3, 5, JOURNAL]] {
+        let refused = golden.serve(&order, options()).err().unwrap();
+        assert!(matches!(refused, AssembleError::Duplicate { .. }), "{refused}");
+    }
+    golden.change(5, |superblock| superblock.array.events -= 2);
+    golden.read_all(&[0, 1, 2, 3, 5, JOURNAL], options());
 }
 
 #[test]

@@ -250,6 +250,19 @@ fn a_spare_is_found_at_assembly_and_takes_over_there() {
     scene.proof();
 }
 
+/// The one that is not taken would say that it has a slot, and would have nothing of it.
+#[test]
+fn a_spare_and_its_copy_are_not_chosen_between() {
+    let mut scene = raid5(14);
+    let (spare, copy) = (scene.disk(), scene.disk());
+    scene.add(&spare).unwrap();
+    scene.stop();
+    copy.poke(0, &spare.peek(0, 2048 * 512));
+    let all = scene.disks.iter().map(SimDisk::source).collect();
+    let refused = assemble(&mut scene.world, all, options()).err().unwrap();
+    assert!(matches!(refused, AssembleError::Duplicate { .. }), "{refused}");
+}
+
 #[test]
 fn a_read_only_array_leaves_its_spare_alone() {
     let mut scene = raid5(13);
