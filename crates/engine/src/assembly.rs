@@ -10,6 +10,7 @@ pub(crate) mod decide;
 mod disowned;
 mod error;
 pub(crate) mod newly_degraded;
+mod unfit;
 
 pub use claims::{contested, read_claims, read_superblock};
 pub(crate) use claims::{read_member, read_place};
@@ -29,6 +30,7 @@ use pinstripe_md::{
 };
 use pinstripe_runtime::{Device, DeviceErrorKind, DeviceSource, shard};
 
+use self::unfit::Unfit;
 use crate::{
     consistency::Log,
     geometry::{Geometry, GeometryError, ParityGeometry, ParityLayout, Raid0Geometry, Raid0Layout},
@@ -93,6 +95,8 @@ pub(crate) struct Assembled {
     pub(crate) dirty_from: Option<Sector>,
     /// The array's journal is not to be had, and it was assembled nevertheless.
     pub(crate) journal_left_out: bool,
+    /// Devices that can't be used and that the others do without, and why, in words.
+    pub(crate) left_out: Vec<String>,
     /// Started although dirty and degraded: parity stands in for data even in rows that may be torn.
     pub(crate) forced: bool,
     /// What [`replay`](crate::replay::replay) left for the array to use.
@@ -140,18 +144,6 @@ async fn read_again(found: &mut [Found], wanted: Option<Uuid>) -> Result<(), Ass
     Ok(())
 }
 
-/// What was read may be in the devices' caches only: superblocks, bits and log entries that a process was
-/// writing when it was killed. Whatever is built on them must not survive a power failure that they don't
-/// survive.
-async fn flush(found: &[Found]) -> Result<(), AssembleError> {
-    for member in found {
-        let name = || member.device.info().name.clone();
-        let result = member.device.flush().await.result;
-        result.map_err(|error| AssembleError::Flush { name: name(), error })?;
-    }
-    Ok(())
-}
-
 /// Reads everything, decides, writes nothing.
 pub(crate) async fn assemble(
     sources: Vec<Arc<dyn DeviceSource>>,
@@ -165,19 +157,21 @@ pub(crate) async fn assemble(
     }
     let attached = devices.iter().map(|(_, device)| device);
     let superblocks = claims::read_superblocks(attached, options.wanted).await?;
-    let mut found = Vec::new();
+    let (mut found, mut unfit) = (Vec::new(), Unfit::default());
     for ((source, device), superblock) in devices.into_iter().zip(superblocks) {
-        let bad_blocks = read_bad_blocks(&*device, &superblock).await?;
-        found.push(Found { source, device, superblock, bad_blocks });
+        match read_bad_blocks(&*device, &superblock).await {
+            Ok(bad_blocks) => found.push(Found { source, device, superblock, bad_blocks }),
+            Err(error) => unfit.set_aside(error)?,
+        }
     }
     if !options.read_only && is_settled(&found) {
         // No other host is kept from the members for a start that is refused.
-        decide::decide(found.clone(), options)?;
+        unfit.judge(decide::decide(found.clone(), options))?;
     }
     let epoch = if options.read_only { 0 } else { attach(&found, options).await? };
     let servers = found.iter().filter(|member| epoch > 0 && member.device.offload().is_some());
     let attached: Vec<_> = servers.map(|member| Rc::clone(&member.device)).collect();
-    match assemble_attached(found, epoch > 0, options).await {
+    match assemble_attached(found, unfit, epoch > 0, options).await {
         Ok(assembled) => Ok(Assembled { epoch, attached, ..assembled }),
         Err(error) => {
             give_up(&attached).await;
@@ -189,6 +183,7 @@ pub(crate) async fn assemble(
 /// The same, when the servers are attached.
 async fn assemble_attached(
     mut found: Vec<Found>,
+    mut unfit: Unfit,
     is_attached: bool,
     options: &ArrayOptions,
 ) -> Result<Assembled, AssembleError> {
@@ -198,9 +193,9 @@ async fn assemble_attached(
         read_again(&mut found, options.wanted).await?;
     }
     if !options.read_only && !active(Mutant::AssembledUnflushed) {
-        flush(&found).await?;
+        unfit.flush(&mut found).await?;
     }
-    let mut assembled = decide::decide(found, options)?;
+    let mut assembled = unfit.judge(decide::decide(found, options))?;
     assembled.bitmap = read_bitmap(&assembled.freshest, &assembled.seated).await?;
     Ok(assembled)
 }

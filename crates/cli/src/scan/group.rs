@@ -316,7 +316,7 @@ mod tests {
         };
         let (superblock, rivals, holders) = (Ok(Superblock::new(array, member)), Vec::new(), Vec::new());
         let path = format!("/dev/m{number}").into();
-        Candidate { path, storage: None, superblock, rivals, bitmaps: BTreeMap::new(), holders }
+        Candidate { path, storage: None, superblock, rivals, bitmaps: BTreeMap::new(), unfit: None, holders }
     }
 
     /// The numbers of the devices that the server of these isn't given.

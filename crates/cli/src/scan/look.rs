@@ -38,6 +38,8 @@ pub struct Candidate {
     pub rivals: Vec<Superblock>,
     /// The heads of their bitmaps, by the superblocks' places.
     pub bitmaps: BTreeMap<Sector, BitmapHead>,
+    /// Why its bad-block log makes no sense.
+    pub unfit: Option<String>,
     /// The kernel's devices on top of it.
     pub holders: Vec<String>,
 }
@@ -55,17 +57,19 @@ pub struct Looked {
 
 /// Looks at one device. The superblocks that count are those that are whole, if there are any.
 pub fn look_at(path: &Path) -> Result<Option<Candidate>, ProbeError> {
-    let (mut whole, mut damaged, mut bitmaps) = (Vec::new(), None, BTreeMap::new());
+    let (mut whole, mut damaged, mut bitmaps, mut unfit) = (Vec::new(), None, BTreeMap::new(), None);
     for found in superblocks(&Probed::open(path)?)? {
         match found.superblock {
             Ok(metadata) => {
                 bitmaps.extend(metadata.bitmap_head.map(|head| (found.sector, head)));
+                unfit = metadata.bad_blocks.and_then(Result::err);
                 whole.push(metadata.superblock);
             }
             Err(error) => damaged = damaged.or(Some(error)),
         }
     }
     let mut rivals = Claims::new(whole).into_all();
+    let is_alone = rivals.len() == 1;
     let superblock = if rivals.is_empty() { damaged.map(Err) } else { Some(Ok(rivals.remove(0))) };
     Ok(superblock.map(|superblock| Candidate {
         path: path.to_owned(),
@@ -73,6 +77,8 @@ pub fn look_at(path: &Path) -> Result<Option<Candidate>, ProbeError> {
         superblock,
         rivals,
         bitmaps,
+        // Of several superblocks it isn't known whose it is.
+        unfit: unfit.filter(|_| is_alone),
         holders: holders(path),
     }))
 }
@@ -121,6 +127,11 @@ pub fn look(paths: &[PathBuf], limit: Duration) -> Looked {
     let mut all = Looked::default();
     for (path, looked) in paths.iter().zip(found) {
         match looked {
+            // What must not be read of it isn't known, so the others are served without it, if at all.
+            Some(Ok(Some(Candidate { unfit: Some(why), .. }))) => {
+                let why = format!("{}: its bad-block log can't be used: {why}", path.display());
+                all.unread.push((path.clone(), why));
+            }
             Some(Ok(candidate)) => all.candidates.extend(candidate),
             // A device that went meanwhile is one that isn't there.
             Some(Err(error)) => all.unread.push((path.clone(), error.to_string())),

@@ -116,7 +116,7 @@ impl OpenedDevices {
         Ok(members)
     }
 
-    /// Opens what is named and there. What is not.
+    /// Opens what is named and there. What is not, or, where a scan has named it, can't be opened.
     async fn open_named(
         &mut self,
         arguments: &ServeArguments,
@@ -135,6 +135,8 @@ impl OpenedDevices {
                 Ok(member) => self.take(&member),
                 Err(why) if is_absent(path) => absent.push(Absent { path: path.to_owned(), why, of: None }),
                 Err(why) if patience.goes_back => self.leave_out(&why),
+                // A scan has found it: it may be a spare, which the others can do without.
+                Err(why) if arguments.joined => absent.push(Absent { path: path.to_owned(), why, of: None }),
                 Err(why) => return Err(why),
             }
         }
@@ -402,7 +404,7 @@ impl Patience {
     }
 }
 
-/// A device that can't be opened now.
+/// A device that can't be opened now, in most cases because it isn't there.
 struct Absent {
     path: PathBuf,
     why: Failure,
@@ -439,6 +441,7 @@ fn array_of(uuid: Uuid, all: &[Claims]) -> Option<FoundArray> {
             superblock: Ok(superblock.clone()),
             rivals: Vec::new(),
             bitmaps: BTreeMap::new(),
+            unfit: None,
             holders: Vec::new(),
         })
     };

@@ -605,6 +605,9 @@ impl Served {
                 member.name, member.events, member.current
             ));
         }
+        for why in self.array.left_out() {
+            self.journal.warn(&format!("{why}; the array was started without this device"));
+        }
         if self.array.is_journal_left_out() {
             self.journal.warn(
                 "the array's journal was left out, as --force demands: writes that only the journal had are lost, and parity is resynced",

@@ -425,6 +425,48 @@ fn a_failed_member_that_something_else_holds_keeps_its_array_from_nothing() {
 }
 
 #[test]
+fn a_spare_that_something_else_holds_keeps_its_array_from_nothing() {
+    let configured = Configured::new(DATA);
+    let world = &configured.world;
+    let members = [world.raid5(3), vec![world.file("member3", MEMBER_BYTES)]].concat();
+    let server = world.serve(&["--shards", "1"], &members[..3]);
+    world.run(&["add", "data", &world.path("member3").display().to_string()]).ok();
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
+    let other = ["--listen", "127.0.0.1:0", "--nqn", "nqn.2026-11.test:other"];
+    let other = world.target(&other, &members[3..]);
+    world.serve_refused(&[], &members).refused(1, &["member3", "held by another process"]);
+    let started = configured.assemble();
+    assert_eq!((&started[0]["state"], &started[0]["degraded"]), (&"started".into(), &false.into()));
+    let log = fs::read_to_string(started[0]["log"].as_str().unwrap()).unwrap();
+    assert!(log.contains("member3") && log.contains("the array is started without it"), "{log}");
+    world.run(&["stop", "data"]).ok();
+    drop(other);
+    // A member isn't done without like this.
+    let other = ["--listen", "127.0.0.1:0", "--nqn", "nqn.2026-11.test:other"];
+    let _other = world.target(&other, &members[..1]);
+    configured.run(&["assemble", "--scan"]).refused(1, &["member0", "held by another process"]);
+}
+
+#[test]
+fn a_member_whose_bad_block_log_makes_no_sense_is_one_that_is_missing() {
+    let configured = Configured::new(DATA);
+    let world = &configured.world;
+    let members = world.raid5(3);
+    let mut superblock = superblock(world, &members[1], MetadataVersion::V1_2);
+    world.poke(&members[1], superblock.bad_block_log_sector().unwrap().0 * 512, &[0; 8]);
+    superblock.member.bad_block_log.as_mut().unwrap().in_use = true;
+    world.poke(&members[1], 4096, &superblock.encode(512).unwrap());
+    let words = ["member1: the bad-block log", "Without this device: slot 1", "--run"];
+    world.serve_refused(&[], &members).refused(1, &words);
+    let words = ["slot 1 is missing", "member1: its bad-block log can't be used"];
+    configured.run(&["assemble", "--scan"]).refused(1, &words);
+    configured.write("pinstripe.toml", &format!("{DATA}run-after = 1\n"));
+    let started = configured.assemble().remove(0);
+    assert_eq!((&started["state"], &started["degraded"]), (&"started".into(), &true.into()), "{started}");
+}
+
+#[test]
 fn a_copy_is_refused_also_when_it_was_used_by_itself() {
     let configured = Configured::new(DATA);
     let world = &configured.world;

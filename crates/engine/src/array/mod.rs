@@ -161,6 +161,11 @@ impl Array {
         &self.controller.stale
     }
 
+    /// Devices that were given and can't be used, and why, in words.
+    pub fn left_out(&self) -> &[String] {
+        &self.controller.left_out
+    }
+
     /// Whether the array was assembled without its journal, because that was forced: what only the journal
     /// had is lost.
     pub fn is_journal_left_out(&self) -> bool {

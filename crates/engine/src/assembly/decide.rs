@@ -64,6 +64,7 @@ pub(crate) fn decide(mut found: Vec<Found>, options: &ArrayOptions) -> Result<As
         read_only,
         dirty_from,
         journal_left_out,
+        left_out: Vec::new(),
         forced,
         log: Log::None,
         old_log: OldLog::Silent,

@@ -209,6 +209,14 @@ pub enum AssembleError {
         /// Why.
         error: BadBlocksError,
     },
+    /// A device can't be used, and the others can't be served without it.
+    #[error("{why}. Without this device: {without}")]
+    Needed {
+        /// Why it can't be used.
+        why: Box<AssembleError>,
+        /// Why the others can't be served.
+        without: Box<AssembleError>,
+    },
 }
 
 /// Why a journal can't be replayed, or an array with one can't be served read-only.

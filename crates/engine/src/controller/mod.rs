@@ -80,6 +80,8 @@ pub(crate) struct ArrayController {
     pub(crate) changes: Turn,
     pub(crate) read_only: Option<ReadOnlyReason>,
     pub(crate) stale: Vec<StaleMember>,
+    /// Devices that can't be used, and why.
+    pub(crate) left_out: Vec<String>,
     pub(crate) journal_left_out: bool,
     last_errors: RefCell<VecDeque<MemberError>>,
 }

@@ -42,6 +42,7 @@ impl ArrayController {
             read_only,
             dirty_from,
             journal_left_out,
+            left_out,
             forced,
             log,
             old_log,
@@ -96,6 +97,7 @@ impl ArrayController {
             read_only,
             stale,
             journal_left_out,
+            left_out,
             last_errors: RefCell::default(),
         };
         controller.supervise_members();

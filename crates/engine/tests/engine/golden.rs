@@ -178,6 +178,34 @@ fn add_bad_blocks(golden: &Golden, member: usize, sectors: std::ops::Range<u64>)
     golden.change(member, |s| s.member.bad_block_log.as_mut().unwrap().in_use = true);
 }
 
+/// Makes nothing of the first entry of a member's bad-block log.
+fn spoil_bad_block_log(golden: &Golden, member: usize) {
+    let log = golden.superblock(member).bad_block_log_sector().unwrap().0 * 512;
+    golden.members[member].copy_in(log, &[0; 8]).unwrap();
+    golden.change(member, |s| s.member.bad_block_log.as_mut().unwrap().in_use = true);
+}
+
+#[test]
+fn a_member_whose_bad_block_log_makes_no_sense_is_done_without_if_that_is_meant() {
+    let golden = golden_array("r5-left-symmetric-n4");
+    spoil_bad_block_log(&golden, 1);
+    let served = golden.read_all(&golden.all(), read_only());
+    assert_eq!(served.array.detail().missing, 1);
+    let left_out = served.array.left_out();
+    assert!(left_out.len() == 1 && left_out[0].starts_with("member1: the bad-block log"), "{left_out:?}");
+    let strict = ArrayOptions { newly_degraded: false, ..options() };
+    let refused = golden.serve(&golden.all(), strict).err().unwrap().to_string();
+    for words in ["member1: the bad-block log", "Without this device: slot 1 of the array", "--run"] {
+        assert!(refused.contains(words), "{refused}");
+    }
+    spoil_bad_block_log(&golden, 2);
+    let refused = golden.serve(&golden.all(), options()).err().unwrap().to_string();
+    assert!(
+        refused.contains("member1: the bad-block log") && refused.contains("2 of 4 members"),
+        "{refused}"
+    );
+}
+
 #[test]
 fn one_event_behind_is_current_and_two_are_stale() {
     let golden = golden_array("r6-left-symmetric-n5");

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use crate::arrays::{
     self, STEPS, assemble, options,
-    scene::{DATA_SECTOR, Scene, clients, superblock_on, wish, write},
+    scene::{DATA_SECTOR, Scene, clients, list_as_bad, superblock_on, wish, write},
 };
 use pinstripe_engine::{
     array::{Added, CommandError, Removed},
@@ -261,6 +261,32 @@ fn a_spare_and_its_copy_are_not_chosen_between() {
     let all = scene.disks.iter().map(SimDisk::source).collect();
     let refused = assemble(&mut scene.world, all, options()).err().unwrap();
     assert!(matches!(refused, AssembleError::Duplicate { .. }), "{refused}");
+}
+
+#[test]
+fn a_spare_that_can_not_be_used_keeps_no_array_from_its_clients() {
+    let strict = ArrayOptions { newly_degraded: false, ..options() };
+    let spoils: [fn(&SimDisk); 2] = [
+        |spare| spare.fault(&Fault::FailFlushes(1)),
+        |spare| {
+            list_as_bad(spare, [DATA_SECTOR]);
+            spare.poke(superblock_on(spare).bad_block_log_sector().unwrap().0 * 512, &[0; 512]);
+        },
+    ];
+    for (seed, spoil) in (15..).zip(spoils) {
+        let mut scene = array(seed, Level::Raid5, 4, strict.clone());
+        let spare = scene.disk();
+        scene.add(&spare).unwrap();
+        clients(&mut scene, 2, 20, 32);
+        scene.stop();
+        spoil(&spare);
+        scene.reassemble();
+        let detail = scene.array.detail();
+        assert_eq!((detail.missing, detail.spares.len()), (0, 0));
+        assert!(scene.array.left_out()[0].starts_with("disk4: "), "{:?}", scene.array.left_out());
+        clients(&mut scene, 2, 20, 32);
+        scene.read_all();
+    }
 }
 
 #[test]
