@@ -61,7 +61,7 @@ struct Plan {
     array: FoundArray,
     /// The kernel's device to be stopped.
     kernel: Option<String>,
-    /// mdadm's files, and the entry in our configuration if it has none.
+    /// The entry in our configuration if it has none, and mdadm's files: in this order.
     edits: Vec<Edit>,
 }
 
@@ -110,7 +110,9 @@ impl Plan {
         } else {
             let entry = files::entry(files::entry_path(given, array.uuid), &array)?;
             let then = configuration::load_with(given, &entry.path, entry.text())?;
-            edits.push(entry);
+            // A crash between two of them leaves an array that both have, which udev's rule keeps from mdadm;
+            // not one that nothing starts.
+            edits.insert(0, entry);
             hindrance(&then, &array, arguments.no_start)
         };
         to_come.map_or_else(|| Ok(Self { array, kernel, edits }), refused)

@@ -95,8 +95,9 @@ impl Plan {
             Some(_) => {}
         }
         let served = served.map(|served| served.control);
-        let mut edits = files::without_entry(own)?;
-        edits.extend(files::hands_on(arguments.mdadm_conf.as_deref(), array.uuid)?);
+        // A crash between two of them leaves an array that both have, not one that nothing starts.
+        let mut edits = files::hands_on(arguments.mdadm_conf.as_deref(), array.uuid)?;
+        edits.extend(files::without_entry(own)?);
         Ok(Self { array, served, edits })
     }
 

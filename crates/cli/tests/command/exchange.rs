@@ -51,6 +51,13 @@ fn an_array_goes_from_mdadm_to_us_and_back_and_nothing_of_it_is_left() {
 
     let done = configured.import(&["./member1", "--json"]).ok().json();
     assert_eq!(done["server"]["state"], "started", "{done}");
+    // Between two of them both have it: a crash there leaves no array that nothing starts.
+    let in_order = |files: &serde_json::Value, order: [&str; 2]| {
+        let named = |(file, name): (&serde_json::Value, &&str)| file.as_str().unwrap().contains(*name);
+        let files = files.as_array().unwrap();
+        assert!(files.len() == 2 && files.iter().zip(&order).all(named), "{files:?}");
+    };
+    in_order(&done["files"], ["imported-", "mdadm.conf"]);
     let silenced = format!("#pinstripe# ARRAY /dev/md/data level=raid5\n#pinstripe# \tUUID={uuid}\n");
     let now = configured.mdadm_conf();
     assert!(now.contains(&silenced) && now.ends_with(&format!("ARRAY <ignore> UUID={uuid}\n")), "{now}");
@@ -63,6 +70,10 @@ fn an_array_goes_from_mdadm_to_us_and_back_and_nothing_of_it_is_left() {
     assert_eq!(configured.mdadm_conf(), now, "what is refused changes nothing");
     assert!(configured.entry(&uuid).exists());
     drop(client);
+    in_order(
+        &configured.release(&[&uuid, "--dry-run", "--json"]).ok().json()["files"],
+        ["mdadm.conf", "imported-"],
+    );
     let released = configured.release(&[&uuid]).ok().out;
     assert!(released.contains("mdadm --assemble /dev/md/data"), "{released}");
     assert_eq!(configured.mdadm_conf(), conf);
