@@ -289,6 +289,9 @@ pub struct Sync {
     pub total: u64,
     /// Mismatched sectors that a check or repair found until now.
     pub mismatched_sectors: u64,
+    /// Stripes that it could not read whole until now.
+    #[serde(default)]
+    pub unreadable_stripes: u64,
     /// Whether it stands still.
     pub paused: bool,
     /// KiB of each member per second, lately; 0 if that isn't known yet.

@@ -15,7 +15,7 @@ use pinstripe_config::duties::{Duties, Every, Window};
 use pinstripe_control::{
     Detail,
     client::{Client, ClientError},
-    detail::Compared,
+    detail::{Compared, Sync},
     maintenance::{CheckParameters, CheckResult, SyncChange, SyncParameters, SyncResult},
 };
 use serde::{Deserialize, Serialize};
@@ -77,6 +77,18 @@ impl Record {
         // Else the server would say nothing.
         self.completed_unreadable_stripes = 0;
         true
+    }
+
+    /// As if it ended now, in the part that began with this record. A daemon that goes on from there reads
+    /// nothing again of what lies before.
+    fn until(&self, part: &Sync, chunk_bytes: u64) -> Self {
+        let done = part.done.saturating_sub(UNDER_WAY_MAX);
+        Self {
+            next_sector: self.next_sector + done * (chunk_bytes / 512),
+            mismatched_sectors: self.mismatched_sectors + part.mismatched_sectors,
+            unreadable_stripes: self.unreadable_stripes + part.unreadable_stripes,
+            ..self.clone()
+        }
     }
 
     /// A round is over.
@@ -297,12 +309,8 @@ impl Minder<'_> {
         }
         let now: Detail = client.call("detail", Value::Null)?;
         if let Some(sync) = now.sync.filter(|sync| sync.action == "check") {
-            let done = sync.done.saturating_sub(UNDER_WAY_MAX);
-            let next_sector = self.record.next_sector + done * (self.detail.chunk_bytes / 512);
-            let mismatched_sectors = self.record.mismatched_sectors + sync.mismatched_sectors;
-            let record = Record { next_sector, mismatched_sectors, ..self.record.clone() };
             // The end keeps it once more, and says so if it can't.
-            let _ = self.records.put(self.uuid, &record);
+            let _ = self.records.put(self.uuid, &self.record.until(&sync, self.detail.chunk_bytes));
         }
         Ok(())
     }
@@ -339,6 +347,24 @@ mod tests {
         // A server says so only of what it has read whole.
         assert!(record.take_over(Compared { time: CLOCK_MIN + 6, mismatched_sectors: 0 }, CLOCK_MIN + 7));
         assert_eq!(record.completed_unreadable_stripes, 0);
+    }
+
+    /// A daemon may end in the middle of a window.
+    #[test]
+    fn what_a_part_could_not_read_is_kept_while_it_is_under_way() {
+        let record = Record { next_sector: 100, unreadable_stripes: 2, ..Record::default() };
+        let part = Sync {
+            action: "check".to_owned(),
+            done: UNDER_WAY_MAX + 3,
+            total: 9000,
+            mismatched_sectors: 8,
+            unreadable_stripes: 5,
+            paused: false,
+            speed_kib: 0,
+            finish_seconds: None,
+        };
+        let kept = record.until(&part, 4096);
+        assert_eq!((kept.next_sector, kept.mismatched_sectors, kept.unreadable_stripes), (124, 8, 7));
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub fn sync(progress: &SyncProgress) -> Sync {
         done: progress.done,
         total: progress.total,
         mismatched_sectors: progress.mismatched_sectors,
+        unreadable_stripes: progress.errors,
         paused: progress.paused,
         speed_kib: progress.speed / 1024,
         finish_seconds: progress.finish_seconds,
