@@ -81,15 +81,23 @@ fn claims(candidate: &Candidate) -> impl Iterator<Item = &Superblock> {
 fn settle(plain: &[Candidate], doubtful: Vec<Candidate>) -> (Vec<Candidate>, Vec<Candidate>) {
     let known: Vec<&Superblock> =
         plain.iter().filter_map(|candidate| candidate.superblock.as_ref().ok()).collect();
-    let (mut settled, mut contested) = (Vec::new(), Vec::new());
-    for mut candidate in doubtful {
+    let possible = |candidate: Candidate| {
         let (may_be, not): (Vec<Superblock>, Vec<Superblock>) =
             claims(&candidate).cloned().partition(|claim| may_be_member(claim, &known));
-        let all = if may_be.is_empty() { not } else { may_be };
+        (candidate, if may_be.is_empty() { not } else { may_be })
+    };
+    let doubtful: Vec<(Candidate, Vec<Superblock>)> = doubtful.into_iter().map(possible).collect();
+    let counts: Vec<_> = doubtful.iter().flat_map(|(_, all)| all.iter().map(Superblock::kind)).collect();
+    let count = |one: &Superblock| counts.iter().filter(|kind| **kind == one.kind()).count();
+    let (mut settled, mut contested) = (Vec::new(), Vec::new());
+    for (mut candidate, all) in doubtful {
         let goes_with = |one: &&Superblock| known.iter().any(|other| other.kind() == one.kind());
         let mut of_known = all.iter().filter(goes_with);
         let own = match (&all[..], of_known.next(), of_known.next()) {
-            ([only], ..) | (_, Some(only), None) => Some(only.clone()),
+            ([only], ..) => Some(only.clone()),
+            // A client that can write on all members of its array leaves none without doubt. But what it writes
+            // stands on no more devices than the true one.
+            (_, Some(only), None) if all.iter().all(|one| count(one) <= count(only)) => Some(only.clone()),
             _ => None,
         };
         let is_told = own.is_some();
@@ -334,6 +342,37 @@ mod tests {
         assert_eq!(left_out(&[candidate(0, 9, all), candidate(1, 9, all), failed.clone()]), [""; 0]);
         // Too few are left, and what is to become of that is for the server to say.
         assert_eq!(left_out(&[candidate(0, 10, two), failed]), [""; 0]);
+    }
+
+    /// Of arrays of which the data covers a place of a superblock.
+    #[test]
+    fn what_clients_write_on_all_members_gives_none_to_another_array() {
+        let all: &[u16] = &[0, 1, 2];
+        let of = |array: u8, number: u32| {
+            let mut superblock = candidate(number, 9, all).superblock.unwrap();
+            superblock.array.set_uuid = Uuid([array; 16]);
+            superblock.member.device_uuid.0[0] = array;
+            superblock
+        };
+        let with = |number: u32, own: u8, written: Option<(u8, u32)>| Candidate {
+            path: format!("/dev/own{own}-{number}").into(),
+            superblock: Ok(of(own, number)),
+            rivals: written.into_iter().map(|(array, number)| of(array, number)).collect(),
+            ..candidate(number, 9, all)
+        };
+        let contested = |candidates: Vec<Candidate>, array: u8| {
+            let (arrays, _) = group(candidates);
+            let found = arrays.iter().find(|found| found.uuid == Uuid([array; 16])).unwrap();
+            (!found.contested.is_empty(), found.members.len())
+        };
+        // One member of the victim is late, and a client of the other array says that a member is that one.
+        let victim = [with(0, 2, None), with(1, 2, None)];
+        let own = [with(0, 1, Some((2, 2))), with(1, 1, Some((6, 1))), with(2, 1, Some((6, 2)))];
+        let both = [&victim[..], &own].concat();
+        assert_eq!(contested(both, 2), (true, 3));
+        // A member on which it has not written tells, whatever stands on the others.
+        let own = [with(0, 1, Some((6, 0))), with(1, 1, Some((6, 1))), with(2, 1, None)];
+        assert_eq!(contested(own.to_vec(), 1), (false, 3));
     }
 
     #[test]
