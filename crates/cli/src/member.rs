@@ -164,14 +164,17 @@ pub struct Disk {
     pub generation: Generation,
     /// See [`Storage::lasting_name`].
     pub lasting_name: Option<String>,
+    /// See [`Storage::proof`].
+    pub proof: Option<String>,
 }
 
 impl Disk {
     /// `None` if it is none, or the kernel doesn't tell.
     fn of(file: &OpenFile) -> Option<Self> {
         let generation = file.generation()?;
-        let lasting_name = file.storage().ok()?.lasting_name().map(str::to_owned);
-        Some(Self { generation, lasting_name })
+        let storage = file.storage().ok()?;
+        let lasting_name = storage.lasting_name().map(str::to_owned);
+        Some(Self { generation, lasting_name, proof: storage.proof() })
     }
 }
 

@@ -9,6 +9,10 @@
 //! while a target serves the device. Everything is looked at before anything is written; a target that writes
 //! holds the file `lock` meanwhile.
 //!
+//! A copy of a disk has the PARTUUIDs, and the file systems, of that disk. In its place it would be the same
+//! namespace to hosts, which would give it only what was written since the disk went. So a file `UUID.disks`
+//! says which disks the device is on, where these say what they are.
+//!
 //! [`Storage::lasting_name`]: pinstripe_runtime::uring::Storage::lasting_name
 
 use std::{
@@ -92,6 +96,9 @@ impl Identities {
         }
         let locks = found.uuids.iter().zip(devices).map(|(uuid, device)| lock(directory, uuid, device));
         let locks = locks.collect::<Result<_, _>>()?;
+        for (uuid, device) in found.uuids.iter().zip(devices) {
+            check_disks(directory, uuid, &device.path, device.storage.fixed_disks())?;
+        }
         drop(alone);
         Ok(Self { _locks: locks, uuids: found.uuids })
     }
@@ -298,18 +305,44 @@ fn make(directory: &Path) -> io::Result<()> {
 /// Writes down, durably, which device a namespace is.
 fn bind(directory: &Path, uuid: &[u8; 16], name: &str) -> io::Result<()> {
     let path = device_file(directory, uuid);
-    let new = path.with_extension("device-new");
+    put(directory, &path, &path.with_extension("device-new"), &format!("{FIRST_LINE}\n{name}\n"))
+}
+
+/// Writes a file durably, by way of a new one.
+fn put(directory: &Path, path: &Path, new: &Path, text: &str) -> io::Result<()> {
     let write = || {
-        let mut file = File::create(&new)?;
-        file.write_all(format!("{FIRST_LINE}\n{name}\n").as_bytes())?;
+        let mut file = File::create(new)?;
+        file.write_all(text.as_bytes())?;
         file.sync_all()?;
-        fs::rename(&new, &path)
+        fs::rename(new, path)
     };
     write().inspect_err(|_| {
         // On a disk that is full, each attempt would leave one.
-        let _ = fs::remove_file(&new);
+        let _ = fs::remove_file(new);
     })?;
     sync(directory)
+}
+
+/// Refuses a device that is on other disks than before; keeps on which it is, if that isn't known yet.
+fn check_disks(directory: &Path, uuid: &[u8; 16], device: &Path, disks: Option<&str>) -> Result<(), Failure> {
+    let Some(disks) = disks else { return Ok(()) };
+    let path = device_file(directory, uuid).with_extension("disks");
+    match fs::read_to_string(&path) {
+        Ok(before) if before.trim_end() == disks => Ok(()),
+        Ok(before) => Err(Failure::new(format!(
+            "{} is on another disk ({disks}) than the namespace of this identity ({}), so it may be a copy of it, which would be taken \
+             for the same member. If it has everything, as after a move while no host wrote, remove {}. If not, remove the .device file \
+             beside it, and use --state-create: it is a new device then",
+            device.display(),
+            before.trim_end(),
+            path.display()
+        ))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let written = put(directory, &path, &path.with_extension("disks-new"), &format!("{disks}\n"));
+            written.map_err(|error| unusable(directory, &error))
+        }
+        Err(error) => Err(unusable(directory, &error)),
+    }
 }
 
 /// Keeps other targets from giving identities until the file goes.
@@ -375,6 +408,21 @@ mod tests {
         fs::rename(folder.path().join("three"), &two).unwrap();
         let after = Identities::of(&state, false, "nqn.2026-01.com.example:y", &[served(&one), served(&two)]);
         assert_eq!(after.unwrap().uuids, [before[1], before[0]]);
+    }
+
+    #[test]
+    fn a_copy_on_another_disk_does_not_take_a_namespaces_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let check = |disks| check_disks(folder.path(), &[7; 16], Path::new("/dev/x1"), disks);
+        check(None).unwrap();
+        check(Some("wwid:1")).unwrap();
+        check(Some("wwid:1")).unwrap();
+        // It isn't known now.
+        check(None).unwrap();
+        let refused = check(Some("wwid:2")).unwrap_err();
+        for words in ["/dev/x1 is on another disk (wwid:2)", "(wwid:1)", ".disks"] {
+            assert!(refused.sentence().contains(words), "{}", refused.sentence());
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@
 //! ([`Mark`]).
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     ops::Range,
     os::{fd::OwnedFd, unix::fs::FileTypeExt, unix::fs::MetadataExt},
@@ -321,6 +322,7 @@ fn open_below(path: &Path, stat: &Stat, flags: OFlags) -> Result<OwnedFd, Errno>
 pub struct Storage {
     extents: Vec<Extent>,
     lasting_name: Option<String>,
+    disks: Option<String>,
 }
 
 impl Storage {
@@ -330,7 +332,8 @@ impl Storage {
         let Some(object) = Object::of(&fs::metadata(path)?) else {
             return Err(io::Error::other("it is neither a file nor a block device nor an NVMe namespace"));
         };
-        Ok(Self { extents: extents(object), lasting_name: lasting_name(object, path) })
+        let disks = disks_of(object);
+        Ok(Self { extents: extents(object), lasting_name: lasting_name(object, path), disks })
     }
 
     /// Whether what is written to one can be read from the other.
@@ -352,6 +355,18 @@ impl Storage {
     /// `None` if it has nothing of the kind.
     pub fn lasting_name(&self) -> Option<&str> {
         self.lasting_name.as_deref()
+    }
+
+    /// The same with all disks that it is on, as these say what they are. A PARTUUID, a mapping's identifier
+    /// and what a file system calls itself stand on the disk: a copy of the disk has them too. `None` if a
+    /// disk says nothing of itself, or isn't known.
+    pub fn proof(&self) -> Option<String> {
+        Some(format!("{} on {}", self.lasting_name()?, self.disks.as_deref()?))
+    }
+
+    /// The disks that it stays on. `None` also of what a mapping may move to others while it is used.
+    pub fn fixed_disks(&self) -> Option<&str> {
+        self.disks.as_deref().filter(|_| !self.extents.iter().any(|extent| extent.mapped))
     }
 }
 
@@ -434,6 +449,32 @@ fn name_of_device(folder: &Path, number: u64) -> Option<String> {
     by_vendor()
         .or_else(|| known.iter().find_map(|(kind, name)| Some(format!("{kind}{}", said(folder, name)?))))
         .or_else(|| Some(format!("serial:{}", scsi_serial(&fs::read(folder.join("device/vpd_pg80")).ok()?)?)))
+}
+
+/// The names of the disks that all of it is on.
+fn disks_of(object: Object) -> Option<String> {
+    let (Object::Device(number) | Object::File { device: number, .. }) = object;
+    let mut all = BTreeSet::new();
+    add_disks(&sysfs(number), EXTENTS_MAX, &mut all)?;
+    Some(Vec::from_iter(all).join(" "))
+}
+
+/// Those of the device with this folder in `/sys`, at most so many layers below it.
+fn add_disks(folder: &Path, layers: usize, all: &mut BTreeSet<String>) -> Option<()> {
+    let layers = layers.checked_sub(1)?;
+    if folder.join("partition").exists() {
+        return add_disks(&folder.join(".."), layers, all);
+    }
+    if let Some(backing) = Backing::of(folder) {
+        let (Object::Device(number) | Object::File { device: number, .. }) = backing.object()?;
+        return add_disks(&sysfs(number), layers, all);
+    }
+    let below: Vec<_> = fs::read_dir(folder.join("slaves")).into_iter().flatten().flatten().collect();
+    if below.is_empty() {
+        let is_made = folder.join("dm").exists() || folder.join("md").exists();
+        all.insert(name_of_device(folder, 0).filter(|_| !is_made)?);
+    }
+    below.iter().try_for_each(|entry| add_disks(&entry.path(), layers, all))
 }
 
 /// The serial number of a SCSI disk, of its vital product data page 80h: 4 bytes, and then the number.
@@ -563,6 +604,41 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_has_the_partitions_name_and_not_the_disks() {
+        let sys = tempfile::tempdir().unwrap();
+        let disk = |name: &str, wwid: Option<&str>| {
+            let disk = sys.path().join(name);
+            fs::create_dir_all(disk.join("part")).unwrap();
+            fs::write(disk.join("part/partition"), "1\n").unwrap();
+            fs::write(disk.join("part/uevent"), "PARTN=1\nPARTUUID=6d41\n").unwrap();
+            let _ = wwid.map(|wwid| fs::write(disk.join("wwid"), wwid).unwrap());
+            disk.join("part")
+        };
+        let parts = [disk("a", Some("naa.1")), disk("b", Some("naa.2")), disk("c", None)];
+        let storage = |folder: &PathBuf| {
+            let mut all = BTreeSet::new();
+            let disks = add_disks(folder, EXTENTS_MAX, &mut all).map(|()| Vec::from_iter(all).join(" "));
+            Storage { extents: Vec::new(), lasting_name: name_of_device(folder, 0), disks }
+        };
+        let [one, copy, nameless] = parts.each_ref().map(storage);
+        assert_eq!(one.lasting_name(), copy.lasting_name());
+        assert_eq!(one.proof().as_deref(), Some("partuuid:6d41 on wwid:naa.1"));
+        assert_eq!(copy.proof().as_deref(), Some("partuuid:6d41 on wwid:naa.2"));
+        assert_eq!((nameless.lasting_name(), nameless.proof()), (one.lasting_name(), None));
+        // A mapping over two of them.
+        let mapping = sys.path().join("dm-0");
+        fs::create_dir_all(mapping.join("dm")).unwrap();
+        fs::write(mapping.join("dm/uuid"), "LVM-1\n").unwrap();
+        fs::create_dir(mapping.join("slaves")).unwrap();
+        assert_eq!((storage(&mapping).lasting_name(), storage(&mapping).proof()), (Some("dm:LVM-1"), None));
+        for part in &parts[..2] {
+            let link = mapping.join("slaves").join(part.parent().unwrap().file_name().unwrap());
+            std::os::unix::fs::symlink(part, link).unwrap();
+        }
+        assert_eq!(storage(&mapping).proof().as_deref(), Some("dm:LVM-1 on wwid:naa.1 wwid:naa.2"));
+    }
+
+    #[test]
     fn a_scsi_disk_has_the_serial_number_of_its_page() {
         assert_eq!(scsi_serial(b"\0\x80\0\x06 disk1").as_deref(), Some("disk1"));
         assert_eq!(scsi_serial(b"\0\x80\0\x04    "), None);
@@ -587,6 +663,7 @@ mod tests {
                 ..Extent::whole(Object::Device(number))
             }],
             lasting_name: None,
+            disks: None,
         };
         let (one, other) = (part(7, 0..10, Some("naa.5")), part(8, 9..20, Some("naa.5")));
         assert!(one.overlaps(&other) && !one.shares_with(&other));

@@ -190,7 +190,7 @@ async fn try_it(array: &Array, path: &Path, poll: bool, lost: &Lost) -> Result<(
     let Member::Local(file, _) = &member else { return Err(later(&"it is no device of this machine")) };
     let file = std::sync::Arc::clone(file);
     let storage = blocking(move || file.storage()).await.map_err(|error| later(&error))?;
-    if let Some(why) = lost.doubts(storage.lasting_name()) {
+    if let Some(why) = lost.doubts(storage.proof().as_deref()) {
         return Err(Trouble::Never(format!("{why}; `pinstripe add` takes it nevertheless")));
     }
     let handle = member.attach().map_err(|error| later(&error))?;
@@ -219,13 +219,13 @@ impl Lost {
         superblock.member.device_uuid == self.identity && superblock.array.set_uuid.to_string() == array
     }
 
-    /// Why a device of this lasting name isn't believed to be the same disk. A superblock proves nothing: a
-    /// clone has it too.
-    fn doubts(&self, lasting_name: Option<&str>) -> Option<&'static str> {
-        match (self.disk.lasting_name.as_deref(), lasting_name) {
+    /// Why a device of this proof isn't believed to be the same disk. A superblock proves nothing: a clone has
+    /// it too, and a partition's PARTUUID.
+    fn doubts(&self, proof: Option<&str>) -> Option<&'static str> {
+        match (self.disk.proof.as_deref(), proof) {
             (Some(before), Some(now)) if before == now => None,
             (None, _) => Some(
-                "the disk that was lost had neither WWID nor serial number nor PARTUUID by which to know it again, so this may be a copy",
+                "the disk that was lost had neither WWID nor serial number by which to know it again, so this may be a copy",
             ),
             _ => Some("it is another disk than before, with a copy of the member's superblock"),
         }
@@ -319,7 +319,7 @@ mod tests {
 
     /// Whether the member is waited for that failed at 0 and whose disk was away at `away`, of these looks.
     fn is_lost(kind: DeviceErrorKind, looks: &[u64], away: impl Fn(u64) -> bool) -> bool {
-        let disk = Disk { generation: generation(), lasting_name: None };
+        let disk = Disk { generation: generation(), lasting_name: None, proof: None };
         let disks = BTreeMap::from([(DEVICE.to_owned(), disk)]);
         let mut fates = Fates::default();
         for &now in looks {
@@ -344,10 +344,10 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_without_a_lasting_name_is_not_believed_to_be_the_lost_one() {
+    fn a_disk_without_a_name_of_its_own_is_not_believed_to_be_the_lost_one() {
         let doubts = |before: Option<&str>, now| {
-            let lasting_name = before.map(str::to_owned);
-            let disk = Disk { generation: generation(), lasting_name };
+            let lasting_name = Some("partuuid:1".to_owned());
+            let disk = Disk { generation: generation(), lasting_name, proof: before.map(str::to_owned) };
             Lost { identity: Uuid([7; 16]), device: DEVICE.to_owned(), disk }.doubts(now)
         };
         assert_eq!(doubts(Some("serial:1"), Some("serial:1")), None);
