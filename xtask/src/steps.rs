@@ -91,7 +91,8 @@ impl Step {
 const CLIPPY: &str = "cargo clippy --workspace --all-targets --features pinstripe-bench/isal -- -D warnings";
 const UNIT: &str = "cargo test --workspace --no-fail-fast";
 // With the planned defects, all of which are off but in the tests that look for them: so all is built once.
-// `--quick` builds it as users get it, as do soak and vm. Most of the time tests wait for processes and time-outs.
+// `--quick` builds it as users get it, as do soak and vm. Most of the time tests wait for processes and
+// time-outs.
 const UNIT_DEFECTS: &str = "RUST_TEST_THREADS=8 cargo test --workspace --no-fail-fast --features pinstripe-sim/mutants,pinstripe-bench/mutants";
 const SHUTTLE: &str = "cargo test -p pinstripe-models --features shuttle";
 
@@ -215,8 +216,8 @@ pub fn run(root: &Path, test: &Test) -> Result<()> {
     Ok(())
 }
 
-/// A cargo that works beside the steps, with what they leave of the CPUs. Whatever needs its result waits for its
-/// lock of the folder, and says what is wrong.
+/// A cargo that works beside the steps, with what they leave of the CPUs. Whatever needs its result waits for
+/// its lock of the folder, and says what is wrong.
 struct Aside(Child);
 
 impl Aside {
@@ -239,7 +240,8 @@ impl Drop for Aside {
 /// Seconds of CPU that ended children of this process have had, with theirs.
 fn computed_seconds() -> Result<f64> {
     let stat = fs::read_to_string("/proc/self/stat").context("/proc/self/stat")?;
-    // proc_pid_stat(5): cutime and cstime, the fields 16 and 17, in ticks; the name, field 2, may have blanks.
+    // proc_pid_stat(5): cutime and cstime, the fields 16 and 17, in ticks; the name, field 2, may have
+    // blanks.
     let behind_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ');
     let ticks: Vec<f64> = behind_name.skip(13).take(2).filter_map(|field| field.parse().ok()).collect();
     Ok(ticks.iter().sum::<f64>() / rustix::param::clock_ticks_per_second() as f64)

@@ -39,9 +39,9 @@ impl ServiceError {
 
 /// A client, as what carries its requests out sees it.
 ///
-/// A client that has given a request up may send it again by another connection, and then others. So a request
-/// that has waited where later ones may have passed it asks first whether it is still wanted: begun now, it
-/// would put old bytes over newer ones that were acknowledged (C16).
+/// A client that has given a request up may send it again by another connection, and then others. So a
+/// request that has waited where later ones may have passed it asks first whether it is still wanted: begun
+/// now, it would put old bytes over newer ones that were acknowledged (C16).
 #[derive(Clone, Default)]
 pub struct Client(Option<Rc<dyn Fn() -> bool>>);
 

@@ -471,9 +471,9 @@ pub struct ServeArguments {
     /// Leave the session of the terminal; what `assemble` starts does
     #[arg(long, hide = true)]
     pub own_session: bool,
-    /// Refuse devices of another array than this one; what `assemble` says, as devices may be called otherwise
-    /// by the time that they are opened. Unlike --uuid, it decides nothing of a device with superblocks of
-    /// several arrays
+    /// Refuse devices of another array than this one; what `assemble` says, as devices may be called
+    /// otherwise by the time that they are opened. Unlike --uuid, it decides nothing of a device with
+    /// superblocks of several arrays
     #[arg(long, hide = true, value_name = "UUID", conflicts_with = "create")]
     pub expect_uuid: Option<Uuid>,
     /// Look for members also where devices have joined the array under earlier servers; what `assemble`

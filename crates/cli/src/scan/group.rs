@@ -95,8 +95,8 @@ fn settle(plain: &[Candidate], doubtful: Vec<Candidate>) -> (Vec<Candidate>, Vec
         let mut of_known = all.iter().filter(goes_with);
         let own = match (&all[..], of_known.next(), of_known.next()) {
             ([only], ..) => Some(only.clone()),
-            // A client that can write on all members of its array leaves none without doubt. But what it writes
-            // stands on no more devices than the true one.
+            // A client that can write on all members of its array leaves none without doubt. But what it
+            // writes stands on no more devices than the true one.
             (_, Some(only), None) if all.iter().all(|one| count(one) <= count(only)) => Some(only.clone()),
             _ => None,
         };

@@ -323,8 +323,8 @@ impl Inner {
         std::future::pending().await
     }
 
-    /// Waits a moment for threads that look at devices, also at such that the array doesn't have. While one waits
-    /// for a device that hangs, the process can't become another program.
+    /// Waits a moment for threads that look at devices, also at such that the array doesn't have. While one
+    /// waits for a device that hangs, the process can't become another program.
     async fn refuse_while_looking(&self) -> Result<(), CallError> {
         let start = shard::now();
         let awaited = || self.looks.awaited().or_else(|| Some(scan::awaited()?.display().to_string()));

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use pinstripe_control::{size::ByteSize, text::printable};
+use pinstripe_control::size::ByteSize;
 use pinstripe_engine::{
     array::Array,
     assembly::{contested, create::create_with, read_claims},
@@ -17,8 +17,8 @@ use pinstripe_md::{
     superblock::{Claims, MetadataVersion, Role},
 };
 use pinstripe_runtime::{
-    DeviceInfo, DeviceSource, Memory, MemorySource, ShardHandle, shard,
-    uring::{OpenOptions, blocking, inheritance, path_of},
+    DeviceInfo, DeviceSource, Memory, MemorySource, shard,
+    uring::{OpenOptions, blocking, path_of},
 };
 
 use super::{names, nvme::namespace_uuid, reconnect::Away, succession::Inheritance};
@@ -41,7 +41,6 @@ const MEMORY: &str = "mem:";
 const MANAGED_NANOSECONDS: u64 = 60_000_000_000;
 /// Pause before a member that is absent is looked for again.
 const RETRY_NANOSECONDS: u64 = 500_000_000;
-const CLOSE_LOOK_NANOSECONDS: u64 = 1_000_000;
 /// How long a member may take to show its superblock that another program has just written.
 const SHOW_NANOSECONDS: u64 = 10_000_000_000;
 /// How long a device may take to show its superblock when only the array's name is wanted.
@@ -58,27 +57,6 @@ pub struct OpenedDevices {
     /// The array's name without the host, and its uuid, as the first member with a superblock has them.
     pub name: String,
     pub uuid: String,
-}
-
-/// Waits until the devices are closed, so that the next program finds them free: for so long at most, since a
-/// request may hang. Then all that no request goes to is let go, and what is left is named.
-pub async fn closed(shards: &[ShardHandle], limit_nanoseconds: u64) -> Vec<String> {
-    let start = shard::now();
-    let mut is_let_go = false;
-    loop {
-        let open = inheritance::still_open();
-        if open.is_empty() || is_let_go {
-            return open.iter().map(|path| printable(&path.display().to_string())).collect();
-        }
-        if shard::now() - start < limit_nanoseconds {
-            shard::sleep(CLOSE_LOOK_NANOSECONDS).await;
-            continue;
-        }
-        is_let_go = true;
-        if let Err(error) = inheritance::let_go_of_idle(shards).await {
-            log::warn(&format!("no device can be let go before all requests are over: {error}"));
-        }
-    }
 }
 
 /// An open file as every shard attaches it.

@@ -14,6 +14,7 @@
 //! end are answered.
 
 mod clients;
+mod closing;
 mod control;
 mod control_socket;
 mod devices;
@@ -590,7 +591,7 @@ impl Served {
         self.front_ends.close(&self.shards).await;
         controller.release();
         drop(self.array);
-        let open = devices::closed(&self.shards, CLOSE_NANOSECONDS).await;
+        let open = closing::closed(&self.shards, CLOSE_NANOSECONDS).await;
         stopped.map(|()| open).map_err(|error| {
             Failure::new(format!("stopped, but the superblocks could not be marked clean: {error}"))
         })

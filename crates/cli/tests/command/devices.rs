@@ -208,8 +208,8 @@ fn a_server_that_was_killed_keeps_all_its_claims_until_its_requests_are_over() {
     wait_until("the requests are over", || !is_locked());
 }
 
-/// The kernel keeps a process whose thread waits for a flush that hangs, with all that it has open. What has nothing
-/// to do with that flush must not be kept.
+/// The kernel keeps a process whose thread waits for a flush that hangs, with all that it has open. What has
+/// nothing to do with that flush must not be kept.
 #[test]
 fn a_server_that_was_stopped_beside_a_flush_that_hangs_keeps_the_hanging_member_alone() {
     if !may_mount() {

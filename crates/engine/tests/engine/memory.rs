@@ -127,8 +127,8 @@ fn requests_that_need_others_bytes_wait_for_memory_whatever_handles_they_use() {
     assert_eq!(under_way(WorkMemory { writes: 1, ..plenty }, true), under_way(little, true));
 }
 
-/// Another shard has room of its own: there a client that has hung up may have written the same again, and more
-/// since.
+/// Another shard has room of its own: there a client that has hung up may have written the same again, and
+/// more since.
 #[test]
 fn a_write_that_waits_for_memory_is_not_begun_when_its_client_has_hung_up() {
     for (stripes, hangs_up) in [(1, true), (2, true), (2, false)] {

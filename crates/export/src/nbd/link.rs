@@ -13,8 +13,8 @@
 //! sending fails it closes at once; what is in flight then completes into nothing. Long requests without data
 //! look at [`Link::over`] now and then.
 //!
-//! **Hung up.** A client that has waited too long for an answer hangs up and sends what is unanswered again, by
-//! another connection. What it has sent by this one and was not begun must then never be: see
+//! **Hung up.** A client that has waited too long for an answer hangs up and sends what is unanswered again,
+//! by another connection. What it has sent by this one and was not begun must then never be: see
 //! [`Link::has_hung_up`].
 //!
 //! **Leaving.** A connection that another process will serve ends in the same way, between two requests, but
@@ -205,7 +205,8 @@ impl<T: Stream + ?Sized> Link<T> {
     }
 
     /// Lets a request of `bytes` in, when there is room. False if the connection has ended meanwhile, if its
-    /// client has hung up while requests waited, or if it is to be left. After a true, what isn't handed over with the reply must be given to [`Link::release`].
+    /// client has hung up while requests waited, or if it is to be left. After a true, what isn't handed over
+    /// with the reply must be given to [`Link::release`].
     pub async fn reserve(&self, bytes: usize) -> bool {
         let over = || self.broken.get() || self.leaving.get();
         let room = || {

@@ -54,9 +54,9 @@ pub fn still_open() -> Vec<PathBuf> {
 /// Lets go of what this process has locked and no ring has a request to: of all but what `asked` names. What
 /// still has such a file open can do nothing to it any more.
 ///
-/// To be called when nothing is served any more. A thread that waits in the kernel for a disk that hangs keeps
-/// all descriptors of the process open, also when that is killed: members that have nothing to do with the disk
-/// would stay locked, and no other server could be started for them.
+/// To be called when nothing is served any more. A thread that waits in the kernel for a disk that hangs
+/// keeps all descriptors of the process open, also when that is killed: members that have nothing to do with
+/// the disk would stay locked, and no other server could be started for them.
 fn let_go(asked: &[Arc<File>]) -> io::Result<()> {
     let files: Vec<Arc<File>> = lock(&HELD).iter().filter_map(Weak::upgrade).collect();
     let idle = files.iter().filter(|file| !asked.iter().any(|other| Arc::ptr_eq(file, other)));

@@ -16,8 +16,8 @@ pub(super) fn is_at_least(release: &str, version: (u32, u32)) -> bool {
 
 /// Whether a ring closes a file as soon as no request of it is under way. Before 6.13 (commit 7029acd8a950 of
 /// Linux) it closes registered files one after the other: a request that hangs keeps all open that were let
-/// go of later, with their locks. So the members of an array that is stopped beside a disk that hangs would be
-/// locked until that one answers, and no server could be started for the others.
+/// go of later, with their locks. So the members of an array that is stopped beside a disk that hangs would
+/// be locked until that one answers, and no server could be started for the others.
 pub(super) fn closes_files_at_once() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     *ANSWER.get_or_init(|| is_at_least(&release(), (6, 13)))

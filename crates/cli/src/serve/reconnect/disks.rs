@@ -219,8 +219,8 @@ impl Lost {
         superblock.member.device_uuid == self.identity && superblock.array.set_uuid.to_string() == array
     }
 
-    /// Why a device of this proof isn't believed to be the same disk. A superblock proves nothing: a clone has
-    /// it too, and a partition's PARTUUID.
+    /// Why a device of this proof isn't believed to be the same disk. A superblock proves nothing: a clone
+    /// has it too, and a partition's PARTUUID.
     fn doubts(&self, proof: Option<&str>) -> Option<&'static str> {
         match (self.disk.proof.as_deref(), proof) {
             (Some(before), Some(now)) if before == now => None,

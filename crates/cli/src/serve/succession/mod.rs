@@ -31,7 +31,7 @@ use pinstripe_nvme::controller::LeftQueue;
 use pinstripe_runtime::{ShardHandle, shard};
 use serde_json::Value;
 
-use super::devices;
+use super::closing;
 use crate::{failure::Failure, log};
 
 pub use candidate::{Candidate, answer};
@@ -104,7 +104,7 @@ pub async fn stopped_in_time(stop: impl Future<Output = ()>) {
 /// Waits until every member is closed, and with it the last request to one is over; not for ever. If one is
 /// open still, the process must not become another program, but end. `why` it was to become one.
 pub async fn closed(shards: &[ShardHandle], why: &str) -> Result<(), Failure> {
-    let open = devices::closed(shards, CLOSE_NANOSECONDS).await;
+    let open = closing::closed(shards, CLOSE_NANOSECONDS).await;
     if open.is_empty() { Ok(()) } else { Err(ends(why, &open)) }
 }
 
