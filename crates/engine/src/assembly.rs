@@ -161,7 +161,7 @@ pub(crate) async fn assemble(
     for ((source, device), superblock) in devices.into_iter().zip(superblocks) {
         match read_bad_blocks(&*device, &superblock).await {
             Ok(bad_blocks) => found.push(Found { source, device, superblock, bad_blocks }),
-            Err(error) => unfit.set_aside(error)?,
+            Err(error) => unfit.set_aside(&superblock, error)?,
         }
     }
     if !options.read_only && is_settled(&found) {

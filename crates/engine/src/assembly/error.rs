@@ -209,6 +209,14 @@ pub enum AssembleError {
         /// Why.
         error: BadBlocksError,
     },
+    /// All devices that can be used are out of date.
+    #[error("what is left is out of date: its events are {events}, and the array's were {newest}")]
+    OutOfDate {
+        /// The most recent of what is left.
+        events: u64,
+        /// That of what can't be used.
+        newest: u64,
+    },
     /// A device can't be used, and the others can't be served without it.
     #[error("{why}. Without this device: {without}")]
     Needed {

@@ -9,36 +9,52 @@ use pinstripe_runtime::DeviceErrorKind;
 
 use super::{AssembleError, Assembled, Found, freshest, give_up};
 
-/// Why devices were set aside.
+/// Devices that were set aside.
 #[derive(Default)]
-pub(super) struct Unfit(Vec<AssembleError>);
+pub(super) struct Unfit {
+    /// Why.
+    whys: Vec<AssembleError>,
+    /// The most recent one's events.
+    events: u64,
+}
 
 impl Unfit {
     /// Sets a device aside of which the bad-block log could not be used: `error`. Other errors are those of
     /// the whole start.
-    pub(super) fn set_aside(&mut self, error: AssembleError) -> Result<(), AssembleError> {
+    pub(super) fn set_aside(
+        &mut self,
+        superblock: &Superblock,
+        error: AssembleError,
+    ) -> Result<(), AssembleError> {
         match &error {
             AssembleError::Device { error: cause, .. } if cause.kind != DeviceErrorKind::Media => Err(error),
             _ => {
-                self.0.push(error);
+                self.whys.push(error);
+                self.events = self.events.max(superblock.array.events);
                 Ok(())
             }
         }
     }
 
-    /// What was decided without the devices. An error says what they lack.
+    /// What was decided without the devices. An error says what they lack. Others that are all out of date
+    /// beside one of them lack what was written since (C9).
     pub(super) fn judge(
         &mut self,
         decided: Result<Assembled, AssembleError>,
     ) -> Result<Assembled, AssembleError> {
+        let decided = decided.and_then(|assembled| {
+            let (events, newest) = (assembled.freshest.array.events, self.events);
+            let is_current = event_is_current(newest, events);
+            is_current.then_some(assembled).ok_or(AssembleError::OutOfDate { events, newest })
+        });
         match decided {
             Ok(assembled) => {
-                let left_out = self.0.iter().map(ToString::to_string).collect();
+                let left_out = self.whys.iter().map(ToString::to_string).collect();
                 Ok(Assembled { left_out, ..assembled })
             }
-            Err(without) if self.0.is_empty() => Err(without),
+            Err(without) if self.whys.is_empty() => Err(without),
             Err(without) => {
-                Err(AssembleError::Needed { why: Box::new(self.0.remove(0)), without: Box::new(without) })
+                Err(AssembleError::Needed { why: Box::new(self.whys.remove(0)), without: Box::new(without) })
             }
         }
     }
@@ -56,7 +72,7 @@ impl Unfit {
                 return Err(error);
             }
             give_up(&[found.remove(index).device]).await;
-            self.0.push(error);
+            self.whys.push(error);
         }
         Ok(())
     }

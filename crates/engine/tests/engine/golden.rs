@@ -198,6 +198,10 @@ fn a_member_whose_bad_block_log_makes_no_sense_is_done_without_if_that_is_meant(
     for words in ["member1: the bad-block log", "Without this device: slot 1 of the array", "--run"] {
         assert!(refused.contains(words), "{refused}");
     }
+    golden.change(1, |superblock| superblock.array.events += 2);
+    let refused = golden.serve(&golden.all(), options()).err().unwrap().to_string();
+    assert!(refused.contains("what is left is out of date"), "{refused}");
+    golden.change(1, |superblock| superblock.array.events -= 2);
     spoil_bad_block_log(&golden, 2);
     let refused = golden.serve(&golden.all(), options()).err().unwrap().to_string();
     assert!(
