@@ -1,9 +1,9 @@
 //! Resync, rebuild, check and repair: a walk over stripes, each under its claim, beside the users' I/O.
 //!
 //! One task on the home shard looks at what is to do and does one thing at a time: a recovering member is
-//! rebuilt; a complete array is resynced where its regions need it; then scrubs that were asked for. Whenever
-//! the membership changes, the walk ends and the task looks again. Several stripes are under way at a time,
-//! so that the members are busy.
+//! rebuilt; the array is resynced where its regions need it; then scrubs that were asked for. Whenever the
+//! membership changes, the walk ends and the task looks again. Several stripes are under way at a time, so
+//! that the members are busy.
 //!
 //! Between two stripes a worker holds nothing. There it waits while maintenance is paused (MD: `frozen`), and
 //! for its turn by the limits and beside users ([`pace`]).
@@ -276,7 +276,7 @@ impl Maintenance {
             // Sectors that a resync can't read don't keep a scrub waiting: it is the one to find more of
             // them. Nor do they keep their member from being replaced.
             let vain = self.resync_in_vain.get();
-            let resync = snapshot.is_complete() && snapshot.intent.resync_count() > 0;
+            let resync = self.regions_to_resync(&snapshot).next().is_some();
             if let Some((slot, target)) = snapshot.replacements.first()
                 && (!resync || vain)
             {

@@ -17,6 +17,7 @@ use crate::{
     events::SyncAction,
     intent::IntentTable,
     maintenance::Maintenance,
+    membership::snapshot::Snapshot,
     mutants::{Mutant, active},
 };
 
@@ -30,8 +31,7 @@ impl Maintenance {
         let chunk = u64::from(geometry.chunk_bytes());
         let snapshot = self.controller.shared().snapshot();
         let intent = &snapshot.intent;
-        let regions: Vec<usize> =
-            (0..intent.len()).filter(|&region| intent.needs_resync(region..=region)).collect();
+        let regions: Vec<usize> = self.regions_to_resync(&snapshot).collect();
         let stripes_of = |region: usize| {
             let end = ((region as u64 + 1) * intent.region_bytes()).min(geometry.member_bytes());
             let end = end.div_ceil(chunk).min(geometry.stripes());
@@ -68,6 +68,17 @@ impl Maintenance {
             whole = self.controller.command(|reply| Command::Refresh { reply }).await.is_ok();
         }
         whole
+    }
+
+    /// The regions that can be resynced now. Without a member too, as long as a parity is left that may say
+    /// otherwise than the one of which that member's chunk is made: what is made of both would be wrong on
+    /// every member that is lost next. But of torn rows no chunk is made at all (C10).
+    pub(super) fn regions_to_resync(&self, snapshot: &Snapshot) -> impl Iterator<Item = usize> {
+        let (intent, missing) = (&snapshot.intent, snapshot.missing.len());
+        let regions = if missing < self.volume.geometry.redundancy() { intent.len() } else { 0 };
+        (0..regions).filter(move |&region| {
+            intent.needs_resync(region..=region) && (missing == 0 || !intent.is_torn(region..=region))
+        })
     }
 
     /// Whether the superblocks say how far a resync is, and not that writes are under way.

@@ -682,6 +682,27 @@ fn a_member_that_is_silent_while_rows_may_be_torn_is_the_last_that_the_array_can
     scene.is_right_and_stays_so();
 }
 
+/// Power failed in the middle of a write of an array of level 6 without a member: Q is older than P. By the
+/// time that another one is lost, they agree.
+#[test]
+fn an_array_of_level_6_is_resynced_without_a_member() {
+    let mut scene = raid6();
+    let map = map(&scene);
+    fail(&mut scene, map.data_slot(0));
+    scene.write(sector(1, 0), 4, true).unwrap();
+    scene.crash();
+    damage(&scene, map.q_slot().unwrap(), 0..ROW);
+    scene.options.force = true;
+    scene.reassemble();
+    scene.options.force = false;
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().regions_to_resync == 0).unwrap();
+    scene.stop();
+    scene.reassemble();
+    fail(&mut scene, map.data_slot(1));
+    scene.read_all();
+}
+
 /// A row that two members had listed is readable when it is said to be zeroed.
 #[test]
 fn zeroes_are_acknowledged_when_they_can_be_read() {
