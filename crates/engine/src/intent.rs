@@ -73,6 +73,8 @@ pub struct IntentTable {
     lane_length: usize,
     /// How far the resync of a region has come: the first byte that isn't known to match.
     resynced_to: AtomicU64,
+    /// Rows were torn before there was a bitmap, so that what was written to them was not forced.
+    unforced: AtomicBool,
     /// Regions that went from Clean to Setting and that the intent writer has not seen.
     requested: Mutex<Vec<usize>>,
     has_requests: AtomicBool,
@@ -128,6 +130,7 @@ impl IntentTable {
             lanes: if persistent { zeroes(lane_length * LANES) } else { Box::default() },
             lane_length,
             resynced_to: AtomicU64::new(0),
+            unforced: AtomicBool::new(false),
             requested: Mutex::default(),
             has_requests: AtomicBool::new(false),
             wanted: Signal::default(),
@@ -353,6 +356,9 @@ impl IntentTable {
     pub fn inherit(&self, old: &Self) {
         for region in (0..old.len()).filter(|&region| old.needs_resync(region..=region)) {
             let torn = old.is_torn(region..=region);
+            if torn && !old.keeps_torn() {
+                self.unforced.store(true, Ordering::SeqCst);
+            }
             for successor in self.regions(region as u64 * old.region_bytes, old.region_bytes) {
                 self.set_needs_resync(successor, torn);
             }
@@ -365,7 +371,18 @@ impl IntentTable {
             && regions.into_iter().any(|r| self.regions[r].load(Ordering::SeqCst) & TORN != 0)
     }
 
-    /// The same of all regions.
+    /// Whether what is written to `regions` must be durable when it is acknowledged. A member that has lost
+    /// what was in its cache comes back by the bitmap with what it has of torn rows.
+    pub(crate) fn forces_writes(&self, regions: Regions) -> bool {
+        self.persistent && self.is_torn(regions) && !active(Mutant::TornRowsUnforced)
+    }
+
+    /// Whether a member that comes back by the bitmap has all that was acknowledged in torn rows.
+    pub(crate) fn keeps_torn(&self) -> bool {
+        self.persistent && !self.unforced.load(Ordering::SeqCst)
+    }
+
+    /// Whether any region is torn.
     pub fn has_torn(&self) -> bool {
         (0..self.len()).any(|region| self.is_torn(region..=region))
     }

@@ -361,6 +361,8 @@ pinstripe_runtime::mutants! {
     TargetListed,
     /// Where rows may be torn, a write is acknowledged that no member has, and that parity stands for (C10).
     TornRowsPromised,
+    /// What is written where rows may be torn stays in members' caches (C10).
+    TornRowsUnforced,
     /// Only the first page of a bitmap is written (C7).
     FirstPageOnly,
     /// Where a region lies that a rebuild needs is counted in 32 bits.
@@ -394,6 +396,7 @@ impl Mutant {
         Self::ReplacedByChunk,
         Self::AvoidedByChunk,
         Self::TornRowsPromised,
+        Self::TornRowsUnforced,
         Self::LastStrawDropped,
         Self::LossToldLate,
         Self::FailedFlushNotAwaited,

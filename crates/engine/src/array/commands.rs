@@ -334,9 +334,12 @@ impl Array {
         let Some(slot) = self.former_slot(found) else { return Ok(None) };
         let Some(bitmap) = self.own_bits(found).await? else { return Ok(None) };
         let array = &found.superblock.array;
-        let mut slots = (0..array.raid_disks).map(|slot| u16::try_from(slot).map(MemberSlot));
-        let was_complete = slots.all(|slot| slot.is_ok_and(|slot| array.devices_in(slot).next().is_some()));
-        let former = Former { slot, events: array.events, was_complete, bitmap };
+        let has_device = |slot: &usize| {
+            u16::try_from(*slot).is_ok_and(|slot| array.devices_in(MemberSlot(slot)).next().is_some())
+        };
+        let knew = (0..self.shared().snapshot().seats.len()).filter(has_device).collect();
+        let was_recovering = found.superblock.member.recovery_offset.is_some();
+        let former = Former { slot, events: array.events, knew, was_recovering, bitmap };
         Ok(Some(former).filter(|former| self.controller.can_come_back(former)))
     }
 

@@ -16,6 +16,7 @@ use crate::{
     },
     error::IoError,
     events::EventKind,
+    geometry::Set64,
     members::MemberId,
     membership::{
         model::MemberState,
@@ -31,8 +32,10 @@ use crate::{
 pub(crate) struct Former {
     pub(crate) slot: usize,
     pub(crate) events: u64,
-    /// Whether every slot had a device then, by that superblock.
-    pub(crate) was_complete: bool,
+    /// The slots that had a device then, by that superblock.
+    pub(crate) knew: Set64,
+    /// Whether it was being caught up by bitmap when it went.
+    pub(crate) was_recovering: bool,
     /// The bitmap on it.
     pub(crate) bitmap: BitmapImage,
 }
@@ -99,12 +102,20 @@ impl ArrayController {
         let kept_here = former.events >= ours && is_told;
         // And there: no array that isn't complete clears any. That it knows of an earlier clearing only is
         // ambiguous: a kernel says so late, or the events are of a life apart, in which members were missing.
-        let may_know_less = theirs < ours && former.was_complete;
+        let seats = &self.shared().snapshot().seats;
+        let may_know_less = theirs < ours && former.knew.len() == seats.len();
         // It went in an update that its superblock hasn't got, and that was taken back: none was cleared by
         // it.
         let in_an_update = theirs > former.events && ours == former.events;
         let kept_there = theirs == ours || may_know_less || in_an_update;
-        let is_kept = kept_here && (kept_there || active(Mutant::ReaddIgnoresOwnClearing));
+        // By bits alone no life apart is told from what the array did before it went. Where that matters, it
+        // must have been with as many of the members as an array needs: those have been here all the time.
+        let whole: Set64 = (0..seats.len()).filter(|&slot| seats[slot].is_whole()).collect();
+        let was_here = former.knew.and(whole).len() + self.shared().geometry.redundancy() >= seats.len();
+        let intent = &self.shared().snapshot().intent;
+        let (torn, was_recovering) = (intent.has_torn(), former.was_recovering);
+        let is_one_life = (was_here || !torn && !was_recovering) && (intent.keeps_torn() || !torn);
+        let is_kept = kept_here && (kept_there || active(Mutant::ReaddIgnoresOwnClearing)) && is_one_life;
         is_kept || active(Mutant::ReaddIgnoresEvents)
     }
 
@@ -150,7 +161,9 @@ impl ArrayController {
         let slot = first.iter().flatten().copied().chain(0..snapshot.seats.len()).find(is_empty)?;
         let superblocks = self.superblocks.borrow();
         let (spare, _) = superblocks.membership.devices().find(|(_, record)| self.fits(record))?;
-        Some((spare, slot))
+        // C10: it could not get what rows that may be torn have in this slot, which the member that is away
+        // still has.
+        (!snapshot.intent.has_torn()).then_some((spare, slot))
     }
 
     /// Whether a device waits for a slot, and can take one.

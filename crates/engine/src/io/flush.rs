@@ -115,7 +115,7 @@ impl ParityVolume {
             self.shared.cache.remove_rows(stripe.0, 0, geometry.chunk_bytes());
         }
         let (unsupported, mut missed) = self.zero_members(&writing, stripe).await;
-        if !log.is_none() {
+        if !log.is_none() || intent.forces_writes(intent.regions(offset, chunk)) {
             missed.add_dropped(self.flush_or_report(view).await);
         }
         if !view.snapshot.absent().is_empty() {

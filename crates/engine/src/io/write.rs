@@ -325,6 +325,12 @@ impl ParityVolume {
         }
         let facts = self.facts(view, stripe, map, context);
         context.pre_read.out_of_sync |= !facts.in_sync;
+        if !facts.in_sync {
+            let (offset, intent) = (self.geometry.member_offset(stripe), &view.snapshot.intent);
+            if intent.forces_writes(intent.regions(offset, facts.chunk_bytes.into())) {
+                context.image.force();
+            }
+        }
         let servers = self.servers_for(view, &facts, context);
         self.plan(view, stripe, &facts, context, servers.is_some())?;
         context.remote.take_up(servers, &facts, &context.plan);

@@ -144,6 +144,9 @@ impl Maintenance {
 struct Walk {
     action: SyncAction,
     target: Option<(usize, MemberId)>,
+    /// The target is a member that came back by bitmap: of torn rows it has its own data, and the resync
+    /// makes its parity.
+    keeps_torn: bool,
     membership: u64,
     correction: Correction,
     scrub: Option<Rc<Scrub>>,
@@ -336,6 +339,7 @@ impl Maintenance {
         self.walk_along(Walk {
             action,
             target,
+            keeps_torn: target.is_some_and(|(_, member)| self.came_back(member)),
             membership: self.controller.shared().snapshot().membership,
             correction,
             scrub: None,
@@ -575,6 +579,11 @@ impl ParityVolume {
         rows: (u32, u32),
         row: &mut RowRange,
     ) -> Result<Findings, IoError> {
+        let (intent, offset) = (&view.snapshot.intent, self.geometry.member_offset(stripe));
+        let mut regions = intent.regions(offset + u64::from(rows.0), (rows.1 - rows.0).into());
+        if walk.keeps_torn && regions.all(|region| intent.is_torn(region..=region)) {
+            return Ok(Findings::default());
+        }
         match walk.target {
             Some((slot, _)) => {
                 self.rebuild_rows(view, stripe, rows, slot, row).await.map(|()| Findings::default())

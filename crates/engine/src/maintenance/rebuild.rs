@@ -4,6 +4,12 @@
 //! still there, and made from the others only where that can't be read. Either goes on from the recovery
 //! offset of its superblock, and leaves out what the device is known to hold: where a member came back by
 //! bitmap, every region with a clean bit.
+//!
+//! Of rows that a crash may have torn nothing is made (C10). They are what their own members have, parity
+//! that the resync will make. So a member that comes back by bitmap keeps them: without it no write of its
+//! data there has been carried out, and what was acknowledged before was forced to its medium. A device that
+//! has nothing of them takes no slot before they are resynced, and of a replacement's source it gets what
+//! that can read.
 
 use std::{ops::Range, rc::Rc};
 
@@ -85,6 +91,14 @@ impl Maintenance {
         self.controller.command(|reply| Command::Recovered { member, reply }).await.is_ok()
     }
 
+    /// Whether a member that is being rebuilt has all that set bits don't cover.
+    pub(super) fn came_back(&self, member: MemberId) -> bool {
+        let superblocks = self.controller.superblocks.borrow();
+        let record = &superblocks.membership.device(member).superblock.member;
+        // The bitmap may have gone in an update that the device's superblock missed: then all is missing.
+        record.recovery_by_bitmap && self.controller.shared().snapshot().intent.is_persistent()
+    }
+
     /// The stripes that a device lacks, ascending. What is between them is valid.
     fn left_to_recover(&self, snapshot: &Snapshot, member: MemberId) -> Vec<Range<u64>> {
         let geometry = &self.volume.geometry;
@@ -94,9 +108,7 @@ impl Maintenance {
             let device = superblocks.membership.device(member);
             let record = &device.superblock.member;
             let from = record.recovery_offset.map_or(0, |sector| sector.0 * 512);
-            // The bitmap may have gone in an update that the device's superblock missed: then all is missing.
-            let by_bitmap = record.recovery_by_bitmap && snapshot.intent.is_persistent();
-            let whole = by_bitmap.then_some(geometry.member_bytes());
+            let whole = self.came_back(member).then_some(geometry.member_bytes());
             (from, whole.unwrap_or(device.valid_but_for_bits))
         };
         let first_whole = (from.max(by_bits_to) / chunk).min(stripes);

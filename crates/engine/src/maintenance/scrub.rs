@@ -307,6 +307,7 @@ impl Maintenance {
             .walk_along(Walk {
                 action: scrub.action(),
                 target: None,
+                keeps_torn: false,
                 membership: self.controller.shared().snapshot().membership,
                 correction: scrub.correction,
                 scrub: Some(Rc::clone(scrub)),

@@ -80,6 +80,11 @@ impl Image {
         self.pieces = 0;
     }
 
+    /// What it has must be durable when it is acknowledged.
+    pub(crate) fn force(&mut self) {
+        self.fua = true;
+    }
+
     /// Lays `piece` over what came before it.
     pub fn add(&mut self, piece: Piece) {
         self.fua |= piece.fua && !(active(Mutant::FuaOfFirstOnly) && self.pieces > 0);

@@ -632,7 +632,10 @@ fn what_is_written_anew_on_the_target_of_a_replacement_is_not_listed_any_more() 
 
 /// After a crash: rows may be torn, and nothing has been resynced.
 fn torn() -> Scene {
-    let mut scene = raid5();
+    torn_of(raid5())
+}
+
+fn torn_of(mut scene: Scene) -> Scene {
     scene.write(sector(0, 0), 4, true).unwrap();
     scene.world.crash();
     scene.ledger.borrow_mut().crash();
@@ -680,6 +683,96 @@ fn a_member_that_is_silent_while_rows_may_be_torn_is_the_last_that_the_array_can
     scene.array.pause_sync(false);
     scene.read_all();
     scene.is_right_and_stays_so();
+}
+
+/// The member of column 1 is out of a torn array, and a spare waits.
+fn torn_without_a_member(how: &Fault) -> (Scene, usize) {
+    let mut scene = torn();
+    let spare = scene.disk();
+    assert_eq!(scene.add(&spare).unwrap(), Added::Spare);
+    // Acknowledged, and not flushed.
+    scene.write(sector(0, 0), 3 * SECTORS, false).unwrap();
+    let slot = map(&scene).data_slot(1).index();
+    scene.disks[slot].fault(how);
+    scene.flush().unwrap();
+    let detail = scene.array.detail();
+    assert_eq!((detail.slots[slot].state, detail.spares.len()), ("missing", 1));
+    (scene, slot)
+}
+
+/// It comes back, and everything is there, also after a loss of power.
+fn torn_member_comes_back(how: &Fault) {
+    let (mut scene, slot) = torn_without_a_member(how);
+    let back = scene.disks[slot].clone();
+    back.fault(&Fault::Return);
+    assert_eq!(scene.add(&back).unwrap(), Added::Bitmap { slot });
+    scene.array.pause_sync(false);
+    scene.settle();
+    assert_eq!(scene.array.detail().failed.len(), 0);
+    scene.flush().unwrap();
+    scene.crash();
+    scene.reassemble();
+    scene.settle();
+    scene.proof();
+}
+
+/// It has its own bytes of rows that may be torn, which can't be made of the others. No spare takes its place
+/// meanwhile: it could not get them.
+#[test]
+fn a_member_that_is_back_before_torn_rows_are_resynced_keeps_what_it_has_of_them() {
+    torn_member_comes_back(&Fault::Gone);
+}
+
+/// What was acknowledged in such rows is on the member whatever becomes of its cache.
+fn a_member_of_torn_rows_loses_a_flush(_: u64) {
+    torn_member_comes_back(&Fault::FailFlushes(1));
+}
+
+#[test]
+fn what_is_written_to_torn_rows_outlives_a_flush_that_a_member_loses() {
+    a_member_of_torn_rows_loses_a_flush(0);
+}
+
+/// The same where the stripe was zeroed.
+#[test]
+fn zeroes_of_torn_rows_outlive_a_flush_that_a_member_loses() {
+    let mut scene = torn();
+    let volume = scene.volume();
+    let (at, length) = (sector(0, 0) * 512, 3 * CHUNK);
+    scene.run(async move { volume.write_zeroes(at, length, false).await }).unwrap();
+    let slot = map(&scene).data_slot(1).index();
+    scene.disks[slot].fault(&Fault::FailFlushes(1));
+    scene.flush().unwrap();
+    let back = scene.disks[slot].clone();
+    assert_eq!(scene.add(&back).unwrap(), Added::Bitmap { slot });
+    scene.array.pause_sync(false);
+    scene.settle();
+    scene.flush().unwrap();
+    scene.crash();
+    scene.reassemble();
+    let volume = scene.volume();
+    let read =
+        scene.run(async move { volume.read(at, shard::buffer(usize::try_from(length).unwrap())).await });
+    assert!(read.0.is_ok() && read.1.iter().all(|byte| *byte == 0), "zeroes were lost");
+}
+
+#[test]
+fn two_members_of_level_6_are_back_before_torn_rows_are_resynced() {
+    let mut scene = torn_of(raid6());
+    let slots = [map(&scene).data_slot(1).index(), map(&scene).p_slot().index()];
+    for slot in slots {
+        scene.disks[slot].fault(&Fault::Gone);
+    }
+    scene.write(0, 3 * SECTORS, false).unwrap();
+    assert_eq!(scene.array.detail().missing, 2);
+    for slot in slots {
+        let back = scene.disks[slot].clone();
+        back.fault(&Fault::Return);
+        assert_eq!(scene.add(&back).unwrap(), Added::Bitmap { slot });
+    }
+    scene.array.pause_sync(false);
+    scene.settle();
+    scene.proof();
 }
 
 /// Power failed in the middle of a write of an array of level 6 without a member: Q is older than P. By the
@@ -830,10 +923,11 @@ fn what_is_listed_first_is_read_in_the_unit_that_the_superblock_has() {
 #[test]
 fn lists_that_say_too_much_are_found() {
     use pinstripe_engine::mutants::Mutant;
-    let scenes: [(Mutant, fn(u64)); 6] = [
+    let scenes: [(Mutant, fn(u64)); 7] = [
         (Mutant::AvoidedByChunk, a_write_makes_only_the_row_that_it_can_not_read),
         (Mutant::ReplacedByChunk, a_replacement_makes_only_the_row_that_can_not_be_read),
         (Mutant::TornRowsPromised, torn_rows_are_written_without_a_member),
+        (Mutant::TornRowsUnforced, a_member_of_torn_rows_loses_a_flush),
         (Mutant::ListedByTransfer, two_members_refuse_a_sector_of_different_rows),
         (Mutant::ListedByTransfer, a_chunk_is_written_of_which_one_row_is_lost),
         (Mutant::TargetListed, |_| a_target_refuses_what_another_member_may_take_away(true)),
