@@ -165,8 +165,12 @@ impl ParityVolume {
     pub(crate) fn is_lost(&self, view: &View, stripe: StripeId, from: u32) -> bool {
         let offset = self.geometry.member_offset(stripe) + u64::from(from);
         let intent = &view.snapshot.intent;
+        self.is_latest(view) && !intent.is_torn(intent.regions(offset, PAGE_BYTES.into()))
+    }
+
+    /// Whether no membership has followed.
+    pub(super) fn is_latest(&self, view: &View) -> bool {
         self.shared.admission.generation() == view.snapshot.generation
-            && !intent.is_torn(intent.regions(offset, PAGE_BYTES.into()))
     }
 
     /// Writes rows of the target's chunk of a stripe: copied from the member that it replaces, or made from
@@ -207,8 +211,10 @@ impl ParityVolume {
         };
         let want = Want { columns, parity: false, avoid: Set64::only(slot) };
         match self.read_row(view, stripe, (from, to), want, row).await {
+            // The target of a replacement gets no less by that than the member has that it replaces.
             Err(IoError::Unreadable { .. })
-                if to - from <= PAGE_BYTES && self.is_lost(view, stripe, from) =>
+                if to - from <= PAGE_BYTES
+                    && (self.is_lost(view, stripe, from) || target.is_some() && self.is_latest(view)) =>
             {
                 let block = geometry.logical_block();
                 if to - from > block {

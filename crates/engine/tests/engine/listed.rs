@@ -775,6 +775,29 @@ fn two_members_of_level_6_are_back_before_torn_rows_are_resynced() {
     scene.proof();
 }
 
+/// A resync of torn rows has met a sector of column 0 that can't be read.
+fn torn_with_an_unreadable_sector() -> (Scene, usize) {
+    let mut scene = torn();
+    let slot = map(&scene).data_slot(0).index();
+    let unreadable = bytes(&scene, 3..4);
+    scene.disks[slot].fault(&Fault::UnreadableRange(unreadable));
+    scene.array.pause_sync(false);
+    let array = scene.array.clone();
+    let is_vain = || array.detail().regions_to_resync == 1 && array.progress().is_none();
+    scene.world.run_until(STEPS, |_| is_vain()).unwrap();
+    (scene, slot)
+}
+
+#[test]
+fn a_member_of_which_a_torn_row_can_not_be_read_is_replaced() {
+    let (mut scene, slot) = torn_with_an_unreadable_sector();
+    replace(&mut scene, MemberSlot::at(slot));
+    assert_eq!(scene.array.detail().slots[slot].device.as_deref(), Some("target"));
+    for at in 0..SECTORS {
+        assert_eq!(read(&mut scene, sector(0, at), 1).is_ok(), at != 3, "{at}");
+    }
+}
+
 /// Power failed in the middle of a write of an array of level 6 without a member: Q is older than P. By the
 /// time that another one is lost, they agree.
 #[test]
