@@ -115,6 +115,8 @@ pub(crate) struct Maintenance {
     unfinished: Cell<Option<SyncAction>>,
     /// The last thing that was done is a resync that met sectors which it can't read.
     resync_in_vain: Cell<bool>,
+    /// The same of what was done before the job under way.
+    gives_up: Cell<bool>,
 }
 
 impl Maintenance {
@@ -136,6 +138,7 @@ impl Maintenance {
             with_errors: Cell::new(false),
             unfinished: Cell::new(None),
             resync_in_vain: Cell::new(false),
+            gives_up: Cell::new(false),
         }))
     }
 }
@@ -147,6 +150,8 @@ struct Walk {
     /// The target is a member that came back by bitmap: of torn rows it has its own data, and the resync
     /// makes its parity.
     keeps_torn: bool,
+    /// Sectors of torn rows that can't be read again are given up.
+    gives_up: bool,
     membership: u64,
     correction: Correction,
     scrub: Option<Rc<Scrub>>,
@@ -235,7 +240,7 @@ impl Maintenance {
             if !job.is(self.unfinished.get()) {
                 self.unfinished.set(None);
             }
-            self.resync_in_vain.set(false);
+            self.gives_up.set(self.resync_in_vain.replace(false));
             let mut stopped_at = None;
             let whole = match job {
                 Job::Stop => return,
@@ -340,6 +345,7 @@ impl Maintenance {
             action,
             target,
             keeps_torn: target.is_some_and(|(_, member)| self.came_back(member)),
+            gives_up: action == SyncAction::Resync && self.gives_up.get(),
             membership: self.controller.shared().snapshot().membership,
             correction,
             scrub: None,
@@ -563,7 +569,11 @@ impl ParityVolume {
             let to = end_of(from, (from / PAGE_BYTES + 1) * PAGE_BYTES);
             match self.sync_rows(view, walk, stripe, (from, to), row).await {
                 Ok(more) => findings.add(more),
-                Err(error @ IoError::Unreadable { .. }) => result = Err(error),
+                Err(error @ IoError::Unreadable { .. }) => {
+                    if !(walk.gives_up && self.give_up_rows(walk, stripe, (from, to), row).await?) {
+                        result = Err(error);
+                    }
+                }
                 Err(error) => return Err(error),
             }
             from = to;

@@ -14,9 +14,12 @@ use pinstripe_runtime::shard;
 use super::rebuild::LEG_NS_MIN;
 use crate::{
     controller::control::Command,
+    error::IoError,
     events::SyncAction,
+    geometry::{MemberSlot, Set64, StripeId},
     intent::IntentTable,
-    maintenance::Maintenance,
+    io::{parity::ParityVolume, row::RowRange},
+    maintenance::{Maintenance, Walk},
     membership::snapshot::Snapshot,
     mutants::{Mutant, active},
 };
@@ -132,6 +135,64 @@ impl Maintenance {
                 }
             }
         }
+    }
+}
+
+impl ParityVolume {
+    /// Puts down which sectors of torn rows can't be read, when a second try has failed too: they are listed
+    /// in the logs of their members, and those of parity too, for of that the lost ones must not be made. So
+    /// all other rows of the region have their redundancy again; else it would be torn for ever. False if
+    /// not all of it can be listed. Under the stripe's claim.
+    pub(super) async fn give_up_rows(
+        &self,
+        walk: &Walk,
+        stripe: StripeId,
+        (from, to): (u32, u32),
+        row: &mut RowRange,
+    ) -> Result<bool, IoError> {
+        let geometry = &self.geometry;
+        let (base, block, map) =
+            (geometry.member_offset(stripe), geometry.logical_block(), geometry.slots(stripe));
+        for start in (from..to).step_by(block as usize) {
+            // What was listed before has changed it.
+            let view = self.members.view();
+            if view.snapshot.membership != walk.membership {
+                return Err(IoError::Stopping);
+            }
+            let end = (start + block).min(to);
+            let range = (base + u64::from(start), u64::from(end - start));
+            match self.compare_rows(&view, stripe, (start, end), walk.correction, row).await {
+                Err(IoError::Unreadable { .. }) => {}
+                compared => {
+                    compared?;
+                    continue;
+                }
+            }
+            let parity: Set64 = map.parity_slots().map(MemberSlot::index).collect();
+            let slots = row.unreadable.or(view.unreadable(range.0, range.1)).or(parity);
+            let intent = &view.snapshot.intent;
+            // A member that fails now, or is away, may have them all the same.
+            let is_certain = view.snapshot.is_complete()
+                && intent.is_torn(intent.regions(range.0, range.1))
+                && self.is_latest(&view)
+                && !self.shared.has_failures()
+                && !self.shared.has_failed();
+            let may_list = |slot: usize| {
+                self.has_room_in_list(&view, slot, range)
+                    && view.replacement_place(slot).is_none()
+                    && view.member(slot).is_some_and(|(member, _)| !self.shared.is_ailing(member))
+            };
+            if !is_certain || !slots.iter().all(may_list) {
+                return Ok(false);
+            }
+            self.shared.cache.remove_rows(stripe.0, start, end);
+            for slot in slots {
+                if !self.record_lost(&view, slot, range).await {
+                    return Err(IoError::Stopping);
+                }
+            }
+        }
+        Ok(true)
     }
 }
 

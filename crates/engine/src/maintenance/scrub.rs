@@ -308,6 +308,7 @@ impl Maintenance {
                 action: scrub.action(),
                 target: None,
                 keeps_torn: false,
+                gives_up: false,
                 membership: self.controller.shared().snapshot().membership,
                 correction: scrub.correction,
                 scrub: Some(Rc::clone(scrub)),

@@ -798,6 +798,50 @@ fn a_member_of_which_a_torn_row_can_not_be_read_is_replaced() {
     }
 }
 
+/// What can't be read of a torn row is lost, and that is put down, for its own sector alone: all else is as
+/// safe as before.
+#[test]
+fn a_resync_gives_up_the_sectors_of_torn_rows_that_stay_unreadable_and_no_others() {
+    let (mut scene, slot) = torn_with_an_unreadable_sector();
+    scene.settle();
+    scene.disks[slot].fault(&Fault::Heal);
+    let lost = |scene: &mut Scene, column: u64| {
+        (0..SECTORS).filter(|at| read(scene, sector(column, *at), 1).is_err()).collect::<Vec<_>>()
+    };
+    assert_eq!(lost(&mut scene, 0), [3]);
+    scene.stop();
+    scene.reassemble();
+    assert_eq!(scene.array.detail().regions_to_resync, 0);
+    let other = map(&scene).data_slot(2);
+    fail(&mut scene, other);
+    assert_eq!([0, 1, 2].map(|column| lost(&mut scene, column)), [vec![3], vec![], vec![3]]);
+
+    let (mut scene, slot) = torn_with_an_unreadable_sector();
+    scene.settle();
+    scene.disks[slot].fault(&Fault::Heal);
+    scene.write(sector(0, 3), 1, false).unwrap();
+    scene.read_all();
+    assert_eq!(scene.check(), 0);
+    assert!(scene.array.detail().slots.iter().all(|slot| slot.bad_sectors == 0));
+}
+
+/// Without a bitmap a region that stays torn would make all others torn at the next start.
+#[test]
+fn without_a_bitmap_too_a_resync_of_torn_rows_ends_beside_an_unreadable_sector() {
+    let wish = wish(Level::Raid5, 4, CHUNK, NewBitmap::None, InitialSync::AssumeClean);
+    let mut filled = Scene::with_options(1, wish, 1, options());
+    fill(&mut filled);
+    let mut scene = torn_of(filled);
+    let slot = map(&scene).data_slot(0).index();
+    let unreadable = bytes(&scene, 3..4);
+    scene.disks[slot].fault(&Fault::UnreadableRange(unreadable));
+    scene.array.pause_sync(false);
+    scene.settle();
+    scene.stop();
+    scene.reassemble();
+    assert_eq!(scene.array.detail().regions_to_resync, 0);
+}
+
 /// Power failed in the middle of a write of an array of level 6 without a member: Q is older than P. By the
 /// time that another one is lost, they agree.
 #[test]
