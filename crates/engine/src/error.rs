@@ -18,6 +18,8 @@ pub enum Operation {
     Metadata,
     /// Its replacement by another device, which has ended.
     Replacement,
+    /// Its rebuild, of what other members hold.
+    Rebuild,
 }
 
 /// What a device is to its array.
@@ -71,6 +73,7 @@ impl std::fmt::Display for Operation {
             Self::Flush => "flush",
             Self::Metadata => "metadata write",
             Self::Replacement => "replacement",
+            Self::Rebuild => "rebuild",
         })
     }
 }
@@ -96,6 +99,11 @@ impl MemberError {
         if self.error.kind == DeviceErrorKind::Removed {
             let replaced = self.operation == Operation::Replacement;
             return if replaced { "was replaced" } else { "was taken out by command" }.to_owned();
+        }
+        if self.operation == Operation::Rebuild {
+            return "could not be rebuilt: blocks of other members can't be read, or wait for the resync after an \
+                    unclean stop"
+                .to_owned();
         }
         format!("failed: {} at byte {} of the device: {}", self.operation, self.offset, self.error)
     }

@@ -136,7 +136,7 @@ impl Maintenance {
     }
 
     /// A rebuild that can't read its sources can't go on; the target must not be taken for whole. It is
-    /// dropped, and no other spare is tried: it would end in the same way.
+    /// dropped, for nothing that it has done, and no other spare is tried: it would end in the same way.
     fn report_target(&self, slot: usize, member: MemberId, walk: &Walk) -> bool {
         if !walk.aborted.get() {
             let view = self.volume.members.view();
@@ -144,7 +144,7 @@ impl Maintenance {
             if view.snapshot.slot_of(member) == Some(slot) {
                 self.controller.spares_rest.set(true);
                 let place = view.replacement_place(slot).unwrap_or(slot);
-                self.volume.members.report(&view, place, Operation::Read, 0, unreadable);
+                self.volume.members.report(&view, place, Operation::Rebuild, 0, unreadable);
             }
         }
         false

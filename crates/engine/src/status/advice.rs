@@ -25,6 +25,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) limit_ns: u64,
     /// How many members may be missing.
     pub(crate) redundancy: usize,
+    /// Rows may be torn: there is no resync of them without all members.
+    pub(crate) torn: bool,
 }
 
 impl Facts<'_> {
@@ -93,7 +95,14 @@ impl Facts<'_> {
         if self.redundancy == 0 || self.failure.is_some() {
             return;
         }
-        if empty > 0 && !self.read_only {
+        if empty > 0 && self.torn {
+            sentences.push(
+                "a member went before the resync after an unclean stop was over: its blocks there can't be made of the others, and \
+                 no other device can take its place. Bring it back, and `pinstripe add` it. If it is lost, stop the array, and \
+                 assemble it with --force: that takes parity for true, and what was being written when it stopped may read wrong"
+                    .to_owned(),
+            );
+        } else if empty > 0 && !self.read_only {
             sentences.push(
                 "a member is missing: put a device in with `pinstripe add`, and its content is rebuilt"
                     .to_owned(),
@@ -188,6 +197,7 @@ mod tests {
             failed: &[],
             limit_ns: 30_000_000_000,
             redundancy: 1,
+            torn: false,
         };
         change(&mut facts);
         facts.advice()
@@ -213,6 +223,9 @@ mod tests {
         let missing = [slot("missing"), slot("in-sync"), slot("in-sync")];
         says(&missing, |_| (), "pinstripe add");
         says(&missing, |_| (), "no further member may fail");
+        let torn = |facts: &mut Facts<'_>| facts.torn = true;
+        says(&missing, torn, "assemble it with --force");
+        assert!(!advice(&missing, torn).unwrap().contains("its content is rebuilt"));
         let slow = [SlotDetail { slow: true, ..slot("in-sync") }];
         says(&slow, |_| (), "it is dropped when it has not answered for 30 s");
         says(&slow, |facts| facts.limit_ns = 0, "`pinstripe fail` drops it");
@@ -244,6 +257,7 @@ mod tests {
                 failed: &[],
                 limit_ns: 0,
                 redundancy: 1,
+                torn: false,
             };
             facts.advice().unwrap()
         };

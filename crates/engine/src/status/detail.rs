@@ -185,6 +185,7 @@ impl Array {
             failed: &failed,
             limit_ns: shared.member_limit_ns(),
             redundancy: shared.geometry.redundancy(),
+            torn: intent.has_torn(),
         }
         .advice();
         Detail {

@@ -775,6 +775,32 @@ fn two_members_of_level_6_are_back_before_torn_rows_are_resynced() {
     scene.proof();
 }
 
+/// `add` can't help while rows are torn, and the advice says what does.
+#[test]
+fn what_can_be_done_without_a_member_while_rows_are_torn_is_told() {
+    let (scene, _) = torn_without_a_member(&Fault::Gone);
+    let advice = scene.array.detail().advice.unwrap();
+    assert!(advice.contains("--force") && !advice.contains("its content is rebuilt"), "{advice}");
+}
+
+/// The target of a replacement is left alone with torn rows of which it has none: it is not the one that
+/// could not be read.
+#[test]
+fn a_device_that_can_not_be_rebuilt_is_not_called_broken() {
+    let mut scene = torn();
+    let slot = map(&scene).data_slot(1).index();
+    let target = scene.disk();
+    scene.replace(slot, Some(&target)).unwrap();
+    scene.disks[slot].fault(&Fault::Gone);
+    scene.flush().unwrap();
+    scene.array.pause_sync(false);
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().failed.len() == 2).unwrap();
+    let failed = array.detail().failed;
+    let error = &failed.iter().find(|failed| failed.device != format!("disk{slot}")).unwrap().error;
+    assert!(error.to_string().contains("could not be rebuilt"), "{error}");
+}
+
 /// A resync of torn rows has met a sector of column 0 that can't be read.
 fn torn_with_an_unreadable_sector() -> (Scene, usize) {
     let mut scene = torn();
