@@ -45,7 +45,7 @@ use crate::{
         row::Want,
         write::{
             back::{Back, caching_journal},
-            context::WriteContext,
+            context::{Company, WriteContext},
         },
     },
     members::MemberId,
@@ -113,24 +113,44 @@ impl ParityVolume {
                 taken
             }
         };
+        let again = piece.clone();
         let entered = match self.gates() {
             None => self.shared.stripes.claim(self.shard, stripe.0, Some(piece)).await,
             Some(gates) => self.claim_within(gates, stripe, piece).await,
         };
-        match entered {
+        let (answer, had_company) = match entered {
             // The owner vanished only if the array is being torn down.
-            Entered::Joined(answer) => answer.unwrap_or(Err(IoError::Stopping)),
+            Entered::Joined(answer) => (answer.unwrap_or(Err(IoError::Stopping)), true),
             Entered::Owner(claim, piece) => {
                 let mut context = self.write_contexts.take();
                 if let Some(piece) = piece {
                     context.image.add(piece);
                 }
                 let answer = self.write_batch(stripe, claim, &mut context).await;
+                let had_company = context.company == Company::Joined;
                 context.end();
                 self.write_contexts.give(context);
-                answer
+                (answer, had_company)
             }
+        };
+        match answer {
+            Err(IoError::Unreadable { .. }) if had_company => Box::pin(self.write_alone(stripe, again)).await,
+            answer => answer,
         }
+    }
+
+    /// Writes a piece once more, whose batch has failed for a row that can't be made: that may be a row of
+    /// another write in it.
+    #[cold]
+    async fn write_alone(&self, stripe: StripeId, piece: Piece) -> Answer {
+        let claim = self.claim_alone(stripe).await;
+        let mut context = self.write_contexts.take();
+        context.company = Company::Refused;
+        context.image.add(piece);
+        let answer = self.write_batch(stripe, claim, &mut context).await;
+        context.end();
+        self.write_contexts.give(context);
+        answer
     }
 
     async fn write_batch(

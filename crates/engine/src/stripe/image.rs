@@ -10,6 +10,7 @@ use crate::{
 };
 
 /// A write's part in one stripe.
+#[derive(Clone)]
 pub struct Piece {
     /// First byte within the stripe's data.
     pub start: u32,

@@ -35,6 +35,7 @@ pub(crate) struct WriteContext {
     /// The log can't take the batch in one: what comes after the image, last first. No write joins any more.
     pub(super) rest: Vec<Parts>,
     pub(super) is_split: bool,
+    pub(super) company: Company,
     /// Cached pages that go with it, by where they begin in the stripe.
     pub(super) carried: Vec<u32>,
     pub(super) precedence: Precedence,
@@ -45,6 +46,17 @@ pub(crate) struct WriteContext {
     pub(super) logged: Logged,
     /// What the members' servers do.
     pub(super) remote: Remote,
+}
+
+/// Whether other writes are in a batch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Company {
+    /// None have joined.
+    None,
+    /// Some have.
+    Joined,
+    /// None may join.
+    Refused,
 }
 
 /// What the servers do of a stripe write.
@@ -86,6 +98,7 @@ impl Default for WriteContext {
             missed: Missed::default(),
             rest: Vec::new(),
             is_split: false,
+            company: Company::None,
             carried: Vec::new(),
             precedence: Precedence::None,
             timed: false,
@@ -122,6 +135,7 @@ impl WriteContext {
         self.logged = Logged::Nothing;
         self.remote.clear();
         self.is_split = false;
+        self.company = Company::None;
         self.carried.clear();
         self.precedence = Precedence::None;
     }

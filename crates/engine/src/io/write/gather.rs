@@ -4,7 +4,10 @@ use pinstripe_runtime::shard;
 
 use crate::{
     geometry::StripeId,
-    io::{parity::ParityVolume, write::context::WriteContext},
+    io::{
+        parity::ParityVolume,
+        write::context::{Company, WriteContext},
+    },
     membership::snapshot::Seat,
     mutants::{Mutant, active},
     shared::Answer,
@@ -35,7 +38,7 @@ impl ParityVolume {
 
     /// Lets what has arrived join the batch.
     pub(super) fn join(&self, claim: &mut Claim<'_, Piece, Answer>, context: &mut WriteContext) -> usize {
-        if !claim.has_arrivals() || context.is_split {
+        if !claim.has_arrivals() || context.is_split || context.company == Company::Refused {
             return 0;
         }
         let room = self.shared.options.batch_max.saturating_sub(context.image.pieces());
@@ -49,6 +52,9 @@ impl ParityVolume {
             }
         });
         reversed.into_iter().rev().for_each(|piece| image.add(piece));
+        if joined > 0 {
+            context.company = Company::Joined;
+        }
         self.counters().joins.add(joined as u64);
         joined
     }
@@ -64,7 +70,7 @@ impl ParityVolume {
         let shared = &*self.shared;
         let full = self.geometry.stripe_bytes();
         // A wait of 0 means none: without a pause between two looks this task would never let another run.
-        let wanted = shared.options.gather_ns > 0;
+        let wanted = shared.options.gather_ns > 0 && context.company != Company::Refused;
         if !wanted || context.image.bytes_covered() == full || !shared.recent.is_next(stripe.0, full.into()) {
             return;
         }
