@@ -390,7 +390,10 @@ impl Maintenance {
             self.pace.borrow_mut().ended(now, now - began);
             self.paced.notify();
             match result {
-                Ok(findings) => self.note_stripe(walk, now, findings, 0),
+                Ok(findings) => {
+                    let errors = walk.scrub.is_some() && findings.uncompared;
+                    self.note_stripe(walk, now, findings, errors.into());
+                }
                 Err(IoError::Unreadable { .. }) => self.note_stripe(walk, now, Findings::default(), 1),
                 Err(_) => walk.give_back(stripe),
             }

@@ -91,11 +91,12 @@ pub struct Located {
 /// What a scrub found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckReport {
-    /// Stripes that were compared.
+    /// Stripes that were done.
     pub stripes: u64,
     /// Sectors of rows (4 KiB each) with parity that does not match, as MD counts them; corrected or not.
     pub mismatched_sectors: u64,
-    /// Stripes that could not be read whole.
+    /// Of them, those that could not be read whole, or not compared: with a member missing there may be no
+    /// more parity than what it has is made of.
     pub unreadable_stripes: u64,
     /// Sectors (512 bytes of one member each) that `locate` corrected.
     pub corrected_sectors: u64,
@@ -181,6 +182,8 @@ pub(super) struct Findings {
     corrected: u64,
     unexplained: u64,
     places: Vec<Located>,
+    /// Rows have no more parity than was needed to make what a missing member has: it matches whatever it is.
+    pub(super) uncompared: bool,
 }
 
 impl Findings {
@@ -188,6 +191,7 @@ impl Findings {
         self.mismatched += more.mismatched;
         self.corrected += more.corrected;
         self.unexplained += more.unexplained;
+        self.uncompared |= more.uncompared;
         let room = LOCATED_MAX.saturating_sub(self.places.len());
         self.places.extend(more.places.into_iter().take(room));
     }
@@ -388,7 +392,11 @@ impl ParityVolume {
         let rows = (0..length as usize).step_by(row_bytes);
         let wrong: Vec<usize> = rows.filter(|&at| wrong_in(at..at + row_bytes)).collect();
         let mismatched = (wrong.len() * row_bytes / SECTOR) as u64;
-        let mut findings = Findings { mismatched, ..Findings::default() };
+        let missing = &view.snapshot.missing;
+        let made = (0..map.columns()).filter(|&column| missing.contains(map.data_slot(column).index()));
+        let parities = usize::from(row.p.is_some()) + usize::from(row.q.is_some());
+        let uncompared = !missing.is_empty() && parities <= made.count();
+        let mut findings = Findings { mismatched, uncompared, ..Findings::default() };
         match correction {
             Correction::Parity if !wrong.is_empty() && is_journaled(view, offset, length) => {
                 self.write_anew(stripe, from, row.data.iter().take(map.columns()).cloned()).await?;

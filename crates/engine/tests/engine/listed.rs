@@ -915,6 +915,21 @@ fn a_row_that_can_not_be_written_fails_no_write_that_has_joined_its_own() {
     }
 }
 
+/// Parity that made a chunk can't say whether it is right.
+#[test]
+fn a_check_without_a_member_has_compared_only_what_a_second_parity_tells() {
+    let mut scene = raid5();
+    let map = map(&scene);
+    damage(&scene, map.p_slot(), 0..1);
+    fail(&mut scene, map.data_slot(2));
+    let report = scrub(&mut scene, ScrubAction::Check);
+    assert_eq!((report.mismatched_sectors, report.unreadable_stripes), (0, report.stripes));
+
+    let mut scene = raid6();
+    fail(&mut scene, map.data_slot(2));
+    assert_eq!(scrub(&mut scene, ScrubAction::Check).unreadable_stripes, 0);
+}
+
 /// A row that two members had listed is readable when it is said to be zeroed.
 #[test]
 fn zeroes_are_acknowledged_when_they_can_be_read() {

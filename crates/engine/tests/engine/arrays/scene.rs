@@ -155,7 +155,7 @@ impl Scene {
     pub fn check(&mut self) -> u64 {
         let array = self.array.clone();
         let report = self.run(async move { array.check().await }).unwrap();
-        assert_eq!(report.unreadable_stripes, 0);
+        assert!(report.unreadable_stripes == 0 || self.array.detail().missing > 0, "{report:?}");
         report.mismatched_sectors
     }
 
