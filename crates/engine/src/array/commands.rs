@@ -365,7 +365,7 @@ impl Array {
         Ok(BitmapImage::decode(&bytes).ok().filter(goes_with))
     }
 
-    /// The slot that a device was in when it went, if it was whole then.
+    /// The slot that a device was in when it went, if it was whole then, or was being caught up by bitmap.
     fn former_slot(&self, found: &Found) -> Option<usize> {
         let superblock = &found.superblock;
         let array = self.superblocks().membership.array.clone();
@@ -375,7 +375,10 @@ impl Array {
             && superblock.same_array(&now).is_ok()
             && superblock.array.raid_disks == array.raid_disks
             && superblock.array.size == array.size
-            && (superblock.member.recovery_offset.is_none() || active(Mutant::HalfRecoveredReadded))
+            && (superblock.member.recovery_offset.is_none()
+                // Until it is whole no bit is cleared: what it lacked is under those that are set now.
+                || superblock.member.recovery_by_bitmap
+                || active(Mutant::HalfRecoveredReadded))
             && !superblock.member.replacement
             && superblock.member.data_size >= array.component_sectors()
             && found.device.info().logical_block <= self.shared().geometry.logical_block()

@@ -335,6 +335,27 @@ fn a_member_that_comes_back_gets_only_what_was_dirtied_since() {
     assert!(!superblock_on(&back).member.recovery_by_bitmap);
 }
 
+/// Nothing has counted on it meanwhile, so all that it lacks is where bits are set.
+#[test]
+fn a_member_that_goes_again_while_it_is_recovered_by_the_bitmap_comes_back_by_it() {
+    let (mut scene, back) = raid5_that_lost_a_member();
+    scene.array.pause_sync(true);
+    let before = back.counters().bytes_written;
+    for sector in [300, 900] {
+        assert_eq!(scene.add(&back).unwrap(), Added::Bitmap { slot: 2 });
+        back.fault(&Fault::Gone);
+        scene.write(sector, 3, false).unwrap();
+        assert_eq!(scene.array.detail().missing, 1);
+        back.fault(&Fault::Return);
+    }
+    assert_eq!(scene.add(&back).unwrap(), Added::Bitmap { slot: 2 });
+    scene.array.pause_sync(false);
+    scene.settle();
+    let written = back.counters().bytes_written - before;
+    assert!(written < 8 * u64::from(REGION), "{written} bytes of {}", 2048 * 512);
+    scene.proof();
+}
+
 /// The bitmap is taken away while a member is being recovered by it. Power fails when one superblock says so.
 #[test]
 fn a_member_that_was_being_recovered_by_a_bitmap_that_is_gone_is_recovered_whole() {
