@@ -103,15 +103,8 @@ impl ParityVolume {
         self.shared.recent.note(stripe.0, piece.data.len() as u64);
         let _taken = match self.room.context_now() {
             Some(taken) => taken,
-            None => {
-                // Boxed, so that writes that needn't wait carry no more than a pointer.
-                let taken = Box::pin(self.room.context()).await;
-                // Other shards have room of their own: the same write may have passed this one there.
-                if client.has_hung_up() {
-                    return Err(IoError::Abandoned);
-                }
-                taken
-            }
+            // Boxed, so that writes that needn't wait carry no more than a pointer.
+            None => Box::pin(self.context_for(client)).await?,
         };
         let again = piece.clone();
         let entered = match self.gates() {
@@ -137,6 +130,13 @@ impl ParityVolume {
             Err(IoError::Unreadable { .. }) if had_company => Box::pin(self.write_alone(stripe, again)).await,
             answer => answer,
         }
+    }
+
+    /// Waits for a context. Other shards have room of their own: what a client that has hung up sends again may
+    /// have passed its write there.
+    async fn context_for(&self, client: &Client) -> Result<Taken<'_>, IoError> {
+        let taken = self.room.context().await;
+        if client.has_hung_up() { Err(IoError::Abandoned) } else { Ok(taken) }
     }
 
     /// Writes a piece once more, whose batch has failed for a row that can't be made: that may be a row of
