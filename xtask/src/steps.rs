@@ -243,8 +243,8 @@ fn computed_seconds() -> Result<f64> {
     // proc_pid_stat(5): cutime and cstime, the fields 16 and 17, in ticks; the name, field 2, may have
     // blanks.
     let behind_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ');
-    let ticks: Vec<f64> = behind_name.skip(13).take(2).filter_map(|field| field.parse().ok()).collect();
-    Ok(ticks.iter().sum::<f64>() / rustix::param::clock_ticks_per_second() as f64)
+    let ticks = behind_name.skip(13).take(2).filter_map(|field| field.parse::<u64>().ok()).sum::<u64>();
+    Ok(Duration::from_millis(1000 * ticks / rustix::param::clock_ticks_per_second()).as_secs_f64())
 }
 
 /// The steps that were asked for, each with its command.

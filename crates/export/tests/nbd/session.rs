@@ -273,9 +273,9 @@ fn what_waits_for_room_is_not_begun_when_its_client_has_hung_up() {
             shard::sleep(40 * SECOND).await;
             let begun = array.seen.borrow().requests;
             if seed % 3 == 0 {
-                client.finish_sending()
+                client.finish_sending();
             } else {
-                client.shutdown()
+                client.shutdown();
             }
             array.open();
             session.join().await;
