@@ -17,7 +17,7 @@ use crate::wire::auth::{
 };
 
 /// What is known of the association's server.
-pub(super) fn entry(association: &Association) -> Option<&Entry> {
+fn entry(association: &Association) -> Option<&Entry> {
     association.options().authentication.as_ref()?.peer(&association.address().nqn)
 }
 

@@ -53,7 +53,8 @@ pub(super) struct Queue {
     in_flight: RefCell<Vec<Option<Pending>>>,
     free: RefCell<Vec<u16>>,
     waiting: RefCell<VecDeque<Pending>>,
-    /// Commands may be sent. Where the server may ask for a proof, not before it has had it.
+    /// Commands may be sent: Connect was answered, and the server has had the proof that it may ask for. Some
+    /// servers refuse what comes earlier.
     open: Cell<bool>,
     lost: Cell<bool>,
     changed: Signal,
@@ -76,7 +77,7 @@ impl Queue {
             in_flight: RefCell::new((0..depth).map(|_| None).collect()),
             free: RefCell::new((0..depth).rev().collect()),
             waiting: RefCell::default(),
-            open: Cell::new(authenticate::entry(association).is_none()),
+            open: Cell::new(false),
             lost: Cell::new(false),
             changed: Signal::default(),
         })
@@ -94,7 +95,10 @@ impl Queue {
             } else {
                 Loss::Closed
             });
-            self.fail_all();
+            // Else the receiver does so at its end: it may be filling a read's buffer, which goes back first.
+            if self.connected.borrow().is_none() {
+                self.fail_all();
+            }
         }
         connected
     }

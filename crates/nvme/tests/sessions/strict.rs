@@ -15,7 +15,7 @@ use pinstripe_nvme::wire::identify::{ControllerInfo, NamespaceInfo, cns};
 use pinstripe_nvme::wire::log::{DiscoveryEntry, discovery};
 use pinstripe_nvme::wire::pdu::{InitializeConnection, ResponseCapsule, Transfer, flag, kind};
 use pinstripe_nvme::wire::status::Status;
-use pinstripe_runtime::{DeviceSource, Stream, shard};
+use pinstripe_runtime::{DeviceErrorKind, DeviceSource, Stream, shard};
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 use crate::NQN;
@@ -42,6 +42,10 @@ struct Server {
     flush_cuts: bool,
     /// It says that all commands are signs of life to it.
     traffic_keep_alive: bool,
+    /// Time that it takes to answer Connect of an I/O queue.
+    connect_nanoseconds: u64,
+    /// It gives a part of what a read asks for, and stands still.
+    reads_stall: bool,
 }
 
 thread_local! {
@@ -72,11 +76,13 @@ struct Session {
     pipe: Rc<Pipe>,
     server: Rc<Server>,
     framer: Framer,
+    /// Connect was answered.
+    connected: Rc<Cell<bool>>,
 }
 
 impl Session {
     fn new(pipe: Rc<Pipe>, server: Rc<Server>) -> Self {
-        Self { pipe, server, framer: Framer::new(Role::Controller) }
+        Self { pipe, server, framer: Framer::new(Role::Controller), connected: Rc::default() }
     }
 
     async fn run(&mut self) {
@@ -113,9 +119,12 @@ impl Session {
         if command.opcode == fabrics::OPCODE {
             return self.fabrics(command).await;
         }
-        if self.status() != bits::CSTS_READY || !self.server.enabled.get() {
+        let ready = self.status() == bits::CSTS_READY && self.server.enabled.get();
+        if !ready || !self.connected.get() {
             self.server.early.update(|count| count + 1);
-            return self.complete(command, Status::COMMAND_SEQUENCE, 0).await;
+            if !self.server.reads_stall {
+                return self.complete(command, Status::COMMAND_SEQUENCE, 0).await;
+            }
         }
         match command.opcode {
             admin::IDENTIFY => match command.dword(10).to_le_bytes()[0] {
@@ -129,6 +138,19 @@ impl Session {
                 },
             },
             admin::SET_FEATURES => self.complete(command, Status::SUCCESS, command.dword(11).into()).await,
+            // On an I/O queue; on the other one the same code asks for a log.
+            nvm::READ if self.server.reads_stall => {
+                let header = Transfer {
+                    common: BLANK,
+                    command_id: command.id,
+                    tag: 0.into(),
+                    offset: 0.into(),
+                    length: 512.into(),
+                    reserved: 0.into(),
+                };
+                let header = Encoding::default().header(kind::C2H_DATA, 0, &header, 512);
+                self.pipe.send_all(&[header.bytes(), &[0; 100]].concat()).await;
+            }
             admin::GET_LOG_PAGE => {
                 let page = discovery(1, &self.server.entries);
                 let length = 4 * (1 + (command.dword(10) >> 16) as usize);
@@ -139,14 +161,25 @@ impl Session {
                 self.server.flushes.update(|count| count + 1);
                 self.complete(command, Status::TRANSIENT_TRANSPORT, 0).await;
             }
-            admin::KEEP_ALIVE => self.complete(command, Status::SUCCESS, 0).await,
+            admin::KEEP_ALIVE | nvm::WRITE => self.complete(command, Status::SUCCESS, 0).await,
             _ => self.complete(command, Status::INVALID_OPCODE, 0).await,
         }
     }
 
     async fn fabrics(&self, command: &Command) {
         match (command.fabrics_kind(), command.dword(11)) {
-            (fabrics::CONNECT, _) => self.complete(command, Status::SUCCESS, 1).await,
+            (fabrics::CONNECT, _) => {
+                let late = command.dword(10) >> 16 > 0;
+                let pause = if late { self.server.connect_nanoseconds } else { 0 };
+                let (pipe, server) = (Rc::clone(&self.pipe), Rc::clone(&self.server));
+                let answering = Self { connected: Rc::clone(&self.connected), ..Self::new(pipe, server) };
+                let command = *command;
+                shard::spawn(async move {
+                    shard::sleep(pause).await;
+                    answering.connected.set(true);
+                    answering.complete(&command, Status::SUCCESS, 1).await;
+                });
+            }
             (fabrics::PROPERTY_SET, property::CC) => {
                 self.server.enabled.set(command.dword(12) & bits::CC_ENABLE != 0);
                 self.complete(command, Status::SUCCESS, 0).await;
@@ -313,6 +346,45 @@ fn an_initiator_that_forgets_how_such_a_server_looks_is_noticed() {
     let found = held_back(true);
     activate(None);
     assert_eq!(found, (6, 6));
+}
+
+#[test]
+fn a_queue_carries_nothing_but_connect_before_connect_is_answered() {
+    seeds(4, |random| async move {
+        let server = Rc::new(Server { connect_nanoseconds: 1_000_000_000, ..Server::default() });
+        let source = initiator(&random, &server, 1).open(&address("")).await.unwrap();
+        let device = source.attach().unwrap();
+        let write = || device.write(0, shard::zeroed(512).freeze(), false);
+        let first = write();
+        // The connection is there, and its Connect under way.
+        shard::sleep(500_000_000).await;
+        for write in [first, write(), write()] {
+            assert_eq!(write.await.result, Ok(512));
+        }
+        assert_eq!(server.early.get(), 0);
+        drop((device, source));
+        SERVER.set(None);
+    });
+}
+
+#[test]
+fn a_server_that_never_answers_connect_gets_no_read_and_every_read_its_buffer_back() {
+    seeds(4, |random| async move {
+        let stalls = Server { connect_nanoseconds: u64::MAX / 4, reads_stall: true, ..Server::default() };
+        let server = Rc::new(stalls);
+        let source = initiator(&random, &server, 1).open(&address("")).await.unwrap();
+        let device = source.attach().unwrap();
+        let first = device.read(0, shard::buffer(512));
+        shard::sleep(500_000_000).await;
+        for read in [first, device.read(0, shard::buffer(512))] {
+            let outcome = read.await;
+            assert_eq!(outcome.result.unwrap_err().kind, DeviceErrorKind::Gone);
+            assert_eq!(outcome.buffer.map(|buffer| buffer.len()), Some(512));
+        }
+        assert_eq!(server.early.get(), 0);
+        drop((device, source));
+        SERVER.set(None);
+    });
 }
 
 #[test]
