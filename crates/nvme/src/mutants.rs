@@ -10,8 +10,10 @@ pinstripe_runtime::mutants! {
     IdentifierReused,
     /// After a loss the server is used again at once, while it may still carry out old commands (C16).
     ReturnsTooEarly,
-    /// A server to which all commands are signs of life is given no more time than others (C16).
-    TrafficForgotten,
+    /// Every server is taken to count the keep-alive time to the moment (C16).
+    OneLookAssumed,
+    /// Every server is taken to count in milliseconds (C16).
+    GranularityIgnored,
     /// A controller with a silent host lives on, and so do its old commands (C16).
     SilenceIgnored,
     /// After the target stood still, commands of hosts that have been silent for too long are carried out.
@@ -93,7 +95,8 @@ impl Mutant {
         Self::NumberHeldUnproven,
         Self::AnswersUncounted,
         Self::StaleCarriedOut,
-        Self::TrafficForgotten,
+        Self::OneLookAssumed,
+        Self::GranularityIgnored,
         Self::DiscardUncut,
     ];
 }

@@ -9,7 +9,7 @@ use super::session::Session;
 use crate::wire::command::{Command, NAMESPACE_ALL, admin as opcode, nvm};
 use crate::wire::fabrics::{VERSION, bits, property};
 use crate::wire::identifiers;
-use crate::wire::identify::{self, ControllerInfo, cns, optional};
+use crate::wire::identify::{self, ControllerInfo, KEEP_ALIVE_UNITS, cns, optional};
 use crate::wire::log::{self, page};
 use crate::wire::status::Status;
 use crate::wire::{DISCOVERY_NQN, feature};
@@ -95,6 +95,7 @@ fn controller_info<S>(session: &Session<S>) -> ControllerInfo {
         event_requests: EVENT_REQUESTS_MAX,
         // Every command does count, but to the moment: a silent host has its time once, not twice.
         traffic_keep_alive: false,
+        keep_alive_units: KEEP_ALIVE_UNITS,
         subsystem: if discovery { DISCOVERY_NQN.to_owned() } else { subsystem.config().nqn.clone() },
     }
 }

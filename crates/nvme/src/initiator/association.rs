@@ -172,6 +172,8 @@ pub(super) struct Limits {
     pub optional_commands: u16,
     /// See [`ControllerInfo::traffic_keep_alive`].
     pub traffic_keep_alive: bool,
+    /// See [`ControllerInfo::keep_alive_units`].
+    pub keep_alive_units: u16,
     pub offload: Option<Announcement>,
 }
 
@@ -224,14 +226,18 @@ impl Association {
     }
 
     /// For how long the server may carry out commands of this association once it was lost, in nanoseconds.
-    /// Before it has said what it allows, it gets no command that could do harm.
+    ///
+    /// It rounds the time that it was told up to what its timer can count. Only of our target it is known that
+    /// it counts from the last command to the moment, unless it says otherwise. Others may look once in that
+    /// time only whether one came (SPDK's and Linux' do), and so end a silent host after twice that time.
     pub fn patience_ns(&self) -> u64 {
-        if self.options.repeats_harmlessly {
-            return 0;
-        }
-        let looks_at_traffic = self.limits().traffic_keep_alive && !active(Mutant::TrafficForgotten);
-        let times = if looks_at_traffic { 2 } else { 1 };
-        (times * u64::from(self.options.keep_alive_ms) + GRACE_MS) * 1_000_000
+        // Before it has said what it allows, it gets no command that could do harm.
+        let Some(limits) = self.limits.get().filter(|_| !self.options.repeats_harmlessly) else { return 0 };
+        let told_ms = u64::from(self.options.keep_alive_ms);
+        let unit_ms = if active(Mutant::GranularityIgnored) { 0 } else { u64::from(limits.keep_alive_units) * 100 };
+        let counts_exactly = limits.offload.is_some() && !limits.traffic_keep_alive;
+        let times = if counts_exactly || active(Mutant::OneLookAssumed) { 1 } else { 2 };
+        (times * told_ms.next_multiple_of(unit_ms.max(1)) + GRACE_MS) * 1_000_000
     }
 
     /// What the server allows; until it has said so, the least.
@@ -244,6 +250,7 @@ impl Association {
             volatile_cache: true,
             optional_commands: 0,
             traffic_keep_alive: false,
+            keep_alive_units: 0,
             offload: None,
         })
     }
@@ -397,6 +404,7 @@ impl Association {
             volatile_cache: controller.volatile_cache,
             optional_commands: controller.optional_commands,
             traffic_keep_alive: controller.traffic_keep_alive,
+            keep_alive_units: controller.keep_alive_units,
             offload,
         };
         // It is set once.

@@ -319,6 +319,9 @@ impl Queue {
             link.cut();
             link.closed().await;
         }
+        // The socket closes with its last user, and what it hasn't sent is gone (C16). A device that is kept
+        // although it is lost keeps the queue.
+        self.connected.take();
         self.fail_all();
     }
 

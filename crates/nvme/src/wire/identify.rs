@@ -37,8 +37,8 @@ const LPA_EFFECTS_AND_EXTENDED: u8 = 1 << 1 | 1 << 2;
 const SGLS_SUPPORTED: u32 = 1;
 const SGLS_OFFSETS: u32 = 1 << 20;
 const SGLS_TRANSPORT: u32 = 1 << 21;
-/// Granularity of the keep-alive timer, in units of 100 ms.
-const KEEP_ALIVE_UNITS: u16 = 10;
+/// Granularity of our keep-alive timer, in units of 100 ms.
+pub const KEEP_ALIVE_UNITS: u16 = 10;
 
 /// What a controller says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,6 +72,9 @@ pub struct ControllerInfo {
     /// Whether any command counts as a sign of life (TBKAS). Such a controller may look once in a keep-alive
     /// time whether one came, so it ends a silent host after twice that time.
     pub traffic_keep_alive: bool,
+    /// Granularity of the keep-alive timer, in units of 100 ms (KAS): the time that a host names is rounded up
+    /// to it. Zero if none is said.
+    pub keep_alive_units: u16,
     /// The subsystem's name.
     pub subsystem: String,
 }
@@ -95,7 +98,7 @@ impl ControllerInfo {
         out[258] = 3;
         out[259] = self.event_requests.saturating_sub(1);
         out[261] = LPA_EFFECTS_AND_EXTENDED;
-        put16(out, 320, KEEP_ALIVE_UNITS);
+        put16(out, 320, self.keep_alive_units);
         out[512] = 0x66;
         out[513] = 0x44;
         put16(out, 514, self.commands_max);
@@ -132,6 +135,7 @@ impl ControllerInfo {
             capsule_data_bytes: take32(bytes, 1792).saturating_mul(16).saturating_sub(64),
             event_requests: bytes[259].saturating_add(1),
             traffic_keep_alive: take32(bytes, 96) & TRAFFIC_KEEP_ALIVE != 0,
+            keep_alive_units: take16(bytes, 320),
             subsystem: super::text(&bytes[768..1024])?.to_owned(),
         })
     }
@@ -274,6 +278,7 @@ mod tests {
             capsule_data_bytes: 32 << 10,
             event_requests: 4,
             traffic_keep_alive: true,
+            keep_alive_units: 100,
             subsystem: "nqn.2026-01.example:a".into(),
         };
         assert_eq!(ControllerInfo::parse(&info.encode()), Some(info));

@@ -103,7 +103,7 @@ fn only_servers_without_our_extension_may_write_on_for_a_process_that_has_died()
     seeds(1, |random| async move {
         let arrays = [Array::new(&random, SIZE, 2000)];
         let computing = Target::new(computing_subsystem(&arrays, None), arrays.to_vec());
-        for (target, late_ns) in [(target(&arrays).1, 6_000_000_000), (computing, 0)] {
+        for (target, late_ns) in [(target(&arrays).1, 11_000_000_000), (computing, 0)] {
             let target = lay(&random, target);
             let device = initiator().open(&address("")).await.unwrap().attach().unwrap();
             device.flush().await.result.unwrap();

@@ -13,6 +13,7 @@ use pinstripe_nvme::wire::fabrics::{bits, property};
 use pinstripe_nvme::wire::identifiers::descriptors;
 use pinstripe_nvme::wire::identify::{ControllerInfo, NamespaceInfo, cns};
 use pinstripe_nvme::wire::log::{DiscoveryEntry, discovery};
+use pinstripe_nvme::wire::offload::{Announcement, MINOR, feature};
 use pinstripe_nvme::wire::pdu::{InitializeConnection, ResponseCapsule, Transfer, flag, kind};
 use pinstripe_nvme::wire::status::Status;
 use pinstripe_runtime::{DeviceErrorKind, DeviceSource, Stream, shard};
@@ -40,6 +41,10 @@ struct Server {
     flushes: Cell<usize>,
     /// A flush ends the connection.
     flush_cuts: bool,
+    /// Granularity of its keep-alive timer, in units of 100 ms.
+    keep_alive_units: u16,
+    /// It announces our extension.
+    computes: bool,
     /// It says that all commands are signs of life to it.
     traffic_keep_alive: bool,
     /// Time that it takes to answer Connect of an I/O queue.
@@ -129,7 +134,7 @@ impl Session {
         match command.opcode {
             admin::IDENTIFY => match command.dword(10).to_le_bytes()[0] {
                 cns::CONTROLLER => {
-                    self.give(command, &controller(self.server.traffic_keep_alive), 4096).await;
+                    self.give(command, &controller(&self.server), 4096).await;
                 }
                 cns::NAMESPACE => self.give(command, &namespace(self.server.nguid), 4096).await,
                 _ => match self.server.uuid {
@@ -222,7 +227,7 @@ impl Session {
     }
 }
 
-fn controller(traffic_keep_alive: bool) -> Vec<u8> {
+fn controller(server: &Server) -> Vec<u8> {
     let info = ControllerInfo {
         serial: "1".to_owned(),
         model: "Strict".to_owned(),
@@ -237,10 +242,18 @@ fn controller(traffic_keep_alive: bool) -> Vec<u8> {
         events: 0,
         capsule_data_bytes: 0,
         event_requests: 0,
-        traffic_keep_alive,
+        traffic_keep_alive: server.traffic_keep_alive,
+        keep_alive_units: server.keep_alive_units,
         subsystem: NQN.to_owned(),
     };
-    info.encode().to_vec()
+    let mut bytes = info.encode();
+    if server.computes {
+        let features = feature::PARTIAL_WRITES | feature::RECONSTRUCTION;
+        let announced =
+            Announcement { minor: MINOR, features, slots: 1, range_bytes: 4096, incarnation: [1; 16] };
+        announced.put(&mut bytes);
+    }
+    bytes.to_vec()
 }
 
 fn namespace(nguid: [u8; 16]) -> Vec<u8> {
@@ -308,13 +321,14 @@ fn a_flush_is_asked_for_once_whatever_it_fails_for() {
 }
 
 /// For how long a server that was lost is not used again, and what its device says of that, in seconds.
-fn held_back(traffic_keep_alive: bool) -> (u64, u64) {
+fn held_back(keep_alive_units: u16, traffic_keep_alive: bool, computes: bool) -> (u64, u64) {
     let times = Rc::new(Cell::new((0, 0)));
     let found = Rc::clone(&times);
     seeds(1, move |random| {
         let found = Rc::clone(&found);
         async move {
-            let server = Rc::new(Server { flush_cuts: true, traffic_keep_alive, ..Server::default() });
+            let server = Server { keep_alive_units, traffic_keep_alive, computes, ..Server::default() };
+            let server = Rc::new(Server { flush_cuts: true, ..server });
             let initiator = initiator(&random, &server, 1);
             let source = initiator.open(&address("")).await.unwrap();
             let device = source.attach().unwrap();
@@ -331,21 +345,35 @@ fn held_back(traffic_keep_alive: bool) -> (u64, u64) {
 }
 
 /// It may look once in its keep-alive time whether a command came, and so find a silent host after twice
-/// that. Linux' target does.
+/// that. Linux' target and SPDK's do. Ours doesn't.
 #[test]
-fn a_server_to_which_all_commands_are_signs_of_life_is_used_again_after_twice_the_time() {
-    assert_eq!(held_back(false), (6, 6));
-    assert_eq!(held_back(true), (11, 11));
+fn a_server_of_others_is_used_again_after_twice_the_time() {
+    assert_eq!(held_back(0, false, false), (11, 11));
+    assert_eq!(held_back(10, true, false), (11, 11));
+    assert_eq!(held_back(10, true, true), (11, 0));
+    assert_eq!(held_back(10, false, true), (6, 0));
+}
+
+/// SPDK's counts in units of 10 s.
+#[test]
+fn the_time_is_rounded_up_to_what_a_servers_timer_counts() {
+    assert_eq!(held_back(100, false, false), (21, 21));
+    assert_eq!(held_back(30, false, false), (13, 13));
+    assert_eq!(held_back(u16::MAX, false, false), (13_108, 13_108));
 }
 
 #[cfg(feature = "mutants")]
 #[test]
-fn an_initiator_that_forgets_how_such_a_server_looks_is_noticed() {
+fn an_initiator_that_takes_all_servers_to_count_as_ours_is_noticed() {
     use pinstripe_nvme::mutants::{Mutant, activate};
-    activate(Some(Mutant::TrafficForgotten));
-    let found = held_back(true);
-    activate(None);
-    assert_eq!(found, (6, 6));
+    let with = |mutant| {
+        activate(Some(mutant));
+        let found = held_back(100, true, false);
+        activate(None);
+        found
+    };
+    assert_eq!(with(Mutant::OneLookAssumed), (11, 11));
+    assert_eq!(with(Mutant::GranularityIgnored), (11, 11));
 }
 
 #[test]

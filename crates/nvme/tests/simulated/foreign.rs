@@ -291,6 +291,7 @@ fn controller() -> Vec<u8> {
         capsule_data_bytes: 4096,
         event_requests: 0,
         traffic_keep_alive: false,
+        keep_alive_units: 0,
         subsystem: "nqn.2026-01.com.example:foreign".to_owned(),
     };
     info.encode().to_vec()

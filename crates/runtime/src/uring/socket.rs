@@ -209,10 +209,14 @@ pub async fn connect_tcp(address: SocketAddr) -> io::Result<Rc<SocketStream>> {
 }
 
 /// The same from an address of this machine, if one is named.
+///
+/// What isn't sent when the connection is closed, by this process or by its end, never is: a kernel that went
+/// on sending could bring the other end an old request after a new one (C16). So the other end sees a reset.
 pub async fn connect_tcp_from(own: Option<IpAddr>, address: SocketAddr) -> io::Result<Rc<SocketStream>> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
     if let Some(own) = own {
         rustix::net::bind(&socket, &SocketAddr::new(own, 0))?;
     }
@@ -284,6 +288,33 @@ mod tests {
         drop(client);
         let (accepted, _) = listener.accept().unwrap();
         assert_eq!(Connection::new(accepted).peer(), None);
+    }
+
+    #[test]
+    fn what_is_not_sent_when_a_connection_of_ours_ends_never_is() {
+        use std::io::Read;
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let sent = run(&RuntimeConfig::unpinned(1), move |_| async move {
+            let stream = connect_tcp(address).await.unwrap();
+            let sending = || stream.send(crate::shard::zeroed(1 << 20).freeze());
+            let mut sent = 0;
+            // Until the other end's window and our buffer are full.
+            while let Some(outcome) = crate::shard::timeout(100_000_000, sending()).await {
+                sent += outcome.result.unwrap();
+            }
+            sent
+        });
+        let (mut accepted, _) = listener.accept().unwrap();
+        let (mut received, mut buffer) = (0, vec![0; 1 << 20]);
+        let error = loop {
+            match accepted.read(&mut buffer) {
+                Ok(count) => received += count,
+                Err(error) => break error,
+            }
+            assert!(received < sent.as_ref().copied().unwrap(), "all of it came");
+        };
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
     }
 
     #[test]
