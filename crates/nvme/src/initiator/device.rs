@@ -13,7 +13,7 @@ use super::InitiatorError;
 use super::association::{Association, Lease};
 use super::offload::Extension;
 use super::queue::Queue;
-use super::request::{Data, Failure, Pending, Request};
+use super::request::{Data, Failure, Pending, Purpose, Request};
 use crate::mutants::{Mutant, active};
 use crate::wire::command::{Command, DATASET_DEALLOCATE, DEALLOCATE, DatasetRange, FORCE_UNIT_ACCESS, nvm};
 use crate::wire::identifiers::NamespaceIdentity;
@@ -191,6 +191,7 @@ impl NvmeDevice {
     /// A request of commands, each made from its part of the range.
     fn request(
         &self,
+        purpose: Purpose,
         payload: Payload,
         length: usize,
         range: (Blocks, u64),
@@ -198,7 +199,7 @@ impl NvmeDevice {
     ) -> Submission {
         let (blocks, max) = range;
         let (submission, completion) = Submission::pending(payload);
-        let request = Request::of_device(completion, length, blocks.number(max));
+        let request = Request::of_device(purpose, completion, length, blocks.number(max));
         for one in blocks.parts(max) {
             let (command, data) = part(one, self.bytes(one.start - blocks.start));
             self.queue.submit(Pending::new(command, data, &request));
@@ -227,7 +228,8 @@ impl Device for NvmeDevice {
         match self.blocks(offset, length as u64) {
             Err(error) => Submission::done(Err(error), Some(buffer)),
             Ok(blocks) => {
-                self.request(Payload::Buffer(buffer), length, (blocks, self.blocks_max), |part, start| {
+                let (payload, range) = (Payload::Buffer(buffer), (blocks, self.blocks_max));
+                self.request(Purpose::Repeatable, payload, length, range, |part, start| {
                     let data = Data::Read { start, length: self.bytes(part.count) };
                     (self.command(nvm::READ, part), data)
                 })
@@ -240,8 +242,10 @@ impl Device for NvmeDevice {
         match self.blocks(offset, length as u64) {
             Err(error) => Submission::done(Err(error), None),
             Ok(blocks) => {
-                let payload = Payload::Slice(data.clone());
-                self.request(payload, length, (blocks, self.blocks_max), |part, start| {
+                let (payload, range) = (Payload::Slice(data.clone()), (blocks, self.blocks_max));
+                // The server may make a forced write of a write and a flush.
+                let purpose = if fua { Purpose::Plain } else { Purpose::Repeatable };
+                self.request(purpose, payload, length, range, |part, start| {
                     let command = self.command(nvm::WRITE, part);
                     let flags = if fua && !active(Mutant::FuaDropped) { FORCE_UNIT_ACCESS } else { 0 };
                     let command = command.with_dword(12, command.dword(12) | flags);
@@ -257,7 +261,7 @@ impl Device for NvmeDevice {
 
     fn flush(&self) -> Submission {
         let whole = Blocks { start: 0, count: 1 };
-        self.request(Payload::None, 0, (whole, 1), |_, _| {
+        self.request(Purpose::Plain, Payload::None, 0, (whole, 1), |_, _| {
             (Command::new(nvm::FLUSH, self.namespace.number), Data::None)
         })
     }
@@ -268,7 +272,7 @@ impl Device for NvmeDevice {
             Ok(_) if !self.namespace.info.discards => {
                 Submission::done(Err(DeviceError::of(DeviceErrorKind::Unsupported)), None)
             }
-            Ok(blocks) => self.request(Payload::None, 0, (blocks, RANGE_BLOCKS_MAX), |part, _| {
+            Ok(blocks) => self.request(Purpose::Plain, Payload::None, 0, (blocks, RANGE_BLOCKS_MAX), |part, _| {
                 let range = DatasetRange {
                     attributes: 0.into(),
                     blocks: u32::try_from(part.count).unwrap_or(0).into(),
@@ -289,7 +293,7 @@ impl Device for NvmeDevice {
             Ok(_) if self.namespace.info.zeroes != ZeroedReads::Zero => {
                 Submission::done(Err(DeviceError::of(DeviceErrorKind::Unsupported)), None)
             }
-            Ok(blocks) => self.request(Payload::None, 0, (blocks, BLOCKS_MAX), |part, _| {
+            Ok(blocks) => self.request(Purpose::Repeatable, Payload::None, 0, (blocks, BLOCKS_MAX), |part, _| {
                 let command = self.command(nvm::WRITE_ZEROES, part);
                 (command.with_dword(12, command.dword(12) | DEALLOCATE), Data::None)
             }),

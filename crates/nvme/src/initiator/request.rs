@@ -30,6 +30,8 @@ enum Sink {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
     Plain,
+    /// A read or a write that need not be durable: the server may be asked for it again.
+    Repeatable,
     /// Of the first phase of an operation, or of a reduction: it has changed nothing.
     FirstPhase,
     /// Its result is what is asked for.
@@ -50,8 +52,13 @@ pub(super) struct Request {
 
 impl Request {
     /// Of a device, made of so many commands.
-    pub fn of_device(completion: pinstripe_runtime::Completion, length: usize, commands: u32) -> Rc<Self> {
-        Self::new(Purpose::Plain, Sink::Device(Cell::new(Some(completion))), length, commands)
+    pub fn of_device(
+        purpose: Purpose,
+        completion: pinstripe_runtime::Completion,
+        length: usize,
+        commands: u32,
+    ) -> Rc<Self> {
+        Self::new(purpose, Sink::Device(Cell::new(Some(completion))), length, commands)
     }
 
     /// One command of an operation.
@@ -134,6 +141,9 @@ impl Request {
             (None, Purpose::Question) => Ok((self.result.get() & 0xffff_ffff).try_into().unwrap_or(0)),
             (None, _) => Ok(self.length),
             (Some(failure), Purpose::FirstPhase) => Err(failure.without_effect()),
+            (Some(failure), Purpose::Repeatable) if failure.is_for_now() => {
+                Err(DeviceError::of(DeviceErrorKind::Busy))
+            }
             (Some(failure), _) => Err(failure.into()),
         }
     }
@@ -150,6 +160,14 @@ impl Request {
 }
 
 impl Failure {
+    /// Whether the server says so of now only: it was short of something, or broke the command off. Of a flush
+    /// this would not say that nothing was lost (C5).
+    fn is_for_now(self) -> bool {
+        let Self::Status(status) = self else { return false };
+        let codes = [Status::INTERNAL.code(), Status::INTERRUPTED.code()];
+        !status.is_final() && codes.contains(&status.code())
+    }
+
     /// The error of a command that has changed nothing, so that there is another way: unless the medium or
     /// the server itself has failed, it is refused.
     fn without_effect(self) -> DeviceError {

@@ -51,6 +51,8 @@ statuses! {
     KEEP_ALIVE_INVALID = 0x1a | DO_NOT_RETRY, "keep alive timeout invalid";
     /// The namespace takes no writes.
     WRITE_PROTECTED = 0x20 | DO_NOT_RETRY, "namespace is write protected";
+    /// It was broken off, and may be asked for again.
+    INTERRUPTED = 0x21, "command interrupted";
     /// The data was damaged on its way.
     TRANSIENT_TRANSPORT = 0x22, "transient transport error";
     /// Past the namespace's end.

@@ -200,6 +200,29 @@ fn flush_fua_zeroes_and_discard_reach_the_server() {
 }
 
 #[test]
+fn a_server_that_is_short_of_memory_is_busy_but_not_of_what_was_to_be_durable() {
+    seeds(1, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let target = network(&random, std::slice::from_ref(&array));
+        let device = initiator().open(&address("")).await.unwrap().attach().unwrap();
+        let data = || filled(512, &random).freeze();
+        let write = async |fua| {
+            array.seen.borrow_mut().fail = Some(pinstripe_block::ServiceError::Resources);
+            device.write(0, data(), fua).await.result.unwrap_err().kind
+        };
+        assert_eq!((write(false).await, write(true).await), (DeviceErrorKind::Busy, DeviceErrorKind::Other));
+        array.seen.borrow_mut().fail = Some(pinstripe_block::ServiceError::Resources);
+        let read = device.read(0, shard::buffer(512)).await;
+        assert_eq!(read.result.unwrap_err().kind, DeviceErrorKind::Busy);
+        assert_eq!(read.buffer.unwrap().len(), 512);
+        array.seen.borrow_mut().fail = Some(pinstripe_block::ServiceError::Resources);
+        assert_eq!(device.flush().await.result.unwrap_err().kind, DeviceErrorKind::Other);
+        drop(device);
+        leave(target).await;
+    });
+}
+
+#[test]
 fn zeroes_and_discards_reach_their_blocks_and_no_others() {
     seeds(3, |random| async move {
         let array = Array::new(&random, SIZE, 0);
