@@ -188,6 +188,8 @@ pub(super) struct Association {
     address: Address,
     controller: AtomicU16,
     limits: OnceLock<Limits>,
+    /// Those with sources or devices.
+    pub(super) in_use: Mutex<Vec<Namespace>>,
     ended: AtomicBool,
     reason: Mutex<Option<Loss>>,
     changed: Signal,
@@ -211,6 +213,7 @@ impl Association {
             address: address.clone(),
             controller: AtomicU16::new(0),
             limits: OnceLock::new(),
+            in_use: Mutex::default(),
             ended: AtomicBool::new(false),
             reason: Mutex::default(),
             changed: Signal::default(),
@@ -409,8 +412,9 @@ impl Association {
         };
         // It is set once.
         let _ = self.limits.set(limits);
-        let association = Arc::clone(self);
-        shard::spawn(async move { association.keep_alive(&queue).await });
+        let (association, admin) = (Arc::clone(self), Rc::clone(&queue));
+        shard::spawn(async move { association.keep_alive(&admin).await });
+        self.hear_notices(&queue, controller.events).await;
         Ok(())
     }
 
@@ -494,7 +498,7 @@ impl Association {
     }
 
     /// What stands at an address of this server.
-    async fn identify(self: &Arc<Self>, address: &Address) -> Result<Namespace, InitiatorError> {
+    pub(super) async fn identify(self: &Arc<Self>, address: &Address) -> Result<Namespace, InitiatorError> {
         let queue = self.local(0).ok_or_else(|| self.lost(Loss::Closed))?;
         let bytes = self.identify_page(&queue, cns::NAMESPACE, address.namespace).await?;
         let none =
@@ -519,6 +523,7 @@ impl Association {
             block_shift: info.block_shift,
             identity,
             read_only: info.read_only,
+            gone: Arc::default(),
             info: DeviceInfo {
                 name: address.to_string(),
                 size: info.blocks << info.block_shift,
@@ -567,7 +572,12 @@ impl Association {
         Ok(log::parse_discovery(&page))
     }
 
-    async fn log_page(&self, queue: &Rc<Queue>, page: u8, length: usize) -> Result<Vec<u8>, InitiatorError> {
+    pub(super) async fn log_page(
+        &self,
+        queue: &Rc<Queue>,
+        page: u8,
+        length: usize,
+    ) -> Result<Vec<u8>, InitiatorError> {
         /// Bytes of one Get Log Page: what every server gives.
         const PART: usize = 4096;
         let mut bytes = Vec::new();
@@ -578,14 +588,14 @@ impl Association {
                 .with_dword(10, u32::from(page) | dwords << 16)
                 .with_dword(12, u32::try_from(bytes.len()).unwrap_or(u32::MAX));
             let answer = queue.ask(command, Some(shard::zeroed(part))).await;
-            let (_, buffer) = answer.map_err(|failure| self.failed("its discovery log", failure))?;
-            let buffer = buffer.ok_or_else(|| self.unusable("its discovery log is short"))?;
+            let (_, buffer) = answer.map_err(|failure| self.failed("a log page", failure))?;
+            let buffer = buffer.ok_or_else(|| self.unusable("its log page is short"))?;
             bytes.extend_from_slice(&buffer);
         }
         Ok(bytes)
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

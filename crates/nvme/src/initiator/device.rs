@@ -1,6 +1,7 @@
 //! A namespace as a device.
 
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use pinstripe_runtime::completion::Payload;
@@ -31,6 +32,8 @@ pub(super) struct Namespace {
     pub block_shift: u8,
     pub identity: NamespaceIdentity,
     pub read_only: bool,
+    /// The server has said that it changed: what stands there now is another one.
+    pub gone: Arc<AtomicBool>,
     pub info: DeviceInfo,
 }
 
@@ -43,6 +46,7 @@ pub struct NvmeSource {
 
 impl NvmeSource {
     pub(super) fn new(lease: Arc<Lease>, namespace: Namespace) -> Self {
+        lease.association.uses(&namespace);
         Self { lease, namespace }
     }
 
@@ -61,14 +65,18 @@ impl NvmeSource {
         self.namespace.read_only
     }
 
-    /// Whether its association has ended: its devices are gone, and only a new one can come back.
+    /// Whether its association has ended, or the namespace has changed under it: its devices are gone, and only
+    /// a new source can come back.
     pub fn is_lost(&self) -> bool {
-        self.lease.association.has_ended()
+        self.presence().is_lost()
     }
 
-    /// Tells later whether its association has ended, without keeping it alive.
+    /// Tells later whether it is lost, without keeping the association alive.
     pub fn presence(&self) -> Presence {
-        Presence(Arc::downgrade(&self.lease.association))
+        Presence {
+            association: Arc::downgrade(&self.lease.association),
+            gone: Arc::clone(&self.namespace.gone),
+        }
     }
 
     /// Reserves the namespace, so that of all processes that claim it one succeeds: other hosts can't write
@@ -107,17 +115,24 @@ impl NvmeSource {
 
 /// See [`NvmeSource::presence`].
 #[derive(Clone)]
-pub struct Presence(Weak<Association>);
+pub struct Presence {
+    association: Weak<Association>,
+    gone: Arc<AtomicBool>,
+}
 
 impl Presence {
-    /// Whether the association has ended.
+    /// See [`NvmeSource::is_lost`].
     pub fn is_lost(&self) -> bool {
-        self.0.upgrade().is_none_or(|association| association.has_ended())
+        let has_ended = self.association.upgrade().is_none_or(|association| association.has_ended());
+        has_ended || self.gone.load(Ordering::SeqCst)
     }
 }
 
 impl DeviceSource for NvmeSource {
     fn attach(&self) -> Result<Rc<dyn Device>, DeviceError> {
+        if self.is_lost() {
+            return Err(DeviceError::of(DeviceErrorKind::Gone));
+        }
         let queue = self.lease.association.queue()?;
         let transfer_bytes = self.lease.association.limits().transfer_bytes as u64;
         let blocks_max = (transfer_bytes >> self.namespace.block_shift).clamp(1, BLOCKS_MAX);
@@ -202,10 +217,17 @@ impl NvmeDevice {
         let request = Request::of_device(purpose, completion, length, blocks.number(max));
         for one in blocks.parts(max) {
             let (command, data) = part(one, self.bytes(one.start - blocks.start));
-            self.queue.submit(Pending::new(command, data, &request));
+            self.submit(Pending::new(command, data, &request));
         }
         self.queue.pump();
         submission
+    }
+
+    pub(super) fn submit(&self, pending: Pending) {
+        if self.namespace.gone.load(Ordering::SeqCst) {
+            return pending.request.command_ended(Err(Failure::Lost));
+        }
+        self.queue.submit(pending);
     }
 }
 

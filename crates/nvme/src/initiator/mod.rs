@@ -17,6 +17,8 @@
 //! return is a new association and a re-add. That waits until the server must have given up the old
 //! association, because the keep-alive time has passed: so no old write can land behind a new one (C16).
 //!
+//! A namespace of which the server says that it has changed is lost alone, likewise for good.
+//!
 //! Only what the server itself says was not done is tried again on the same association.
 
 mod address;
@@ -25,6 +27,7 @@ mod authenticate;
 mod connection;
 mod device;
 mod identity;
+mod notices;
 pub(crate) mod offload;
 mod queue;
 mod request;

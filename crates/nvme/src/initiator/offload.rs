@@ -133,7 +133,7 @@ impl NvmeDevice {
         let (submission, completion) = Submission::pending(payload);
         let asked = Request::of_operation(completion, length, purpose);
         let command = request.command(self.namespace.number, ticket);
-        self.queue.submit(Pending::new(command, data, &asked));
+        self.submit(Pending::new(command, data, &asked));
         self.queue.pump();
         submission
     }

@@ -16,7 +16,7 @@ use crate::framing::{BLANK, Encoding, Pdu, Role};
 use crate::inbound::{Ended, Inbound};
 use crate::link::Link;
 use crate::mutants::{Mutant, active};
-use crate::wire::command::{Command, Completion, Sgl, fabrics, nvm};
+use crate::wire::command::{Command, Completion, Sgl, admin, fabrics, nvm};
 use crate::wire::fabrics::{ConnectData, NO_FLOW_CONTROL};
 use crate::wire::pdu::{CommandCapsule, FatalError, InitializeConnection, Transfer, digest, flag, kind};
 use crate::wire::status::Status;
@@ -481,7 +481,11 @@ impl Queue {
             }
             // A host that stood still has not waited for its server (C29).
             let now = shard::waited();
-            let late = |pending: &Pending| now.saturating_sub(pending.since) > patience;
+            // An event may never come.
+            let awaits_event =
+                |pending: &Pending| self.number == 0 && pending.command.opcode == admin::ASYNC_EVENT;
+            let late =
+                |pending: &Pending| now.saturating_sub(pending.since) > patience && !awaits_event(pending);
             if self.in_flight.borrow().iter().flatten().any(late) {
                 if active(Mutant::IdentifierReused) {
                     self.forget_late(late);

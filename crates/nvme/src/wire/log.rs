@@ -80,13 +80,23 @@ pub fn effects(admin: &[u8], nvm: &[u8], changing: &[u8]) -> Vec<u8> {
 
 /// Changed namespaces; more than fit are told as "all of them".
 pub fn changed_namespaces(changed: &[u32]) -> Vec<u8> {
-    let mut bytes = vec![0; 4096];
+    let mut bytes = vec![0; CHANGED_NAMESPACES_BYTES];
     let all = [0xffff_ffff];
     let changed = if changed.len() > 1024 { &all } else { changed };
     for (field, number) in bytes.chunks_exact_mut(4).zip(changed) {
         field.copy_from_slice(&number.to_le_bytes());
     }
     bytes
+}
+
+/// Bytes of the page of changed namespaces.
+pub const CHANGED_NAMESPACES_BYTES: usize = 4096;
+
+/// The numbers on another controller's page; none if they are more than it can name.
+pub fn parse_changed_namespaces(bytes: &[u8]) -> Vec<u32> {
+    let (fields, _) = bytes.as_chunks();
+    let numbers = fields.iter().map(|field| u32::from_le_bytes(*field));
+    numbers.take_while(|number| ![0, u32::MAX].contains(number)).collect()
 }
 
 /// One subsystem that can be connected to.

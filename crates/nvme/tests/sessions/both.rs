@@ -407,6 +407,42 @@ fn members_on_one_server_share_the_association() {
 }
 
 #[test]
+fn a_namespace_that_was_changed_under_its_association_is_gone_and_no_other_one() {
+    seeds(4, |random| async move {
+        let arrays = [Array::new(&random, SIZE, 0), Array::new(&random, SIZE, 0)];
+        let (subsystem, target) = target(&arrays);
+        let target = lay(&random, target);
+        let initiator = initiator();
+        let first = initiator.open(&address("")).await.unwrap();
+        let second = initiator.open(&Address { namespace: 2, ..address("") }).await.unwrap();
+        let (one, two) = (first.attach().unwrap(), second.attach().unwrap());
+        assert_eq!(one.flush().await.result, Ok(0));
+        for present in [false, true] {
+            subsystem.set_present(1, present);
+        }
+        shard::sleep(100_000_000).await;
+        let read = one.read(0, shard::buffer(512)).await;
+        assert_eq!(read.result.unwrap_err().kind, DeviceErrorKind::Gone);
+        assert_eq!(read.buffer.map(|buffer| buffer.len()), Some(512));
+        assert!(first.is_lost() && first.presence().is_lost() && first.attach().is_err());
+        assert!(!second.is_lost());
+        assert_eq!(two.write(0, filled(512, &random).freeze(), false).await.result, Ok(512));
+
+        // What stands there now is another source, and is told of as well.
+        let again = initiator.open(&address("")).await.unwrap();
+        let fresh = again.attach().unwrap();
+        assert_eq!(fresh.flush().await.result, Ok(0));
+        assert_eq!(target.connections(), 2);
+        subsystem.set_present(1, false);
+        shard::sleep(100_000_000).await;
+        assert_eq!(fresh.flush().await.result.unwrap_err().kind, DeviceErrorKind::Gone);
+        assert_eq!(two.flush().await.result, Ok(0));
+        drop((one, two, first, second, again, fresh));
+        leave(target).await;
+    });
+}
+
+#[test]
 fn of_all_hosts_that_claim_a_namespace_one_succeeds_and_writes_until_it_lets_go() {
     seeds(4, |random| async move {
         let target = network(&random, &[Array::new(&random, SIZE, 0)]);

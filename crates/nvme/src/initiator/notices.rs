@@ -1,0 +1,75 @@
+//! What a server says by itself of its namespaces: one event request is always outstanding.
+//!
+//! A namespace can become another one while its association lives: a target of others takes a disk that was
+//! pulled away, and the next disk gets its number. What had answered as the member would be read, and written,
+//! without any error. So every notice that names a namespace makes its devices [gone], unless it has just
+//! grown: also where everything is as it was, for it may have been away meanwhile, and have lost what its
+//! cache held (C24). What was sent before the notice came may have reached the other one.
+//!
+//! [gone]: pinstripe_runtime::DeviceErrorKind::Gone
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use pinstripe_runtime::shard;
+
+use super::Address;
+use super::association::{Association, lock};
+use super::device::Namespace;
+use super::queue::Queue;
+use crate::wire::command::{Command, admin};
+use crate::wire::{feature, log};
+
+impl Association {
+    /// Has the server tell of changes from now on, if it says that it can.
+    pub(super) async fn hear_notices(self: &Arc<Self>, queue: &Rc<Queue>, events: u32) {
+        if events & feature::EVENT_NAMESPACE_CHANGED == 0 {
+            return;
+        }
+        let command = Command::new(admin::SET_FEATURES, 0)
+            .with_dword(10, u32::from(feature::ASYNC_EVENTS))
+            .with_dword(11, feature::EVENT_NAMESPACE_CHANGED);
+        // One that refuses may tell all the same.
+        let _ = queue.ask(command, None).await;
+        let (association, queue) = (Arc::clone(self), Rc::clone(queue));
+        shard::spawn(async move {
+            let request = Command::new(admin::ASYNC_EVENT, 0);
+            while let Ok((event, _)) = queue.ask(request, None).await {
+                // To read its page is what lets the server tell the next event of this type.
+                let page = event.to_le_bytes()[2];
+                let Ok(bytes) = association.log_page(&queue, page, log::CHANGED_NAMESPACES_BYTES).await else {
+                    return;
+                };
+                if page == log::page::CHANGED_NAMESPACES {
+                    association.look_at(&log::parse_changed_namespaces(&bytes)).await;
+                }
+            }
+        });
+    }
+
+    /// `changed`: numbers of namespaces; empty if they are too many to be named.
+    async fn look_at(self: &Arc<Self>, changed: &[u32]) {
+        let in_use = lock(&self.in_use).clone();
+        for before in in_use.iter().filter(|used| changed.is_empty() || changed.contains(&used.number)) {
+            let address = Address { namespace: before.number, ..self.address().clone() };
+            let now = self.identify(&address).await;
+            if !now.is_ok_and(|now| has_only_grown(before, &now)) {
+                before.gone.store(true, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// A namespace that is used from now on.
+    pub(super) fn uses(&self, namespace: &Namespace) {
+        let mut in_use = lock(&self.in_use);
+        in_use.retain(|used| Arc::strong_count(&used.gone) > 1);
+        in_use.push(namespace.clone());
+    }
+}
+
+fn has_only_grown(before: &Namespace, now: &Namespace) -> bool {
+    before.identity.is_one_with(&now.identity) == Some(true)
+        && (before.block_shift, before.read_only) == (now.block_shift, now.read_only)
+        && before.info.size < now.info.size
+}
