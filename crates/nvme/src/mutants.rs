@@ -56,6 +56,8 @@ pinstripe_runtime::mutants! {
     PartsExchanged,
     /// Operations with which the host has finished can begin again (C26).
     StaleAccepted,
+    /// Parts that nothing waits for any more fill a connection to another server (C35).
+    AbandonedKept,
     /// What a controller didn't commit stays when it ends.
     OperationsOutliveController,
     /// New bytes are written before the host commits.
@@ -98,5 +100,6 @@ impl Mutant {
         Self::OneLookAssumed,
         Self::GranularityIgnored,
         Self::DiscardUncut,
+        Self::AbandonedKept,
     ];
 }

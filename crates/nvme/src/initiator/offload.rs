@@ -8,6 +8,7 @@
 //! the member must come back by a re-add (C24).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use pinstripe_runtime::completion::Payload;
 use pinstripe_runtime::{
@@ -19,6 +20,7 @@ use super::association::{Association, Initiator, Lease};
 use super::device::{NvmeDevice, NvmeSource};
 use super::request::{Data, Failure, Pending, Purpose, Request};
 use super::{Address, InitiatorError, Loss};
+use crate::mutants::{Mutant, active};
 use crate::wire::command::Command;
 use crate::wire::offload::{
     self as wire, Announcement, Attach, Blocks, PeerAddress, QUERY_BYTES, Query, admin, feature,
@@ -303,34 +305,64 @@ impl Offload for NvmeDevice {
     }
 }
 
+/// Commands of a link that nothing waits for any more, until it is ended.
+const ABANDONED_MAX: u32 = 8;
+
 /// A server as another server sees it.
-pub(crate) struct ServerLink(Arc<Lease>);
+pub(crate) struct ServerLink {
+    lease: Arc<Lease>,
+    /// Commands that nothing waits for any more. Perhaps they are answered by now.
+    abandoned: AtomicU32,
+}
 
 impl Initiator {
     /// The server at `address`, whatever its namespaces. Call it on one and the same shard always.
     pub(crate) async fn link(self: &Arc<Self>, address: &Address) -> Result<ServerLink, InitiatorError> {
-        Ok(ServerLink(self.lease(address).await?))
+        Ok(ServerLink { lease: self.lease(address).await?, abandoned: AtomicU32::new(0) })
     }
 }
 
 impl ServerLink {
     pub fn is_lost(&self) -> bool {
-        self.0.association.has_ended()
+        self.lease.association.has_ended()
     }
 
     /// Ends the association: what is under way on it is lost.
     pub fn end(&self) {
-        self.0.association.end(Loss::Dropped);
+        self.lease.association.end(Loss::Dropped);
     }
 
     pub async fn attach(&self, namespace: u32, attach: &Attach) -> Result<(), Option<Status>> {
-        self::attach(&self.0.association, namespace, attach).await.map_err(status)
+        self::attach(&self.lease.association, namespace, attach).await.map_err(status)
     }
 
     /// A command with data, on this shard's queue. `None` if the server is lost.
+    ///
+    /// If the future is dropped, the data stays with the queue until the server answers. One that answers no
+    /// such command could have memory fill with it, so then the link is ended after a few (C35): what others
+    /// have on it, they repeat on the next one.
     pub async fn tell(&self, command: Command, data: Slice) -> Result<(), Option<Status>> {
-        let queue = self.0.association.queue().map_err(|_| None)?;
-        queue.tell(command, data).await.map_err(status)
+        let queue = self.lease.association.queue().map_err(|_| None)?;
+        let mut waits = Waits { link: self, over: false };
+        let told = queue.tell(command, data).await;
+        waits.over = true;
+        told.map_err(status)
+    }
+}
+
+struct Waits<'a> {
+    link: &'a ServerLink,
+    over: bool,
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        if self.over || active(Mutant::AbandonedKept) {
+            return;
+        }
+        if self.link.abandoned.fetch_add(1, Ordering::Relaxed) + 1 >= ABANDONED_MAX {
+            self.link.end();
+        }
     }
 }
 

@@ -35,6 +35,15 @@ fn computing_within(arrays: &[Array], budget: Arc<Budget>) -> Target<Array> {
 
 /// A subsystem that computes, of one namespace for each array.
 pub fn computing_subsystem(arrays: &[Array], authentication: Option<Authentication>) -> Arc<Subsystem> {
+    computing_and_reaching(arrays, authentication, Arc::new(Nowhere))
+}
+
+/// The same, which reaches other servers so.
+pub fn computing_and_reaching(
+    arrays: &[Array],
+    authentication: Option<Authentication>,
+    connector: Arc<dyn Connector>,
+) -> Arc<Subsystem> {
     let config = SubsystemConfig {
         nqn: NQN.to_owned(),
         serial: "0123456789abcdef".to_owned(),
@@ -46,7 +55,7 @@ pub fn computing_subsystem(arrays: &[Array], authentication: Option<Authenticati
         pipeline: Pipeline::Overlapped,
         incarnation: [9; 16],
         epochs: None,
-        connector: Arc::new(Nowhere),
+        connector,
         peers: OffloadConfig::peer_options(NQN, 1),
     };
     Subsystem::with(config, authentication, Some(offload)).unwrap()
@@ -72,7 +81,7 @@ fn attach_as(peer: bool, epoch: u64, incarnation: u8) -> Vec<u8> {
     attach.encode()
 }
 
-async fn attached(admin_queue: &mut Host, data: &[u8]) -> Status {
+pub async fn attached(admin_queue: &mut Host, data: &[u8]) -> Status {
     let length = u32::try_from(data.len()).unwrap();
     admin_queue.status(Command::new(admin::ATTACH, 1).with_dword(10, length), data).await
 }

@@ -6,6 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use pinstripe_nvme::controller::Target;
 use pinstripe_nvme::framing::{BLANK, Encoding, Event, Framer, Pdu, Role};
 use pinstripe_nvme::initiator::{Address, Connecting, Connector, Initiator, InitiatorError, Options};
 use pinstripe_nvme::wire::command::{Command, Completion, DataPlace, admin, fabrics, nvm};
@@ -13,16 +14,20 @@ use pinstripe_nvme::wire::fabrics::{bits, property};
 use pinstripe_nvme::wire::identifiers::descriptors;
 use pinstripe_nvme::wire::identify::{ControllerInfo, NamespaceInfo, cns};
 use pinstripe_nvme::wire::log::{DiscoveryEntry, discovery};
-use pinstripe_nvme::wire::offload::{Announcement, MINOR, feature};
+use pinstripe_nvme::wire::offload::{
+    self as extension, Announcement, Attach, Blocks, MINOR, PeerAddress, Request, feature,
+};
 use pinstripe_nvme::wire::pdu::{InitializeConnection, ResponseCapsule, Transfer, flag, kind};
 use pinstripe_nvme::wire::status::Status;
-use pinstripe_runtime::{DeviceErrorKind, DeviceSource, Stream, shard};
+use pinstripe_runtime::{DeviceErrorKind, DeviceSource, OperationId, Reducer, Stream, Ticket, shard};
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 use crate::NQN;
 use crate::both::address;
+use crate::host::Host;
+use crate::offload::{attached, computing_and_reaching};
 use crate::seeds;
-use crate::world::{Pipe, Random, pipe};
+use crate::world::{Array, Pipe, Random, pipe};
 
 /// How the server behaves, and what it saw.
 #[derive(Default)]
@@ -51,6 +56,10 @@ struct Server {
     connect_nanoseconds: u64,
     /// It gives a part of what a read asks for, and stands still.
     reads_stall: bool,
+    /// It takes parts of sums, and never answers.
+    swallows_parts: bool,
+    /// Most of those on one connection, and all.
+    parts: Cell<(usize, usize)>,
 }
 
 thread_local! {
@@ -83,11 +92,14 @@ struct Session {
     framer: Framer,
     /// Connect was answered.
     connected: Rc<Cell<bool>>,
+    /// Parts of sums that came.
+    parts: Cell<usize>,
 }
 
 impl Session {
     fn new(pipe: Rc<Pipe>, server: Rc<Server>) -> Self {
-        Self { pipe, server, framer: Framer::new(Role::Controller), connected: Rc::default() }
+        let framer = Framer::new(Role::Controller);
+        Self { pipe, server, framer, connected: Rc::default(), parts: Cell::default() }
     }
 
     async fn run(&mut self) {
@@ -165,6 +177,13 @@ impl Session {
             nvm::FLUSH => {
                 self.server.flushes.update(|count| count + 1);
                 self.complete(command, Status::TRANSIENT_TRANSPORT, 0).await;
+            }
+            extension::admin::ATTACH if self.server.swallows_parts => {
+                self.complete(command, Status::SUCCESS, 0).await;
+            }
+            extension::opcode::PEER if self.server.swallows_parts => {
+                self.parts.update(|count| count + 1);
+                self.server.parts.update(|(most, all)| (most.max(self.parts.get()), all + 1));
             }
             admin::KEEP_ALIVE | nvm::WRITE => self.complete(command, Status::SUCCESS, 0).await,
             _ => self.complete(command, Status::INVALID_OPCODE, 0).await,
@@ -413,6 +432,74 @@ fn a_server_that_never_answers_connect_gets_no_read_and_every_read_its_buffer_ba
         drop((device, source));
         SERVER.set(None);
     });
+}
+
+/// Parts that a server swallows while its host begins operations and gives them up: most of them on one
+/// connection, and all.
+fn swallowed() -> (usize, usize) {
+    let parts = Rc::new(Cell::new((0, 0)));
+    let found = Rc::clone(&parts);
+    seeds(1, move |random| {
+        let found = Rc::clone(&found);
+        async move {
+            let server = Rc::new(Server { swallows_parts: true, ..Server::default() });
+            SERVER.set(Some((Rc::clone(&random), Rc::clone(&server))));
+            let arrays = [Array::new(&random, 1 << 20, 0)];
+            let target =
+                Target::new(computing_and_reaching(&arrays, None, Arc::new(ToServer)), arrays.to_vec());
+            let mut first = Host::admin(&random, &target, 1).await;
+            let member = |nqn: &str| {
+                let (host, nqn) = ("server".to_owned(), nqn.to_owned());
+                Some(PeerAddress { namespace: 1, port: 4420, host, nqn })
+            };
+            let attach = Attach {
+                array: [7; 16],
+                epoch: 1,
+                generation: 0,
+                peer: false,
+                takeover: false,
+                alone: false,
+                incarnation: [9; 16],
+                instance: [0; 16],
+                peers: vec![member(NQN), member("nqn.2026-01.com.example:swallows")],
+            };
+            assert_eq!(attached(&mut first, &attach.encode()).await, Status::SUCCESS);
+            let mut io = first.io(&random, &target, 1, 1, 0).await;
+            for operation in (1..=40).map(OperationId) {
+                let ticket = Ticket { operation, oldest: operation };
+                let blocks = Blocks { start: 0, count: 1 };
+                let reducers = [Some(Reducer { place: 1, coefficient: 1 }), None];
+                let begin = Request::PartialWrite { blocks, modify: false, reducers };
+                io.command(begin.command(1, ticket), &[1; 512]).await;
+                shard::sleep(100_000_000).await;
+                io.command(Request::Resolve.command(1, ticket), &[]).await;
+                for _ in 0..2 {
+                    io.completion().await;
+                }
+            }
+            found.set(server.parts.get());
+            target.stop().await;
+            SERVER.set(None);
+        }
+    });
+    parts.get()
+}
+
+#[test]
+fn parts_that_nothing_waits_for_any_more_do_not_fill_a_connection_to_another_server() {
+    let (most, all) = swallowed();
+    assert!(most <= 8 && all >= 30, "{most} of {all}");
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn parts_that_fill_a_connection_are_noticed() {
+    use pinstripe_nvme::mutants::{Mutant, activate};
+    activate(Some(Mutant::AbandonedKept));
+    let (most, all) = swallowed();
+    activate(None);
+    // The others wait for a place among its commands.
+    assert_eq!((most, all), (8, 8));
 }
 
 #[test]

@@ -19,7 +19,8 @@
 //! [`RANGE_BYTES_MAX`], of which each holds the new bytes or a sum, and while it is prepared the old bytes
 //! and up to two parts as well. The connection's own limit covers what is being received and what waits to be
 //! sent, and is never held while an operation waits for others: so operations can't wait for each other's
-//! memory.
+//! memory. A part that another server doesn't answer outlives its operation: a connection with a few of these
+//! is ended.
 
 pub(super) mod counters;
 pub(super) mod fence;
