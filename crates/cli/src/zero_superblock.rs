@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 
 use pinstripe_control::text::printable;
+use pinstripe_engine::offload::fence::{self, FenceError};
 use pinstripe_md::{
     superblock::{Role, SUPERBLOCK_BYTES_MAX, Superblock},
     units::SECTOR_BYTES,
@@ -18,6 +19,7 @@ use serde_json::json;
 
 use crate::{
     command_line::ZeroSuperblockArguments,
+    create::random_uuid,
     failure::Failure,
     member::{self, Member},
     output,
@@ -51,18 +53,26 @@ async fn erase_all(paths: Vec<PathBuf>, force: bool) -> Result<Vec<(String, Vec<
     for (member, contents) in &members {
         refuse(member, contents, force).await?;
     }
-    let mut erased = Vec::new();
-    for (member, contents) in &members {
-        let device = member.attach()?;
-        for found in &contents.metadata {
-            erase(&*device, found).await?;
+    let devices = members.iter().map(|(member, _)| member.attach()).collect::<Result<Vec<_>, _>>()?;
+    let mut found = members.iter().flat_map(|(_, contents)| &contents.metadata);
+    let array = found.find_map(|found| found.superblock.as_ref().ok());
+    let array = array.map_or_else(random_uuid, |metadata| Ok(metadata.superblock.array.set_uuid))?;
+    let erasing = async {
+        let mut erased = Vec::new();
+        for ((member, contents), device) in members.iter().zip(&devices) {
+            for found in &contents.metadata {
+                erase(&**device, found).await?;
+            }
+            let flushed = device.flush().await.result;
+            flushed.map_err(|error| Failure::new(format!("{}: {error}", member.info().name)))?;
+            let sectors = contents.metadata.iter().map(|found| found.sector.0).collect();
+            erased.push((member.info().name.clone(), sectors));
         }
-        let flushed = device.flush().await.result;
-        flushed.map_err(|error| Failure::new(format!("{}: {error}", member.info().name)))?;
-        let sectors = contents.metadata.iter().map(|found| found.sector.0).collect();
-        erased.push((member.info().name.clone(), sectors));
-    }
-    Ok(erased)
+        Ok(erased)
+    };
+    // All of them first: what can't be written is known before any is (C34).
+    let alone = fence::alone(&devices, array.0, erasing).await;
+    alone.map_err(|error: FenceError| Failure::new(error.to_string()))?
 }
 
 async fn refuse(member: &Member, contents: &Contents, force: bool) -> Result<(), Failure> {

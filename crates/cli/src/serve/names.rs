@@ -5,6 +5,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     rc::Rc,
+    sync::Arc,
 };
 
 use pinstripe_control::{CallError, DeviceResult, MemberName};
@@ -13,7 +14,10 @@ use pinstripe_engine::{
     membership::MemberState,
 };
 use pinstripe_nvme::wire::identifiers::NamespaceIdentity;
-use pinstripe_runtime::uring::{blocking, path_of};
+use pinstripe_runtime::{
+    DeviceSource,
+    uring::{blocking, path_of},
+};
 
 use super::{
     looks::Looks,
@@ -148,6 +152,15 @@ pub async fn remove(array: &Array, looks: &Rc<Looks>, which: MemberName) -> Resu
         MemberName::Journal(_) => return Err(refused(&keep_journal(array))),
     };
     let device = array.remove(&which).await.map_err(|error| refusal::command(&error))?;
+    // It is removed whether its server hears of it or not. Where there is no association any more, nothing is
+    // attached.
+    if let Some(Ok(address)) = member::address(Path::new(&device))
+        && let Ok(initiator) = member::initiator()
+        && let Some(source) = initiator.open_known(&address).await
+    {
+        let source: Arc<dyn DeviceSource> = source;
+        let _ = array.give_up(&source).await;
+    }
     Ok(DeviceResult { slot, device })
 }
 

@@ -83,6 +83,84 @@ fn a_member_whose_server_was_killed_comes_back_by_itself() {
 }
 
 #[test]
+fn a_member_that_is_still_away_keeps_no_other_member_of_its_server_out() {
+    let world = World::new();
+    let mut members = world.members(5);
+    world.create(&["--level", "6", "--name", "data", "--assume-clean"], &members).ok();
+    let remote = members[..2].to_vec();
+    let port = Port::new();
+    let address = port.address.to_string();
+    let store = target(&world, &address, &remote);
+    for (slot, member) in members[..2].iter_mut().enumerate() {
+        *member = store.ready["namespaces"][slot].as_str().unwrap().to_owned();
+    }
+    let server = world.serve(&["--shards", "2"], &members);
+    let mut client = Client::connect(&server.nbd());
+    assert_eq!(client.write(0, &pattern(1, 1 << 20)), 0);
+    drop(store);
+    assert_eq!(client.write(0, &pattern(2, 1 << 20)), 0);
+    let lost = await_detail(&world, |now| now["failed"].as_array().unwrap().len() == 2);
+
+    // The server is back without the disk of the member that is tried first.
+    let first = lost["failed"][0]["device"].as_str().unwrap();
+    let away = world.path(&remote[usize::from(first.ends_with("nsid=2"))]);
+    std::fs::rename(&away, away.with_extension("away")).unwrap();
+    let options = ["--listen", &address, "--nqn", NQN, "--shards", "1", "--allow-missing"];
+    let store = world.target(&options, &remote);
+    let now = await_detail(&world, |now| now["failed"].as_array().unwrap().len() == 1);
+    assert_eq!(now["failed"][0]["device"].as_str(), Some(first), "{now}");
+    assert!(now["failed"][0]["reconnecting"]["trouble"].as_str().unwrap().contains("no namespace"), "{now}");
+    assert_eq!(server.told("MemberBack", 1).len(), 1);
+    world.run(&["stop", "data", "--force"]).ok();
+    assert_eq!(server.ended(), 0);
+    drop(store);
+}
+
+/// An array of files with its first two members on a target: also the target and the members' names.
+fn with_two_on_a_target(world: &World, port: &Port) -> (Server, Vec<String>) {
+    let mut members = world.raid5(4);
+    let store = target(world, &port.address.to_string(), &members[..2]);
+    for (slot, member) in members[..2].iter_mut().enumerate() {
+        *member = store.ready["namespaces"][slot].as_str().unwrap().to_owned();
+    }
+    (store, members)
+}
+
+#[test]
+fn the_superblock_of_a_removed_member_is_erased_while_its_array_runs() {
+    let (world, port) = (World::new(), Port::new());
+    let (store, members) = with_two_on_a_target(&world, &port);
+    let server = world.serve(&["--shards", "2"], &members);
+    let erase = || world.run(&["zero-superblock", "--force", &members[1]]);
+    erase().refused(1, &["is in use: a host has attached it"]);
+    world.run(&["fail", "data", "1"]).ok();
+    world.run(&["remove", "data", &members[1]]).ok();
+    erase().ok();
+    erase().refused(1, &["holds no MD superblock"]);
+    let mut client = Client::connect(&server.nbd());
+    assert_eq!(client.write(0, &pattern(1, 1 << 20)), 0);
+    drop((client, server, store));
+}
+
+#[test]
+fn the_superblock_of_a_member_is_erased_when_its_host_has_died() {
+    let (world, port) = (World::new(), Port::new());
+    let (store, members) = with_two_on_a_target(&world, &port);
+    let server = world.serve(&["--shards", "2"], &members);
+    server.signal("KILL");
+    drop(server);
+    let mut last = String::new();
+    wait_until("erased", || {
+        let ran = world.run(&["zero-superblock", "--force", &members[0]]);
+        last = ran.error;
+        // Until the target has seen that the host is gone.
+        assert!(ran.status == 0 || last.contains("is in use"), "{last}");
+        ran.status == 0
+    });
+    drop(store);
+}
+
+#[test]
 fn a_member_whose_server_was_away_at_a_degraded_start_comes_back_by_itself() {
     let world = World::new();
     let mut members = world.raid5(4);

@@ -225,6 +225,22 @@ impl Array {
         Ok(name)
     }
 
+    /// Tells the server of a device that was removed that this host has done with it, so that others may write
+    /// it. Not while it may still carry out what it was asked for (C16).
+    pub async fn give_up(&self, removed: &Arc<dyn DeviceSource>) -> Result<(), CommandError> {
+        let _changing = self.controller.changes.take().await;
+        let name = removed.name();
+        let is_back = |(_, record): (_, &Known)| record.name == name && record.is_active();
+        if self.superblocks().membership.devices().any(is_back) {
+            return Ok(());
+        }
+        self.controller.refuse_late(&name, |_| false)?;
+        let device = self.attach(removed)?;
+        let Some(server) = device.offload() else { return Ok(()) };
+        let told = server.detach(true).await.result;
+        told.map(|_| ()).map_err(|error| CommandError::Device { name, error })
+    }
+
     fn removable(&self, which: &Removed) -> Result<(MemberId, String), CommandError> {
         let superblocks = self.superblocks();
         let is_meant = |name: &str, slot: Option<usize>| match which {

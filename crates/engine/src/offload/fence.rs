@@ -263,6 +263,19 @@ impl Round<'_> {
     }
 }
 
+/// Does `work` with devices of which no array runs, while no other host may write them. Without that, a server
+/// that was attached and not given up, as after a crash, takes no write of any host.
+pub async fn alone<T>(
+    devices: &[Rc<dyn Device>],
+    array: [u8; 16],
+    work: impl Future<Output = T>,
+) -> Result<T, FenceError> {
+    attach(devices.iter(), array, false).await?;
+    let done = work.await;
+    give_up(devices.iter()).await;
+    Ok(done)
+}
+
 /// Gives the devices up, so that the next host needs no takeover.
 pub(crate) async fn give_up<'a>(devices: impl Iterator<Item = &'a Rc<dyn Device>>) {
     for device in devices {

@@ -94,6 +94,12 @@ impl Initiator {
         Ok(Arc::new(NvmeSource::new(lease, namespace)))
     }
 
+    /// The same if there is an association with the server already.
+    pub async fn open_known(self: &Arc<Self>, address: &Address) -> Option<Arc<NvmeSource>> {
+        self.existing(address)?;
+        self.open(address).await.ok()
+    }
+
     /// All namespaces of the subsystem at `address` that can be used, whatever its own. Otherwise as
     /// [`Initiator::open`].
     pub async fn open_all(
