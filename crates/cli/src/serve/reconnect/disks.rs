@@ -169,7 +169,7 @@ impl Disks {
         };
         let (words, tried) = match outcome {
             Ok(()) => return self.returns.entry(lost.identity).or_default().push(now),
-            Err(Trouble::Later(words)) => (words, true),
+            Err(Trouble::Later(words) | Trouble::Server(words)) => (words, true),
             Err(Trouble::Never(words)) => (words, false),
         };
         let device = path.display().to_string();

@@ -61,6 +61,8 @@ pub struct Away {
 enum Trouble {
     /// It may be next time.
     Later(String),
+    /// The same, and its server's other members would meet the same.
+    Server(String),
     /// A user must look at it.
     Never(String),
 }

@@ -20,7 +20,7 @@ use pinstripe_md::{
     identity::Uuid,
     superblock::{ArrayRecord, Role, Superblock},
 };
-use pinstripe_nvme::initiator::{Address, NvmeSource};
+use pinstripe_nvme::initiator::{Address, InitiatorError, NvmeSource};
 use pinstripe_runtime::{DeviceErrorKind, DeviceSource, shard};
 
 use super::{PAUSE_NANOSECONDS_MIN, Reconnector, SUPERBLOCK_NANOSECONDS, Trouble, add};
@@ -107,9 +107,10 @@ impl Reconnector {
                             server.back = Some(shard::now());
                         }
                     }
-                    Err(Trouble::Later(words)) => {
+                    // Another member may be well: a disk is away or has failed, and the server is back.
+                    Err(Trouble::Later(words)) => self.note(&device, words, false),
+                    Err(Trouble::Server(words)) => {
                         self.note(&device, words, false);
-                        // Its other members would meet the same.
                         break;
                     }
                     Err(Trouble::Never(words)) => {
@@ -151,7 +152,7 @@ impl Reconnector {
             };
             match taken_in(opened, array).await {
                 Ok(()) => break,
-                Err(Trouble::Later(_)) => {}
+                Err(Trouble::Later(_) | Trouble::Server(_)) => {}
                 Err(Trouble::Never(reason)) => {
                     array.tell(EventKind::NotTakenBack { device: device.to_owned(), reason });
                     break;
@@ -207,9 +208,7 @@ fn server(address: &Address) -> String {
 
 /// Connects, and sees whether it is the same namespace and still holds the array's member.
 async fn reach(device: &str, address: &Address, array: &Array) -> Result<Arc<NvmeSource>, Trouble> {
-    let later = |error: &dyn std::fmt::Display| Trouble::Later(error.to_string());
-    let initiator = member::initiator().map_err(|failure| Trouble::Later(failure.sentence().to_owned()))?;
-    let source = initiator.open(address).await.map_err(|error| later(&error))?;
+    let source = open(address).await?;
     let before = member::known().get(device).map(|known| known.identity);
     let told = before.and_then(|identity| identity.is_one_with(&source.identity()));
     let own = if told == Some(false) { None } else { superblock_of(&source, array).await? };
@@ -219,6 +218,20 @@ async fn reach(device: &str, address: &Address, array: &Array) -> Result<Arc<Nvm
         None => Ok(source),
         Some(words) => Err(Trouble::Never(words.to_owned())),
     }
+}
+
+async fn open(address: &Address) -> Result<Arc<NvmeSource>, Trouble> {
+    let initiator = member::initiator().map_err(|failure| Trouble::Later(failure.sentence().to_owned()))?;
+    initiator.open(address).await.map_err(|error| {
+        let words = error.to_string();
+        match error {
+            InitiatorError::Connect { .. }
+            | InitiatorError::Silent { .. }
+            | InitiatorError::Lost { .. }
+            | InitiatorError::Authentication { .. } => Trouble::Server(words),
+            _ => Trouble::Later(words),
+        }
+    })
 }
 
 /// The superblock of the array that a namespace has, if it may be written.
@@ -249,8 +262,7 @@ async fn reach_away(
     before: &ArrayRecord,
     array: &Array,
 ) -> Result<Arc<NvmeSource>, Trouble> {
-    let initiator = member::initiator().map_err(|failure| Trouble::Later(failure.sentence().to_owned()))?;
-    let source = initiator.open(address).await.map_err(|error| Trouble::Later(error.to_string()))?;
+    let source = open(address).await?;
     let own = superblock_of(&source, array).await?;
     match refusal_of_away(own.as_ref(), before, &taken(array)) {
         None => Ok(source),
