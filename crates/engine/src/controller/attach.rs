@@ -293,13 +293,8 @@ impl ArrayController {
     /// Attaches the server of a device that is about to join and is [bounded](crate::supervision::bounded):
     /// while it has an epoch of another time, it takes no write without that.
     pub(crate) async fn admit_server(&self, device: &dyn Device) -> Result<(), CommandError> {
-        let options = &self.shared().options;
-        // Where nothing is offloaded the servers take no write without it all the same, once they were
-        // attached.
-        let is_wanted = options.offload != OffloadMode::Off || self.attaching.epoch.get() > 0;
-        let Some(server) = device.offload().filter(|_| is_wanted) else {
-            return Ok(());
-        };
+        // Also where nothing is offloaded: no other host may write it from now on (C22).
+        let Some(server) = device.offload() else { return Ok(()) };
         // If it was a member, what it had prepared when it was dropped will never be committed.
         let _ = server.detach(false).await;
         let name = || device.info().name.clone();

@@ -977,6 +977,26 @@ fn a_member_that_comes_back_is_attached_although_offloading_is_switched_off() {
     assert_eq!(*net.script.complaints.borrow(), [""; 0]);
 }
 
+/// The array had no server so far: other hosts are kept from what it takes in all the same (C22).
+#[test]
+fn the_first_member_on_a_server_is_attached_although_offloading_is_switched_off() {
+    let options = ArrayOptions { offload: OffloadMode::Off, ..options() };
+    let mut net = Net::new(1, plan(Level::Raid5, "left-symmetric", 4), 2, options);
+    fill(&mut net);
+    net.scene.stop();
+    net.scene.reassemble();
+    let array = net.scene.array.clone();
+    net.scene.run(async move { array.fail(3).await }).unwrap();
+    let before = net.servers[3].epoch();
+    let (array, source) = (net.scene.array.clone(), ServerSource::of(&net.servers[3]));
+    net.scene.run(async move { array.add(source, Uuid([0x55; 16])).await }).unwrap();
+    assert_eq!((net.servers[3].epoch(), net.servers[3].is_given_up()), (before + 1, false));
+    let array = net.scene.array.clone();
+    net.scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();
+    net.scene.stop();
+    assert!(net.servers[3].is_given_up());
+}
+
 #[test]
 fn switched_off_every_member_is_a_plain_one() {
     let options = ArrayOptions { offload: OffloadMode::Off, ..options() };
