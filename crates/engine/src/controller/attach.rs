@@ -239,7 +239,11 @@ impl ArrayController {
         if self.attaching.epoch.get() == 0 && !self.begin_epoch(&view, &mut attached).await {
             return lost;
         }
-        let attachment = self.next_attachment(&view, attached.slots, false);
+        // While operations are under way the members keep their epoch: a spare may have raised the array's, and
+        // with a higher one the servers drop what isn't committed.
+        let published = snapshot.offload.as_ref().map(|attached| attached.epoch).filter(|epoch| *epoch > 0);
+        let epoch = published.unwrap_or(self.attaching.epoch.get());
+        let attachment = Attachment { epoch, ..self.next_attachment(&view, attached.slots, false) };
         let asked = attached.slots;
         self.attach_others(&view, &attachment).await;
         let answers = ask(&view, asked, |server| server.attach(&attachment)).await;
@@ -247,7 +251,7 @@ impl ArrayController {
         if is_lost {
             return lost;
         }
-        attached.epoch = self.attaching.epoch.get();
+        attached.epoch = epoch;
         attached.leave_out(&view);
         let refused = attached.standing.iter().any(|standing| matches!(standing, Standing::Refused(_)));
         self.publish_attached(snapshot.generation, attached).await;
@@ -329,7 +333,7 @@ impl ArrayController {
             attachment.epoch = next.ok_or_else(|| CommandError::Epoch { name: name(), epoch: known })?;
             attach(&attachment).await.map_err(failed)?;
         }
-        // The others get it when this one has joined.
+        // The others get it with the next membership.
         self.attaching.epoch.set(self.attaching.epoch.get().max(attachment.epoch));
         Ok(())
     }

@@ -836,6 +836,40 @@ fn a_member_with_an_epoch_of_its_own_joins_under_a_higher_one_and_any_other_unde
     net.assert_settled();
 }
 
+/// A spare changes no membership, and operations may be under way when the servers are asked again, because one
+/// of them has refused. With a higher epoch they would drop what isn't committed.
+#[test]
+fn a_spare_with_an_epoch_of_its_own_raises_the_members_only_with_the_next_membership() {
+    let mut net = raid6(1);
+    fill(&mut net);
+    net.servers[2].refuses_attach.set(true);
+    net.lose(0);
+    let disk = net.scene.world.add_disk(SimDiskConfig::new("in its place", 768 * 512));
+    let (array, source) = (net.scene.array.clone(), disk.source());
+    net.scene.run(async move { array.add(source, Uuid([0x55; 16])).await }).unwrap();
+    let array = net.scene.array.clone();
+    net.scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();
+    net.attach();
+    let own = net.epoch();
+    net.servers[0].come_back();
+    net.servers[0].forge_epoch(own + 10);
+    let (array, source) = (net.scene.array.clone(), ServerSource::of(&net.servers[0]));
+    net.scene.run(async move { array.add(source, Uuid([0x66; 16])).await }).unwrap();
+
+    let asked = net.servers[2].count("attach");
+    net.sleep(11_000);
+    assert!(net.servers[2].count("attach") > asked, "it was not asked again");
+    assert_eq!([1, 2, 3, 4].map(|member| net.servers[member].epoch() - own), [0, 0, 0, 0]);
+    clients(&mut net.scene, 4, 10, 40);
+    assert_eq!(net.scene.array.detail().missing, 0);
+    net.servers[2].refuses_attach.set(false);
+    net.lose(4);
+    assert_eq!([1, 2, 3].map(|member| net.servers[member].epoch() - own), [11, 11, 11]);
+    let array = net.scene.array.clone();
+    net.scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();
+    net.assert_settled();
+}
+
 #[test]
 fn the_first_member_that_computes_is_taken_up_as_it_joins() {
     let mut net = raid5(6);
