@@ -243,7 +243,8 @@ impl Association {
         // Before it has said what it allows, it gets no command that could do harm.
         let Some(limits) = self.limits.get().filter(|_| !self.options.repeats_harmlessly) else { return 0 };
         let told_ms = u64::from(self.options.keep_alive_ms);
-        let unit_ms = if active(Mutant::GranularityIgnored) { 0 } else { u64::from(limits.keep_alive_units) * 100 };
+        let unit_ms =
+            if active(Mutant::GranularityIgnored) { 0 } else { u64::from(limits.keep_alive_units) * 100 };
         let counts_exactly = limits.offload.is_some() && !limits.traffic_keep_alive;
         let times = if counts_exactly || active(Mutant::OneLookAssumed) { 1 } else { 2 };
         (times * told_ms.next_multiple_of(unit_ms.max(1)) + GRACE_MS) * 1_000_000

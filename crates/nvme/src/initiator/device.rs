@@ -294,18 +294,20 @@ impl Device for NvmeDevice {
             Ok(_) if !self.namespace.info.discards => {
                 Submission::done(Err(DeviceError::of(DeviceErrorKind::Unsupported)), None)
             }
-            Ok(blocks) => self.request(Purpose::Plain, Payload::None, 0, (blocks, RANGE_BLOCKS_MAX), |part, _| {
-                let range = DatasetRange {
-                    attributes: 0.into(),
-                    blocks: u32::try_from(part.count).unwrap_or(0).into(),
-                    start: part.start.into(),
-                };
-                let mut bytes = pinstripe_runtime::shard::buffer(size_of::<DatasetRange>());
-                bytes.copy_from_slice(range.as_bytes());
-                let command = Command::new(nvm::DATASET_MANAGEMENT, self.namespace.number)
-                    .with_dword(11, DATASET_DEALLOCATE);
-                (command, Data::Write(bytes.freeze()))
-            }),
+            Ok(blocks) => {
+                self.request(Purpose::Plain, Payload::None, 0, (blocks, RANGE_BLOCKS_MAX), |part, _| {
+                    let range = DatasetRange {
+                        attributes: 0.into(),
+                        blocks: u32::try_from(part.count).unwrap_or(0).into(),
+                        start: part.start.into(),
+                    };
+                    let mut bytes = pinstripe_runtime::shard::buffer(size_of::<DatasetRange>());
+                    bytes.copy_from_slice(range.as_bytes());
+                    let command = Command::new(nvm::DATASET_MANAGEMENT, self.namespace.number)
+                        .with_dword(11, DATASET_DEALLOCATE);
+                    (command, Data::Write(bytes.freeze()))
+                })
+            }
         }
     }
 
@@ -315,10 +317,12 @@ impl Device for NvmeDevice {
             Ok(_) if self.namespace.info.zeroes != ZeroedReads::Zero => {
                 Submission::done(Err(DeviceError::of(DeviceErrorKind::Unsupported)), None)
             }
-            Ok(blocks) => self.request(Purpose::Repeatable, Payload::None, 0, (blocks, BLOCKS_MAX), |part, _| {
-                let command = self.command(nvm::WRITE_ZEROES, part);
-                (command.with_dword(12, command.dword(12) | DEALLOCATE), Data::None)
-            }),
+            Ok(blocks) => {
+                self.request(Purpose::Repeatable, Payload::None, 0, (blocks, BLOCKS_MAX), |part, _| {
+                    let command = self.command(nvm::WRITE_ZEROES, part);
+                    (command.with_dword(12, command.dword(12) | DEALLOCATE), Data::None)
+                })
+            }
         }
     }
 }

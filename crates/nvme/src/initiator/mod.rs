@@ -11,11 +11,12 @@
 //! * [`NvmeSource`]: a namespace, to be attached by every shard.
 //!
 //! **Loss.** An association lives once. When a connection of it breaks, a command takes longer than its
-//! time-out, or the peer breaks the protocol, all its queues end, every command in flight and every later one
-//! fails with [`Gone`](pinstripe_runtime::DeviceErrorKind::Gone), and the devices stay gone: a lost server is
-//! a lost member. No command is repeated while its first copy might still be carried out (C25). The server's
-//! return is a new association and a re-add. That waits until the server must have given up the old
-//! association, because the keep-alive time has passed: so no old write can land behind a new one (C16).
+//! time-out (unless one namespace's disk may be the reason, and others are used too), or the peer breaks the
+//! protocol, all its queues end, every command in flight and every later one fails with
+//! [`Gone`](pinstripe_runtime::DeviceErrorKind::Gone), and the devices stay gone: a lost server is a lost
+//! member. No command is repeated while its first copy might still be carried out (C25). The server's return
+//! is a new association and a re-add. That waits until the server must have given up the old association,
+//! because the keep-alive time has passed: so no old write can land behind a new one (C16).
 //!
 //! A namespace of which the server says that it has changed is lost alone, likewise for good.
 //!

@@ -38,7 +38,8 @@ impl Association {
             while let Ok((event, _)) = queue.ask(request, None).await {
                 // To read its page is what lets the server tell the next event of this type.
                 let page = event.to_le_bytes()[2];
-                let Ok(bytes) = association.log_page(&queue, page, log::CHANGED_NAMESPACES_BYTES).await else {
+                let Ok(bytes) = association.log_page(&queue, page, log::CHANGED_NAMESPACES_BYTES).await
+                else {
                     return;
                 };
                 if page == log::page::CHANGED_NAMESPACES {
@@ -58,6 +59,14 @@ impl Association {
                 before.gone.store(true, Ordering::SeqCst);
             }
         }
+    }
+
+    /// Whether more than one namespace is used.
+    pub(super) fn uses_several(&self) -> bool {
+        let in_use = lock(&self.in_use);
+        let mut used = in_use.iter().filter(|used| Arc::strong_count(&used.gone) > 1).map(|used| used.number);
+        let first = used.next();
+        used.any(|number| Some(number) != first)
     }
 
     /// A namespace that is used from now on.

@@ -470,9 +470,11 @@ impl Queue {
         self.free.borrow_mut().clear();
     }
 
-    /// Ends the connection when the association has ended, and the association when a command takes too long.
+    /// Ends the connection when the association has ended, and the association when commands take too long.
     async fn watch(&self) {
         let patience = self.association.options().command_nanoseconds;
+        let received = || self.connected.borrow().as_ref().map_or(0, |connected| connected.link.received());
+        let mut heard = (received(), shard::waited());
         loop {
             let over =
                 self.association.changed().wait_until(|| self.association.has_ended() || self.lost.get());
@@ -481,22 +483,42 @@ impl Queue {
             }
             // A host that stood still has not waited for its server (C29).
             let now = shard::waited();
-            // An event may never come.
-            let awaits_event =
-                |pending: &Pending| self.number == 0 && pending.command.opcode == admin::ASYNC_EVENT;
-            let late =
-                |pending: &Pending| now.saturating_sub(pending.since) > patience && !awaits_event(pending);
-            if self.in_flight.borrow().iter().flatten().any(late) {
-                if active(Mutant::IdentifierReused) {
-                    self.forget_late(late);
-                } else {
-                    self.association.end(Loss::Timeout);
-                }
+            if heard.0 != received() {
+                heard = (received(), now);
+            }
+            let is_silent = now.saturating_sub(heard.1) > patience;
+            let is_late = |pending: &Pending| {
+                // An event may never come.
+                let awaits_event = self.number == 0 && pending.command.opcode == admin::ASYNC_EVENT;
+                now.saturating_sub(pending.since) > patience && !awaits_event
+            };
+            if !self.in_flight.borrow().iter().flatten().any(is_late) {
+                continue;
+            }
+            if active(Mutant::IdentifierReused) {
+                self.forget_late(is_late);
+            } else if !self.is_of_one_disk(is_silent, is_late) {
+                self.association.end(Loss::Timeout);
             }
         }
         if let Some(connected) = self.connected.borrow().as_ref() {
             connected.link.cut();
         }
+    }
+
+    /// Whether that commands are late may be a matter of single namespaces: a disk hangs, and the others on the
+    /// server are well. What is late keeps its identifier; supervision ends the wait for it (C16).
+    fn is_of_one_disk(&self, is_silent: bool, is_late: impl Fn(&Pending) -> bool) -> bool {
+        if self.number == 0
+            || self.association.options().repeats_harmlessly
+            || !self.association.uses_several()
+        {
+            return false;
+        }
+        let in_flight = self.in_flight.borrow();
+        let mut late = in_flight.iter().flatten().filter(|pending| is_late(pending));
+        let first = late.next().map(|pending| pending.command.namespace);
+        !is_silent || late.all(|pending| Some(pending.command.namespace) == first)
     }
 }
 

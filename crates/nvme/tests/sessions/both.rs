@@ -371,6 +371,40 @@ fn a_server_that_does_not_answer_is_lost_after_a_while() {
 }
 
 #[test]
+fn a_disk_that_hangs_takes_no_other_one_of_its_server_with_it() {
+    seeds(3, |random| async move {
+        let arrays = [Array::new(&random, SIZE, 0), Array::new(&random, SIZE, 0)];
+        let target = network(&random, &arrays);
+        let initiator = initiator();
+        let first = initiator.open(&address("")).await.unwrap();
+        let second = initiator.open(&Address { namespace: 2, ..address("") }).await.unwrap();
+        let (one, two) = (first.attach().unwrap(), second.attach().unwrap());
+        arrays[0].close();
+        let late = one.read(0, shard::buffer(512));
+        for _ in 0..12 {
+            shard::sleep(10_000_000_000).await;
+            assert_eq!(two.write(0, filled(512, &random).freeze(), false).await.result, Ok(512));
+        }
+        assert!(late.is_pending());
+        arrays[0].open();
+        assert_eq!(late.await.result, Ok(512));
+
+        // A server that answers nothing is lost, whatever it serves.
+        arrays.iter().for_each(Array::close);
+        let begun = shard::now();
+        let both = [one.read(0, shard::buffer(512)), two.read(0, shard::buffer(512))];
+        for read in both {
+            assert_eq!(read.await.result.unwrap_err().kind, DeviceErrorKind::Gone);
+        }
+        let seconds = (shard::now() - begun) / 1_000_000_000;
+        assert!((30..60).contains(&seconds), "{seconds} s");
+        arrays.iter().for_each(Array::open);
+        drop((one, two, first, second));
+        leave(target).await;
+    });
+}
+
+#[test]
 fn an_idle_association_is_kept_alive() {
     seeds(2, |random| async move {
         let array = Array::new(&random, SIZE, 0);
