@@ -225,8 +225,8 @@ impl Array {
         Ok(name)
     }
 
-    /// Tells the server of a device that was removed that this host has done with it, so that others may write
-    /// it. Not while it may still carry out what it was asked for (C16).
+    /// Tells the server of a device that was removed that this host has done with it, so that others may
+    /// write it. Not while it may still carry out what it was asked for (C16).
     pub async fn give_up(&self, removed: &Arc<dyn DeviceSource>) -> Result<(), CommandError> {
         let _changing = self.controller.changes.take().await;
         let name = removed.name();

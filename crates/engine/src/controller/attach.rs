@@ -239,8 +239,8 @@ impl ArrayController {
         if self.attaching.epoch.get() == 0 && !self.begin_epoch(&view, &mut attached).await {
             return lost;
         }
-        // While operations are under way the members keep their epoch: a spare may have raised the array's, and
-        // with a higher one the servers drop what isn't committed.
+        // While operations are under way the members keep their epoch: a spare may have raised the array's,
+        // and with a higher one the servers drop what isn't committed.
         let published = snapshot.offload.as_ref().map(|attached| attached.epoch).filter(|epoch| *epoch > 0);
         let epoch = published.unwrap_or(self.attaching.epoch.get());
         let attachment = Attachment { epoch, ..self.next_attachment(&view, attached.slots, false) };

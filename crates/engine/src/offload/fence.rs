@@ -263,8 +263,8 @@ impl Round<'_> {
     }
 }
 
-/// Does `work` with devices of which no array runs, while no other host may write them. Without that, a server
-/// that was attached and not given up, as after a crash, takes no write of any host.
+/// Does `work` with devices of which no array runs, while no other host may write them. Without that, a
+/// server that was attached and not given up, as after a crash, takes no write of any host.
 pub async fn alone<T>(
     devices: &[Rc<dyn Device>],
     array: [u8; 16],

@@ -836,8 +836,8 @@ fn a_member_with_an_epoch_of_its_own_joins_under_a_higher_one_and_any_other_unde
     net.assert_settled();
 }
 
-/// A spare changes no membership, and operations may be under way when the servers are asked again, because one
-/// of them has refused. With a higher epoch they would drop what isn't committed.
+/// A spare changes no membership, and operations may be under way when the servers are asked again, because
+/// one of them has refused. With a higher epoch they would drop what isn't committed.
 #[test]
 fn a_spare_with_an_epoch_of_its_own_raises_the_members_only_with_the_next_membership() {
     let mut net = raid6(1);

@@ -236,9 +236,10 @@ impl Association {
 
     /// For how long the server may carry out commands of this association once it was lost, in nanoseconds.
     ///
-    /// It rounds the time that it was told up to what its timer can count. Only of our target it is known that
-    /// it counts from the last command to the moment, unless it says otherwise. Others may look once in that
-    /// time only whether one came (SPDK's and Linux' do), and so end a silent host after twice that time.
+    /// It rounds the time that it was told up to what its timer can count. Only of our target it is known
+    /// that it counts from the last command to the moment, unless it says otherwise. Others may look once in
+    /// that time only whether one came (SPDK's and Linux' do), and so end a silent host after twice that
+    /// time.
     pub fn patience_ns(&self) -> u64 {
         // Before it has said what it allows, it gets no command that could do harm.
         let Some(limits) = self.limits.get().filter(|_| !self.options.repeats_harmlessly) else { return 0 };

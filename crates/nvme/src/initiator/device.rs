@@ -65,8 +65,8 @@ impl NvmeSource {
         self.namespace.read_only
     }
 
-    /// Whether its association has ended, or the namespace has changed under it: its devices are gone, and only
-    /// a new source can come back.
+    /// Whether its association has ended, or the namespace has changed under it: its devices are gone, and
+    /// only a new source can come back.
     pub fn is_lost(&self) -> bool {
         self.presence().is_lost()
     }

@@ -1,10 +1,10 @@
 //! What a server says by itself of its namespaces: one event request is always outstanding.
 //!
 //! A namespace can become another one while its association lives: a target of others takes a disk that was
-//! pulled away, and the next disk gets its number. What had answered as the member would be read, and written,
-//! without any error. So every notice that names a namespace makes its devices [gone], unless it has just
-//! grown: also where everything is as it was, for it may have been away meanwhile, and have lost what its
-//! cache held (C24). What was sent before the notice came may have reached the other one.
+//! pulled away, and the next disk gets its number. What had answered as the member would be read, and
+//! written, without any error. So every notice that names a namespace makes its devices [gone], unless it has
+//! just grown: also where everything is as it was, for it may have been away meanwhile, and have lost what
+//! its cache held (C24). What was sent before the notice came may have reached the other one.
 //!
 //! [gone]: pinstripe_runtime::DeviceErrorKind::Gone
 

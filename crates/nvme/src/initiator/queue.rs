@@ -506,8 +506,8 @@ impl Queue {
         }
     }
 
-    /// Whether that commands are late may be a matter of single namespaces: a disk hangs, and the others on the
-    /// server are well. What is late keeps its identifier; supervision ends the wait for it (C16).
+    /// Whether that commands are late may be a matter of single namespaces: a disk hangs, and the others on
+    /// the server are well. What is late keeps its identifier; supervision ends the wait for it (C16).
     fn is_of_one_disk(&self, is_silent: bool, is_late: impl Fn(&Pending) -> bool) -> bool {
         if self.number == 0
             || self.association.options().repeats_harmlessly

@@ -160,8 +160,8 @@ impl Request {
 }
 
 impl Failure {
-    /// Whether the server says so of now only: it was short of something, or broke the command off. Of a flush
-    /// this would not say that nothing was lost (C5).
+    /// Whether the server says so of now only: it was short of something, or broke the command off. Of a
+    /// flush this would not say that nothing was lost (C5).
     fn is_for_now(self) -> bool {
         let Self::Status(status) = self else { return false };
         let codes = [Status::INTERNAL.code(), Status::INTERRUPTED.code()];

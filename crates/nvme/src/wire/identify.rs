@@ -72,8 +72,8 @@ pub struct ControllerInfo {
     /// Whether any command counts as a sign of life (TBKAS). Such a controller may look once in a keep-alive
     /// time whether one came, so it ends a silent host after twice that time.
     pub traffic_keep_alive: bool,
-    /// Granularity of the keep-alive timer, in units of 100 ms (KAS): the time that a host names is rounded up
-    /// to it. Zero if none is said.
+    /// Granularity of the keep-alive timer, in units of 100 ms (KAS): the time that a host names is rounded
+    /// up to it. Zero if none is said.
     pub keep_alive_units: u16,
     /// The subsystem's name.
     pub subsystem: String,
