@@ -132,8 +132,8 @@ impl ParityVolume {
         }
     }
 
-    /// Waits for a context. Other shards have room of their own: what a client that has hung up sends again may
-    /// have passed its write there.
+    /// Waits for a context. Other shards have room of their own: what a client that has hung up sends again
+    /// may have passed its write there.
     async fn context_for(&self, client: &Client) -> Result<Taken<'_>, IoError> {
         let taken = self.room.context().await;
         if client.has_hung_up() { Err(IoError::Abandoned) } else { Ok(taken) }
