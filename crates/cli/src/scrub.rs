@@ -101,7 +101,11 @@ fn words(result: &CheckResult, repaired: bool) -> String {
         None => "stopped before its end; ".to_owned(),
     };
     let parity = match result.mismatched_sectors {
-        0 => format!("{stopped}{} stripes: parity matches everywhere\n", result.stripes),
+        0 => {
+            let compared =
+                if result.uncompared_stripes > 0 { "where it could be compared" } else { "everywhere" };
+            format!("{stopped}{} stripes: parity matches {compared}\n", result.stripes)
+        }
         sectors => {
             let verb = if repaired { "did" } else { "does" };
             let done = if repaired && !located { "; it was made from data there" } else { "" };
@@ -132,6 +136,12 @@ fn words(result: &CheckResult, repaired: bool) -> String {
     if result.unreadable_stripes > 0 {
         lines.push(format!("{} stripes could not be read whole\n", result.unreadable_stripes));
     }
+    if result.uncompared_stripes > 0 {
+        lines.push(format!(
+            "{} stripes could not be compared: without the members that are missing there is no parity to compare\n",
+            result.uncompared_stripes
+        ));
+    }
     lines.concat()
 }
 
@@ -150,4 +160,30 @@ pub fn sync(arguments: &SyncArguments) -> Result<(), Failure> {
     let under_way = result.sync.as_ref().map_or_else(|| state.to_owned(), Sync::in_words);
     let (min, max) = (ByteSize(result.speed_min_kib * 1024), ByteSize(result.speed_max_kib * 1024));
     output::print(&format!("{under_way}\nspeed per member: at least {min}/s, at most {max}/s\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_not_be_compared_does_not_match_everywhere() {
+        let whole = CheckResult {
+            stripes: 96,
+            mismatched_sectors: 0,
+            unreadable_stripes: 0,
+            uncompared_stripes: 0,
+            corrected_sectors: 0,
+            unexplained_sectors: 0,
+            corrected: Vec::new(),
+            complete: true,
+            next_sector: None,
+        };
+        assert_eq!(words(&whole, false), "96 stripes: parity matches everywhere\n");
+        let told = words(&CheckResult { uncompared_stripes: 90, ..whole }, false);
+        assert!(
+            told.starts_with("96 stripes: parity matches where it could be compared\n90 stripes"),
+            "{told}"
+        );
+    }
 }

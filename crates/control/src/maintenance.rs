@@ -34,13 +34,17 @@ pub struct RepairParameters {
 /// Of `check` and `repair`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckResult {
-    /// Stripes that were compared.
+    /// Stripes that were done.
     pub stripes: u64,
     /// Sectors of rows (4 KiB each) with parity that did not match, as MD's `mismatch_cnt` counts them;
     /// repaired or not.
     pub mismatched_sectors: u64,
     /// Stripes that could not be read whole.
     pub unreadable_stripes: u64,
+    /// Stripes with rows that could not be compared: where members are missing there may be no more parity than
+    /// what they have is made of.
+    #[serde(default)]
+    pub uncompared_stripes: u64,
     /// Sectors of single members that `locate` corrected.
     pub corrected_sectors: u64,
     /// Sectors that no single member explains; `locate` left them.

@@ -51,7 +51,8 @@ async fn scrub(
 ) -> Result<CheckResult, SyncError> {
     let ScrubRequest { action, from, to } = request;
     let report = array.scrub(request).await?;
-    if report.complete && report.unreadable_stripes == 0 && from == 0 && to.is_none() {
+    let is_whole = report.complete && from == 0 && to.is_none();
+    if is_whole && report.unreadable_stripes == 0 && report.uncompared_stripes == 0 {
         let mismatched_sectors = match action {
             ScrubAction::Check => report.mismatched_sectors,
             ScrubAction::Repair => 0,
@@ -74,6 +75,7 @@ fn result(report: CheckReport) -> CheckResult {
         stripes: report.stripes,
         mismatched_sectors: report.mismatched_sectors,
         unreadable_stripes: report.unreadable_stripes,
+        uncompared_stripes: report.uncompared_stripes,
         corrected_sectors: report.corrected_sectors,
         unexplained_sectors: report.unexplained_sectors,
         corrected: report.corrected.into_iter().map(place).collect(),

@@ -92,7 +92,7 @@ fn a_member_that_is_still_away_keeps_no_other_member_of_its_server_out() {
     let address = port.address.to_string();
     let store = target(&world, &address, &remote);
     for (slot, member) in members[..2].iter_mut().enumerate() {
-        *member = store.ready["namespaces"][slot].as_str().unwrap().to_owned();
+        store.ready["namespaces"][slot].as_str().unwrap().clone_into(member);
     }
     let server = world.serve(&["--shards", "2"], &members);
     let mut client = Client::connect(&server.nbd());

@@ -354,7 +354,7 @@ fn a_start_that_waits_for_the_writes_of_a_dead_server_says_so() {
     command.args(members);
     let mut unit = manager.start(command);
     let told = unit.wait("READY=1");
-    let words = "these are used 6 s later";
+    let words = "these are used 11 s later";
     assert!(told.iter().any(|told| told.starts_with("STATUS=") && told.contains(words)), "{told:?}");
     unit.signal("TERM");
     let mut said = String::new();

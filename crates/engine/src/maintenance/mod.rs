@@ -390,10 +390,7 @@ impl Maintenance {
             self.pace.borrow_mut().ended(now, now - began);
             self.paced.notify();
             match result {
-                Ok(findings) => {
-                    let errors = walk.scrub.is_some() && findings.uncompared;
-                    self.note_stripe(walk, now, findings, errors.into());
-                }
+                Ok(findings) => self.note_stripe(walk, now, findings, 0),
                 Err(IoError::Unreadable { .. }) => self.note_stripe(walk, now, Findings::default(), 1),
                 Err(_) => walk.give_back(stripe),
             }
@@ -581,6 +578,7 @@ impl ParityVolume {
             }
             from = to;
         }
+        findings.uncompared_stripes = findings.uncompared_stripes.min(1);
         result.map(|()| findings)
     }
 

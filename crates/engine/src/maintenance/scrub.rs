@@ -95,9 +95,11 @@ pub struct CheckReport {
     pub stripes: u64,
     /// Sectors of rows (4 KiB each) with parity that does not match, as MD counts them; corrected or not.
     pub mismatched_sectors: u64,
-    /// Of them, those that could not be read whole, or not compared: with a member missing there may be no
-    /// more parity than what it has is made of.
+    /// Of them, those that could not be read whole.
     pub unreadable_stripes: u64,
+    /// Of them, those with rows that could not be compared: with a member missing there may be no more parity
+    /// than what it has is made of.
+    pub uncompared_stripes: u64,
     /// Sectors (512 bytes of one member each) that `locate` corrected.
     pub corrected_sectors: u64,
     /// Sector rows that do not match and that no single chunk explains; `locate` left them as they are.
@@ -182,8 +184,9 @@ pub(super) struct Findings {
     corrected: u64,
     unexplained: u64,
     places: Vec<Located>,
-    /// Rows have no more parity than was needed to make what a missing member has: it matches whatever it is.
-    pub(super) uncompared: bool,
+    /// Of rows that have no more parity than was needed to make what a missing member has: it matches whatever
+    /// it is.
+    pub(super) uncompared_stripes: u64,
 }
 
 impl Findings {
@@ -191,7 +194,7 @@ impl Findings {
         self.mismatched += more.mismatched;
         self.corrected += more.corrected;
         self.unexplained += more.unexplained;
-        self.uncompared |= more.uncompared;
+        self.uncompared_stripes += more.uncompared_stripes;
         let room = LOCATED_MAX.saturating_sub(self.places.len());
         self.places.extend(more.places.into_iter().take(room));
     }
@@ -289,6 +292,7 @@ impl Scrub {
             stripes: self.done(),
             mismatched_sectors: found.mismatched,
             unreadable_stripes: self.errors.get(),
+            uncompared_stripes: found.uncompared_stripes,
             corrected_sectors: found.corrected,
             unexplained_sectors: found.unexplained,
             corrected,
@@ -396,7 +400,8 @@ impl ParityVolume {
         let made = (0..map.columns()).filter(|&column| missing.contains(map.data_slot(column).index()));
         let parities = usize::from(row.p.is_some()) + usize::from(row.q.is_some());
         let uncompared = !missing.is_empty() && parities <= made.count();
-        let mut findings = Findings { mismatched, uncompared, ..Findings::default() };
+        let mut findings =
+            Findings { mismatched, uncompared_stripes: uncompared.into(), ..Findings::default() };
         match correction {
             Correction::Parity if !wrong.is_empty() && is_journaled(view, offset, length) => {
                 self.write_anew(stripe, from, row.data.iter().take(map.columns()).cloned()).await?;

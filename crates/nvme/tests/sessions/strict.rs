@@ -31,6 +31,7 @@ use crate::world::{Array, Pipe, Random, pipe};
 
 /// How the server behaves, and what it saw.
 #[derive(Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is something that it does by itself")]
 struct Server {
     /// Answers of the status property in their order; the last one stays.
     statuses: Vec<u32>,
@@ -346,7 +347,7 @@ fn held_back(keep_alive_units: u16, traffic_keep_alive: bool, computes: bool) ->
     seeds(1, move |random| {
         let found = Rc::clone(&found);
         async move {
-            let server = Server { keep_alive_units, traffic_keep_alive, computes, ..Server::default() };
+            let server = Server { keep_alive_units, computes, traffic_keep_alive, ..Server::default() };
             let server = Rc::new(Server { flush_cuts: true, ..server });
             let initiator = initiator(&random, &server, 1);
             let source = initiator.open(&address("")).await.unwrap();
