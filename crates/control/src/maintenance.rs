@@ -41,8 +41,8 @@ pub struct CheckResult {
     pub mismatched_sectors: u64,
     /// Stripes that could not be read whole.
     pub unreadable_stripes: u64,
-    /// Stripes with rows that could not be compared: where members are missing there may be no more parity than
-    /// what they have is made of.
+    /// Stripes with rows that could not be compared: where members are missing there may be no more parity
+    /// than what they have is made of.
     #[serde(default)]
     pub uncompared_stripes: u64,
     /// Sectors of single members that `locate` corrected.

@@ -184,8 +184,8 @@ pub(super) struct Findings {
     corrected: u64,
     unexplained: u64,
     places: Vec<Located>,
-    /// Of rows that have no more parity than was needed to make what a missing member has: it matches whatever
-    /// it is.
+    /// Of rows that have no more parity than was needed to make what a missing member has: it matches
+    /// whatever it is.
     pub(super) uncompared_stripes: u64,
 }
 
