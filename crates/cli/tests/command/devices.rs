@@ -1,6 +1,6 @@
 //! Devices that have two names, change their names, or can't be written.
 
-use std::{fs, os::unix::fs::MetadataExt, thread, time::Duration};
+use std::{fs, os::unix::fs::MetadataExt, path::Path, thread, time::Duration};
 
 use serde_json::Value;
 
@@ -180,12 +180,7 @@ fn a_server_that_was_killed_keeps_all_its_claims_until_its_requests_are_over() {
     let other = World::new();
     let store = other.serve(&["--shards", "1", "--fuse", "disk"], &other.raid5(3));
     let Some(device) = LoopDevice::new(&other, "disk", &[]) else { return };
-    let inode = fs::metadata(other.path("disk")).unwrap();
-    let inode = format!(":{:02x}:{} ", rustix::fs::minor(inode.dev()), inode.ino());
-    let is_locked = || {
-        let locks = fs::read_to_string("/proc/locks").unwrap();
-        locks.lines().any(|lock| lock.contains("OFDLCK") && lock.contains(&inode))
-    };
+    let is_locked = locked(&other.path("disk"));
     let world = World::new();
     let mut members = world.members(3);
     members[1].clone_from(&device.path);
@@ -221,6 +216,7 @@ fn a_server_that_was_stopped_beside_a_flush_that_hangs_keeps_the_hanging_member_
     let mut members = world.members(3);
     members[1] = other.path("disk").to_str().unwrap().to_owned();
     world.create(&["--level", "5", "--name", "data", "--assume-clean"], &members).ok();
+    let is_locked = locked(&other.path("disk"));
     let mut server = world.serve(&["--shards", "1", "--member-timeout", "1"], &members);
     let mut client = Client::connect(&server.nbd());
     assert_eq!(client.write(0, &pattern(1, 1 << 20)), 0);
@@ -231,6 +227,7 @@ fn a_server_that_was_stopped_beside_a_flush_that_hangs_keeps_the_hanging_member_
     assert_eq!(server.ended_within(Duration::from_secs(2)), None, "nothing hung");
     let next = world.serve(&["--shards", "1", "--run"], &[members[0].clone(), members[2].clone()]);
     assert!(Client::connect(&next.nbd()).read(0, 1 << 20) == pattern(1, 1 << 20));
+    assert!(is_locked(), "what the flush goes to could be used");
     drop(stopped);
     assert!(server.ended_within(Duration::from_mins(1)).is_some());
 }
@@ -256,6 +253,16 @@ fn an_upgrade_is_refused_while_a_device_beside_the_array_hangs() {
     add.wait().unwrap();
     world.run(&["upgrade", "data"]).ok();
     assert!(client.read(0, 4096) == pattern(1, 4096));
+}
+
+/// Tells whether a file that is there is locked, also when its file system doesn't answer any more.
+fn locked(path: &Path) -> impl Fn() -> bool + use<> {
+    let metadata = fs::metadata(path).unwrap();
+    let inode = format!(":{:02x}:{} ", rustix::fs::minor(metadata.dev()), metadata.ino());
+    move || {
+        let locks = fs::read_to_string("/proc/locks").unwrap();
+        locks.lines().any(|lock| lock.contains("OFDLCK") && lock.contains(&inode))
+    }
 }
 
 /// A server that stands still, until this goes.

@@ -262,24 +262,49 @@ fn a_client_that_stops_sending_still_gets_its_replies() {
 /// there.
 #[test]
 fn what_waits_for_room_is_not_begun_when_its_client_has_hung_up() {
-    for seed in 0..60 {
-        with_client(seed, 8 << 20, move |client, session, array, _| async move {
+    // Each limit: of a connection's requests, of its memory, of the server's, which another connection has.
+    let limits = [(128, 512, 1 << 30), (16, 4 << 20, 1 << 30), (3, 2 << 20, 8 << 20)];
+    for (seed, (count, length, budget)) in (0..60).zip(limits.into_iter().cycle()) {
+        let random = Random::new(seed);
+        let inner = Rc::clone(&random);
+        run(&random, move || async move {
+            let array = Array::new(&inner, 8 << 20, 0);
+            let service = array.clone();
+            let export = Export { name: "array".into(), description: String::new(), service };
+            let server = Server::with_budget(vec![export], Arc::new(Budget::new(budget))).unwrap();
+            let (client, session) = connect(&inner, &server, 256 << 10);
+            choose(&client, true).await;
+            let (other, other_session) = connect(&inner, &server, 256 << 10);
+            choose(&other, true).await;
             array.close();
-            // Either limit of a connection.
-            let (count, length) = if seed % 2 == 0 { (128, 512) } else { (16, 4 << 20) };
             let reads: Vec<u8> = (0..count).flat_map(|cookie| request(0, READ, cookie, 0, length)).collect();
-            assert!(client.send_all(&reads).await);
+            if budget == 8 << 20 {
+                assert!(other.send_all(&reads).await);
+                shard::sleep(SECOND).await;
+                assert!(client.send_all(&request(0, READ, 0, 0, 4 << 20)).await);
+            } else {
+                assert!(client.send_all(&reads).await);
+            }
             assert!(write(&client, 1000, 4096, &[1; 4096]).await);
             shard::sleep(40 * SECOND).await;
-            let begun = array.seen.borrow().requests;
-            if seed % 3 == 0 {
+            let is_of_other = budget == 8 << 20;
+            let begun =
+                if is_of_other { usize::try_from(count).unwrap() } else { array.seen.borrow().requests };
+            if inner.chance(3) {
                 client.finish_sending();
             } else {
                 client.shutdown();
             }
             array.open();
+            if is_of_other {
+                for _ in 0..count {
+                    assert_eq!(reply(&other, |_| length as usize).await.unwrap().error, 0);
+                }
+            }
             session.join().await;
-            assert_eq!(array.seen.borrow().requests, begun, "a write was begun late");
+            other.shutdown();
+            other_session.join().await;
+            assert_eq!(array.seen.borrow().requests, begun, "it was begun late, seed {seed}");
         });
     }
 }
