@@ -121,7 +121,7 @@ fn with_two_on_a_target(world: &World, port: &Port) -> (Server, Vec<String>) {
     let mut members = world.raid5(4);
     let store = target(world, &port.address.to_string(), &members[..2]);
     for (slot, member) in members[..2].iter_mut().enumerate() {
-        *member = store.ready["namespaces"][slot].as_str().unwrap().to_owned();
+        store.ready["namespaces"][slot].as_str().unwrap().clone_into(member);
     }
     (store, members)
 }
