@@ -43,16 +43,18 @@ impl Association {
                     return;
                 };
                 if page == log::page::CHANGED_NAMESPACES {
-                    association.look_at(&log::parse_changed_namespaces(&bytes)).await;
+                    association.look_at(log::parse_changed_namespaces(&bytes)).await;
                 }
             }
         });
     }
 
-    /// `changed`: numbers of namespaces; empty if they are too many to be named.
-    async fn look_at(self: &Arc<Self>, changed: &[u32]) {
+    /// `changed`: numbers of namespaces; `None` if they are too many to be named. There may be none: a server
+    /// may tell twice of what is read once.
+    async fn look_at(self: &Arc<Self>, changed: Option<Vec<u32>>) {
+        let is_changed = |used: &&Namespace| changed.as_ref().is_none_or(|some| some.contains(&used.number));
         let in_use = lock(&self.in_use).clone();
-        for before in in_use.iter().filter(|used| changed.is_empty() || changed.contains(&used.number)) {
+        for before in in_use.iter().filter(is_changed) {
             let address = Address { namespace: before.number, ..self.address().clone() };
             let now = self.identify(&address).await;
             if !now.is_ok_and(|now| has_only_grown(before, &now)) {

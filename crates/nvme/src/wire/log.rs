@@ -92,11 +92,11 @@ pub fn changed_namespaces(changed: &[u32]) -> Vec<u8> {
 /// Bytes of the page of changed namespaces.
 pub const CHANGED_NAMESPACES_BYTES: usize = 4096;
 
-/// The numbers on another controller's page; none if they are more than it can name.
-pub fn parse_changed_namespaces(bytes: &[u8]) -> Vec<u32> {
+/// The numbers on another controller's page; `None` if they are more than it can name.
+pub fn parse_changed_namespaces(bytes: &[u8]) -> Option<Vec<u32>> {
     let (fields, _) = bytes.as_chunks();
-    let numbers = fields.iter().map(|field| u32::from_le_bytes(*field));
-    numbers.take_while(|number| ![0, u32::MAX].contains(number)).collect()
+    let numbers = fields.iter().map(|field| u32::from_le_bytes(*field)).take_while(|number| *number != 0);
+    numbers.map(|number| (number != u32::MAX).then_some(number)).collect()
 }
 
 /// One subsystem that can be connected to.
@@ -181,5 +181,16 @@ mod tests {
         assert_eq!(discovery_count(&page), Some(2));
         assert_eq!(parse_discovery(&page), entries);
         assert_eq!(parse_discovery(&page[..1500]), []);
+    }
+
+    #[test]
+    fn that_nothing_has_changed_is_told_from_that_too_much_has() {
+        for some in [&[][..], &[7], &[1, 2, 1024]] {
+            assert_eq!(parse_changed_namespaces(&changed_namespaces(some)).as_deref(), Some(some));
+        }
+        let all: Vec<u32> = (1..=1024).collect();
+        assert_eq!(parse_changed_namespaces(&changed_namespaces(&all)), Some(all));
+        let too_many: Vec<u32> = (1..=1025).collect();
+        assert_eq!(parse_changed_namespaces(&changed_namespaces(&too_many)), None);
     }
 }
