@@ -87,7 +87,7 @@ impl RateLimit {
             }
             has_waited = true;
             if self.sleep_until(start, changes).await {
-                return has_waited;
+                return true;
             }
         }
     }

@@ -189,7 +189,7 @@ fn a_server_that_was_killed_keeps_all_its_claims_until_its_requests_are_over() {
     let mut server = world.serve(&["--shards", "1"], &members);
     assert!(is_locked());
     let mut client = Client::connect(&server.nbd());
-    store.signal("STOP");
+    let stopped = Stopped::new(&store);
     // Nothing of it was read by now. (A flush would keep the process itself.)
     client.say(&header(0, 4 << 20, 1 << 20));
     thread::sleep(Duration::from_secs(1));
@@ -197,7 +197,7 @@ fn a_server_that_was_killed_keeps_all_its_claims_until_its_requests_are_over() {
     let ended = server.ended_within(Duration::from_secs(30));
     thread::sleep(Duration::from_secs(1));
     let is_kept = is_locked();
-    store.signal("CONT");
+    drop(stopped);
     assert!(ended.is_some(), "the process waited for the device");
     assert!(is_kept, "a next server could begin");
     wait_until("the requests are over", || !is_locked());

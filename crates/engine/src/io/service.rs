@@ -80,38 +80,19 @@ impl VolumeService {
         asked
     }
 
-    /// Waits for the limit. A change that its client has given up meanwhile fails.
-    async fn pass(&self, bytes: u64) -> Result<(), IoError> {
-        if self.limit.pass(bytes).await { self.volume.check_wanted() } else { Ok(()) }
-    }
-
-    async fn write_in_turn(&self, offset: u64, data: Slice, fua: bool) -> Result<(), IoError> {
-        let length = data.len() as u64;
-        self.pass(length).await?;
-        let _held = self.hold(offset, length).await;
-        self.volume.write(offset, data, fua).await
-    }
-
-    async fn discard_in_turn(&self, offset: u64, length: u64) -> Result<(), IoError> {
-        self.pass(0).await?;
-        let _held = self.hold(offset, length).await;
-        self.volume.discard(offset, length).await
-    }
-
-    async fn zero_in_turn(
+    /// Makes a change of a range when the limit lets it, which counts `bytes`, and other writers of its
+    /// blocks. One that its client has given up while it waited for the limit fails.
+    async fn in_turn(
         &self,
-        offset: u64,
-        length: u64,
-        fua: bool,
-        may_punch: bool,
+        bytes: u64,
+        (offset, length): (u64, u64),
+        change: impl AsyncFnOnce() -> Result<(), IoError>,
     ) -> Result<(), IoError> {
-        self.pass(length).await?;
-        let _held = self.hold(offset, length).await;
-        if may_punch {
-            self.volume.write_zeroes(offset, length, fua).await
-        } else {
-            self.volume.write_zero_bytes(offset, length, fua).await
+        if self.limit.pass(bytes).await {
+            self.volume.check_wanted()?;
         }
+        let _held = self.hold(offset, length).await;
+        change().await
     }
 
     /// Counts an operation that was asked for at `asked` and is over now.
@@ -186,7 +167,9 @@ impl BlockService for VolumeService {
     async fn write(&self, offset: u64, data: Slice, fua: bool) -> Result<(), ServiceError> {
         let length = data.len() as u64;
         let asked = self.begin(ClientOperation::Write, (offset, length), fua);
-        let result = self.write_in_turn(offset, data, fua && !active(Mutant::FuaDropped)).await;
+        let fua = fua && !active(Mutant::FuaDropped);
+        let write = async || self.volume.write(offset, data, fua).await;
+        let result = self.in_turn(length, (offset, length), write).await;
         self.measure(ClientOperation::Write, asked);
         self.answer(result)
     }
@@ -202,7 +185,8 @@ impl BlockService for VolumeService {
     /// A request, and no bytes.
     async fn discard(&self, offset: u64, length: u64, fua: bool) -> Result<(), ServiceError> {
         let asked = self.begin(ClientOperation::Discard, (offset, length), fua);
-        let mut result = self.discard_in_turn(offset, length).await;
+        let discard = async || self.volume.discard(offset, length).await;
+        let mut result = self.in_turn(0, (offset, length), discard).await;
         if result.is_ok() && fua && !active(Mutant::TrimFuaDropped) {
             result = self.volume.flush().await;
         }
@@ -219,7 +203,14 @@ impl BlockService for VolumeService {
     ) -> Result<(), ServiceError> {
         let asked = self.begin(ClientOperation::WriteZeroes, (offset, length), fua);
         let fua = fua && !active(Mutant::ZeroesFuaDropped);
-        let result = self.zero_in_turn(offset, length, fua, may_punch).await;
+        let zero = async || {
+            if may_punch {
+                self.volume.write_zeroes(offset, length, fua).await
+            } else {
+                self.volume.write_zero_bytes(offset, length, fua).await
+            }
+        };
+        let result = self.in_turn(length, (offset, length), zero).await;
         self.measure(ClientOperation::WriteZeroes, asked);
         self.answer(result)
     }
