@@ -107,28 +107,37 @@ impl ParityVolume {
             None => Box::pin(self.context_for(client)).await?,
         };
         let again = piece.clone();
-        let entered = match self.gates() {
+        let mut company = Company::None;
+        let mut entered = match self.gates() {
             None => self.shared.stripes.claim(self.shard, stripe.0, Some(piece)).await,
             Some(gates) => self.claim_within(gates, stripe, piece).await,
         };
-        let (answer, had_company) = match entered {
-            // The owner vanished only if the array is being torn down.
-            Entered::Joined(answer) => (answer.unwrap_or(Err(IoError::Stopping)), true),
-            Entered::Owner(claim, piece) => {
-                let mut context = self.write_contexts.take();
-                if let Some(piece) = piece {
-                    context.image.add(piece);
+        loop {
+            let answer = match entered {
+                // The owner vanished only if the array is being torn down.
+                Entered::Joined(answer) => {
+                    company = Company::Joined;
+                    answer.unwrap_or(Err(IoError::Stopping))
                 }
-                let answer = self.write_batch(stripe, claim, &mut context).await;
-                let had_company = context.company == Company::Joined;
-                context.end();
-                self.write_contexts.give(context);
-                (answer, had_company)
+                Entered::Owner(claim, piece) => {
+                    let mut context = self.write_contexts.take();
+                    context.company = company;
+                    if let Some(piece) = piece {
+                        context.image.add(piece);
+                    }
+                    let answer = self.write_batch(stripe, claim, &mut context).await;
+                    company = context.company;
+                    context.end();
+                    self.write_contexts.give(context);
+                    answer
+                }
+            };
+            if company != Company::Joined || !matches!(answer, Err(IoError::Unreadable { .. })) {
+                return answer;
             }
-        };
-        match answer {
-            Err(IoError::Unreadable { .. }) if had_company => Box::pin(self.write_alone(stripe, again)).await,
-            answer => answer,
+            // A row can't be made that may be another write's in the batch: once more, alone.
+            company = Company::Refused;
+            entered = Entered::Owner(Box::pin(self.claim_alone(stripe)).await, Some(again.clone()));
         }
     }
 
@@ -137,20 +146,6 @@ impl ParityVolume {
     async fn context_for(&self, client: &Client) -> Result<Taken<'_>, IoError> {
         let taken = self.room.context().await;
         if client.has_hung_up() { Err(IoError::Abandoned) } else { Ok(taken) }
-    }
-
-    /// Writes a piece once more, whose batch has failed for a row that can't be made: that may be a row of
-    /// another write in it.
-    #[cold]
-    async fn write_alone(&self, stripe: StripeId, piece: Piece) -> Answer {
-        let claim = self.claim_alone(stripe).await;
-        let mut context = self.write_contexts.take();
-        context.company = Company::Refused;
-        context.image.add(piece);
-        let answer = self.write_batch(stripe, claim, &mut context).await;
-        context.end();
-        self.write_contexts.give(context);
-        answer
     }
 
     async fn write_batch(
