@@ -5,8 +5,6 @@ pinstripe_runtime::mutants! {
     RmwOutOfSync,
     /// A change in place on a row that isn't in sync (C10).
     InPlaceOutOfSync,
-    /// A write that joins while the intent of a change in place is made durable is not written.
-    InPlaceLateJoinerLost,
     /// A change in place is made though a member is missing, recovering or being replaced, or has a log.
     InPlaceUnasked,
     /// Q updated with the coefficient of the next column.
@@ -462,8 +460,7 @@ impl Mutant {
 
     /// Those that the engine's tests of members in memory find (`tests/engine/in_place.rs`): the swarm's are
     /// disks.
-    pub const OF_PLACE: &[Self] =
-        &[Self::InPlaceOutOfSync, Self::InPlaceLateJoinerLost, Self::InPlaceUnasked];
+    pub const OF_PLACE: &[Self] = &[Self::InPlaceOutOfSync, Self::InPlaceUnasked];
 
     /// Those that the engine's scenes with servers that compute find (`tests/engine/offload_mutants.rs`),
     /// rather than the swarm.

@@ -119,18 +119,7 @@ impl ParityVolume {
                     company = Company::Joined;
                     answer.unwrap_or(Err(IoError::Stopping))
                 }
-                Entered::Owner(claim, piece) => {
-                    let mut context = self.write_contexts.take();
-                    context.company = company;
-                    if let Some(piece) = piece {
-                        context.image.add(piece);
-                    }
-                    let answer = self.write_batch(stripe, claim, &mut context).await;
-                    company = context.company;
-                    context.end();
-                    self.write_contexts.give(context);
-                    answer
-                }
+                Entered::Owner(claim, piece) => self.write_owned(stripe, claim, piece, &mut company).await,
             };
             if company != Company::Joined || !matches!(answer, Err(IoError::Unreadable { .. })) {
                 return answer;
@@ -139,6 +128,36 @@ impl ParityVolume {
             company = Company::Refused;
             entered = Entered::Owner(Box::pin(self.claim_alone(stripe)).await, Some(again.clone()));
         }
+    }
+
+    /// Writes a piece as the owner of its stripe, and what joins it.
+    async fn write_owned(
+        &self,
+        stripe: StripeId,
+        claim: Claim<'_, Piece, Answer>,
+        piece: Option<Piece>,
+        company: &mut Company,
+    ) -> Answer {
+        let gathers = *company != Company::Refused && self.gathers(stripe, piece.as_ref());
+        if self.members.ask(|view| view.in_place)
+            && let Some(piece) = piece.as_ref().filter(|_| !gathers)
+            && let Some(generation) = self.write_in_place(&claim, stripe, piece).await
+        {
+            let answer = self.acknowledge(generation).await;
+            self.finish(claim, &answer, || piece.rows(self.geometry.chunk_bytes()));
+            return answer;
+        }
+        let mut context = self.write_contexts.take();
+        context.company = *company;
+        context.gathers = gathers;
+        if let Some(piece) = piece {
+            context.image.add(piece);
+        }
+        let answer = self.write_batch(stripe, claim, &mut context).await;
+        *company = context.company;
+        context.end();
+        self.write_contexts.give(context);
+        answer
     }
 
     /// Waits for a context. Other shards have room of their own: what a client that has hung up sends again
@@ -155,7 +174,9 @@ impl ParityVolume {
         context: &mut WriteContext,
     ) -> Answer {
         self.counters().batches.add(1);
-        self.gather(stripe, &mut claim, context).await;
+        if context.gathers {
+            self.gather(&mut claim, context).await;
+        }
         let journal = self.caching_journal();
         let back = match &journal {
             Some(journal) => Box::pin(self.write_back(journal, stripe, &mut claim, context)).await,
@@ -171,11 +192,16 @@ impl ParityVolume {
         };
         self.note_if_torn(stripe, answer.is_err());
         let told = if active(Mutant::JoinersToldAll) { &Ok(()) } else { &answer };
-        match self.gates() {
-            None => claim.finish(told),
-            Some(gates) => self.finish_within(gates, claim, told, context),
-        }
+        self.finish(claim, told, || context.image.rows(self.geometry.chunk_bytes()));
         answer
+    }
+
+    /// Answers what joined a batch of these rows of the chunk, and releases the stripe.
+    fn finish(&self, claim: Claim<'_, Piece, Answer>, answer: &Answer, rows: impl FnOnce() -> (u32, u32)) {
+        match self.gates() {
+            None => claim.finish(answer),
+            Some(gates) => self.finish_within(gates, claim, answer, rows()),
+        }
     }
 
     /// Where the array has failed with a change of a stripe under way, its rows may be half written. Nothing
@@ -263,11 +289,6 @@ impl ParityVolume {
         context.timed = self.members.sample();
         let map = self.geometry.slots(stripe);
         self.join_claim(claim.as_deref_mut(), context);
-        if inside.view().in_place
-            && self.write_in_place(&inside, stripe, map, claim.as_deref_mut(), context).await?
-        {
-            return Ok(inside.generation());
-        }
         // What this membership can't read, the one that has taken its place meanwhile may be able to (C1).
         let stale = |error: Aborted| if inside.has_moved() { Aborted::Replan } else { error };
         let intended = self.prepare(&inside, (stripe, map), context, taken).await.map_err(stale)?;

@@ -20,6 +20,13 @@ pub struct Piece {
     pub fua: bool,
 }
 
+impl Piece {
+    /// Where in a chunk it begins and ends; behind the end of the chunk, if it goes on in the next.
+    pub(crate) fn rows(&self, chunk: u32) -> (u32, u32) {
+        rows_of(self.start, &self.data, chunk)
+    }
+}
+
 /// Bytes to be written into one column, not touching the next extent of the column.
 pub struct Extent {
     /// The data column.
@@ -44,6 +51,10 @@ impl Extent {
 
 fn length(data: &Slice) -> u32 {
     to_u32(data.len())
+}
+
+fn rows_of(start: u32, data: &Slice, chunk: u32) -> (u32, u32) {
+    (start % chunk, start % chunk + length(data))
 }
 
 /// What a part of an image covers: where it begins in the stripe's data, and its bytes. Sorted, not
@@ -252,7 +263,7 @@ impl Image {
     pub fn rows(&self, chunk: u32) -> (u32, u32) {
         let mut rows = (chunk, 0);
         for (from, data) in &self.parts {
-            let (start, end) = (from % chunk, from % chunk + length(data));
+            let (start, end) = rows_of(*from, data, chunk);
             rows = if end > chunk { (0, chunk) } else { (rows.0.min(start), rows.1.max(end)) };
         }
         rows

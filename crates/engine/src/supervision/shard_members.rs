@@ -24,6 +24,10 @@ use crate::{
     shared::Shared,
 };
 
+/// What is read and written to be timed costs as much as several changes in place, and memory stays as fast as
+/// it is: it is timed by this factor more seldom.
+const CHANGES_BY_SAMPLES: u32 = 8;
+
 /// See the module.
 pub(crate) struct ShardMembers {
     shared: Arc<Shared>,
@@ -200,6 +204,16 @@ impl ShardMembers {
         let count = self.requests.get().wrapping_add(1);
         self.requests.set(count);
         count.is_multiple_of(SAMPLE_EVERY)
+    }
+
+    /// Counts a change in place. False if the next request is to be timed, and this one is to be it.
+    pub(crate) fn is_untimed(&self) -> bool {
+        let count = self.requests.get().wrapping_add(1);
+        let is_untimed = !count.is_multiple_of(SAMPLE_EVERY * CHANGES_BY_SAMPLES);
+        if is_untimed {
+            self.requests.set(count);
+        }
+        is_untimed
     }
 
     /// Drops the member of a place because a request to its data failed, at `offset` there. Returns which it

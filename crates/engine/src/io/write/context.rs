@@ -36,6 +36,8 @@ pub(crate) struct WriteContext {
     pub(super) rest: Vec<Parts>,
     pub(super) is_split: bool,
     pub(super) company: Company,
+    /// Whether it waits for the neighbours of a sequential stream.
+    pub(super) gathers: bool,
     /// Cached pages that go with it, by where they begin in the stripe.
     pub(super) carried: Vec<u32>,
     pub(super) precedence: Precedence,
@@ -99,6 +101,7 @@ impl Default for WriteContext {
             rest: Vec::new(),
             is_split: false,
             company: Company::None,
+            gathers: false,
             carried: Vec::new(),
             precedence: Precedence::None,
             timed: false,

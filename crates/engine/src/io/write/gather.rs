@@ -12,6 +12,7 @@ use crate::{
     mutants::{Mutant, active},
     shared::Answer,
     stripe::{image::Piece, table::Claim},
+    units::to_u32,
 };
 
 /// A stream's stripe may wait for its neighbours as long as so many writes take,
@@ -59,21 +60,19 @@ impl ParityVolume {
         joined
     }
 
+    /// Whether a piece's stripe seems to be the next of a sequential stream, whose pieces make it whole.
+    pub(super) fn gathers(&self, stripe: StripeId, piece: Option<&Piece>) -> bool {
+        let (shared, full) = (&*self.shared, self.geometry.stripe_bytes());
+        // A wait of 0 means none: without a pause between two looks this task would never let another run.
+        shared.options.gather_ns > 0
+            && piece.is_none_or(|piece| to_u32(piece.data.len()) < full)
+            && shared.recent.is_next(stripe.0, full.into())
+    }
+
     /// Waits for the neighbours of a sequential stream, while the clients of other writes under way could
     /// send them, and no longer than a few times as long as members take to write.
-    pub(super) async fn gather(
-        &self,
-        stripe: StripeId,
-        claim: &mut Claim<'_, Piece, Answer>,
-        context: &mut WriteContext,
-    ) {
-        let shared = &*self.shared;
-        let full = self.geometry.stripe_bytes();
-        // A wait of 0 means none: without a pause between two looks this task would never let another run.
-        let wanted = shared.options.gather_ns > 0 && context.company != Company::Refused;
-        if !wanted || context.image.bytes_covered() == full || !shared.recent.is_next(stripe.0, full.into()) {
-            return;
-        }
+    pub(super) async fn gather(&self, claim: &mut Claim<'_, Piece, Answer>, context: &mut WriteContext) {
+        let (shared, full) = (&*self.shared, self.geometry.stripe_bytes());
         shard::yield_now().await;
         self.join(claim, context);
         let started = shard::now();

@@ -6,68 +6,77 @@
 
 use pinstripe_runtime::memory::change_in_place;
 
-use super::Aborted;
 use crate::{
-    geometry::{StripeId, StripeMap},
-    io::{entry::Inside, parity::ParityVolume, write::context::WriteContext},
+    geometry::StripeId,
+    io::parity::ParityVolume,
     membership::snapshot::View,
     mutants::{Mutant, active},
     shared::Answer,
-    stripe::{
-        decode::exponent,
-        image::{Extent, Piece},
-        table::Claim,
-    },
+    stripe::{decode::exponent, image::Piece, table::Claim},
+    units::to_u32,
 };
 
+/// A piece of one column.
+struct Part<'p> {
+    column: usize,
+    /// First byte within the chunk.
+    start: u32,
+    bytes: &'p [u8],
+}
+
 impl ParityVolume {
-    /// Writes a batch so, if it can be, in a membership that lets it. If it can't, nothing has changed, but
-    /// that others may have joined.
+    /// Writes a piece so, if it can be, in a membership that seems to let it. Returns that membership's
+    /// generation. `None`: nothing has changed.
     pub(super) async fn write_in_place(
         &self,
-        inside: &Inside<'_>,
+        claim: &Claim<'_, Piece, Answer>,
         stripe: StripeId,
-        map: StripeMap,
-        claim: Option<&mut Claim<'_, Piece, Answer>>,
-        context: &mut WriteContext,
-    ) -> Result<bool, Aborted> {
+        piece: &Piece,
+    ) -> Option<u64> {
+        let chunk = self.geometry.chunk_bytes();
+        let (column, (start, end)) = ((piece.start / chunk) as usize, piece.rows(chunk));
+        let part = Part { column, start, bytes: &piece.data };
+        // What has arrived joins, in a batch. Now and then one is read and written, so that it is known what
+        // that costs.
+        if end > chunk || self.has_arrivals(claim, (start, end)) || !self.members.is_untimed() {
+            return None;
+        }
+        let inside = self.enter().await.ok()?;
         let view = inside.view();
-        // What is timed is read and written, so that it is known what that costs.
-        if context.timed || context.is_split {
-            return Ok(false);
-        }
-        context.image.build_extents(self.geometry.chunk_bytes());
-        let [extent] = context.image.extents() else { return Ok(false) };
-        let base = self.geometry.member_offset(stripe);
-        let rows = (base + u64::from(extent.start), extent.data.len() as u64);
+        let rows = (self.geometry.member_offset(stripe) + u64::from(start), piece.data.len() as u64);
         let intent = &view.snapshot.intent;
-        if intent.needs_resync(intent.regions(rows.0, rows.1)) && !active(Mutant::InPlaceOutOfSync) {
-            return Ok(false);
+        let is_out_of_sync = intent.needs_resync(intent.regions(rows.0, rows.1));
+        if !view.in_place || is_out_of_sync && !active(Mutant::InPlaceOutOfSync) {
+            return None;
         }
-        let intended = inside.mark(stripe, rows).durable(Mutant::DataBeforeIntent).await?;
-        if self.join_claim(claim, context) > 0 && !active(Mutant::InPlaceLateJoinerLost) {
-            return Ok(false);
+        let intended = inside.mark(stripe, rows).durable(Mutant::DataBeforeIntent).await.ok()?;
+        let writing = inside.begin(intended, None).await.ok()?;
+        self.change_column(writing.view(), stripe, &part).then(|| inside.generation())
+    }
+
+    fn has_arrivals(&self, claim: &Claim<'_, Piece, Answer>, rows: (u32, u32)) -> bool {
+        match self.gates() {
+            None => claim.has_arrivals(),
+            Some(gates) => self.has_arrivals_within(gates, claim, rows),
         }
-        let writing = inside.begin(intended, None).await?;
-        let [extent] = context.image.extents() else { unreachable!("it was one before") };
-        Ok(self.change_column(writing.view(), stripe, map, extent))
     }
 
     /// False if a device doesn't want it.
-    fn change_column(&self, view: &View, stripe: StripeId, map: StripeMap, extent: &Extent) -> bool {
-        let at = self.geometry.member_offset(stripe) + u64::from(extent.start);
-        let new = &*extent.data;
+    fn change_column(&self, view: &View, stripe: StripeId, part: &Part<'_>) -> bool {
+        let map = self.geometry.slots(stripe);
+        let at = self.geometry.member_offset(stripe) + u64::from(part.start);
+        let new = part.bytes;
         let range = |slot: usize| {
             let (member, device) = view.member(slot)?;
             device.in_place(member.data_offset + at, new.len())
         };
-        let Some(data) = range(map.data_slot(extent.column).index()) else { return false };
+        let Some(data) = range(map.data_slot(part.column).index()) else { return false };
         let Some(p) = range(map.p_slot().index()) else { return false };
         // Nothing is kept of members in memory, but may be of others that have gone (C13).
-        self.shared.cache.remove_rows(stripe.0, extent.start, extent.end());
+        self.shared.cache.remove_rows(stripe.0, part.start, part.start + to_u32(new.len()));
         let members = if let Some(slot) = map.q_slot() {
             let Some(q) = range(slot.index()) else { return false };
-            let exponent = exponent(map, extent.column);
+            let exponent = exponent(map, part.column);
             change_in_place([data, p, q], |[data, p, q]| {
                 self.kernel.update_pq(p, q, data, new, exponent);
                 data.copy_from_slice(new);
@@ -81,6 +90,7 @@ impl ParityVolume {
             2
         };
         let counters = self.counters();
+        counters.batches.add(1);
         counters.rmw_runs.add(1);
         counters.pre_read_bytes.add(members * new.len() as u64);
         counters.member_writes.add(members);

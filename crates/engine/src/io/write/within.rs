@@ -36,27 +36,39 @@ impl ParityVolume {
         claim: &mut Claim<'_, Piece, Answer>,
         context: &mut WriteContext,
     ) -> usize {
-        let _held = self.enter_gate(gates, claim.stripe(), context);
+        let rows = context.image.rows(self.geometry.chunk_bytes());
+        let _held = self.enter_gate(gates, claim.stripe(), rows);
         self.join(claim, context)
     }
 
-    /// Answers what joined, and releases the stripe.
+    /// Whether anything has arrived at a claim by which these rows of the chunk are written.
+    #[cold]
+    pub(super) fn has_arrivals_within(
+        &self,
+        gates: &Gates,
+        claim: &Claim<'_, Piece, Answer>,
+        rows: (u32, u32),
+    ) -> bool {
+        let _held = self.enter_gate(gates, claim.stripe(), rows);
+        claim.has_arrivals()
+    }
+
+    /// Answers what joined a batch of these rows of the chunk, and releases the stripe.
     #[cold]
     pub(super) fn finish_within(
         &self,
         gates: &Gates,
         claim: Claim<'_, Piece, Answer>,
         answer: &Answer,
-        context: &WriteContext,
+        rows: (u32, u32),
     ) {
-        let _held = self.enter_gate(gates, claim.stripe(), context);
+        let _held = self.enter_gate(gates, claim.stripe(), rows);
         claim.finish(answer);
     }
 
     /// The gate for a change of the state of a stripe that is claimed.
-    fn enter_gate<'g>(&self, gates: &'g Gates, stripe: u64, context: &WriteContext) -> Held<'g> {
+    fn enter_gate<'g>(&self, gates: &'g Gates, stripe: u64, (from, to): (u32, u32)) -> Held<'g> {
         let chunk = self.geometry.chunk_bytes();
-        let (from, to) = context.image.rows(chunk);
         gates.stripe(gates.pages(stripe, chunk, from, to.saturating_sub(from)))
     }
 }
