@@ -13,7 +13,6 @@ use crate::{
 /// What all runs of one plan share.
 pub(super) struct Chooser<'a> {
     pub(super) map: StripeMap,
-    pub(super) unwritable: Set64,
     pub(super) held: &'a [Transfer],
     policy: WritePolicy,
     in_sync: bool,
@@ -40,20 +39,19 @@ enum ParityState {
 pub(super) struct OldParity {
     /// To be read.
     pub(super) missing: Vec<(u32, u32)>,
-    /// In the cache, row by row.
-    pub(super) cached: Vec<(u32, u32)>,
+    /// Bytes that the cache has.
+    pub(super) cached_bytes: u64,
 }
 
 impl OldParity {
     /// Makes room for so many rows.
     pub(super) fn reserve(&mut self, rows: usize) {
         self.missing.reserve(rows);
-        self.cached.reserve(rows);
     }
 
     pub(super) fn clear(&mut self) {
         self.missing.clear();
-        self.cached.clear();
+        self.cached_bytes = 0;
     }
 
     /// Adds the rows of `start..end`, sorted by whether the cache has them.
@@ -63,7 +61,7 @@ impl OldParity {
             let row = at / PAGE_BYTES;
             let stop = end.min((row + 1) * PAGE_BYTES);
             if is_cached(row) {
-                self.cached.push((at, stop));
+                self.cached_bytes += u64::from(stop - at);
             } else {
                 match self.missing.last_mut() {
                     Some(last) if last.1 == at => last.1 = stop,
@@ -114,7 +112,6 @@ impl<'a> Chooser<'a> {
         }
         Ok(Self {
             map,
-            unwritable: stripe.unwritable,
             held,
             policy,
             in_sync: stripe.in_sync,
@@ -131,13 +128,6 @@ impl<'a> Chooser<'a> {
             Parity::P => Some(self.map.p_slot()),
             Parity::Q => self.map.q_slot(),
         }
-    }
-
-    /// The parities that are written.
-    pub(super) fn targets(&self) -> impl Iterator<Item = Parity> + use<> {
-        let p = (self.p != ParityState::Absent).then_some(Parity::P);
-        let q = (self.q != ParityState::Absent).then_some(Parity::Q);
-        p.into_iter().chain(q)
     }
 
     /// The best method for a run, or what the plan leans to. Leaves in `old` what there is of its old parity.

@@ -1,8 +1,8 @@
-//! How a stripe write gets its parity: what to read, what to compute, what to write.
+//! How a stripe write gets its parity: what to read, and what to compute.
 //!
 //! A pure function. [`plan_into`] takes facts (where the chunks lie, which members can be read and written,
-//! which bytes are to be written) and fills a [`Plan`] that the stripe write executes without another
-//! decision. It does no I/O, and after its vectors have grown to the shape of the load it doesn't allocate.
+//! which bytes are to be written) and fills a [`Plan`]. What is written follows from it: the image, and the
+//! parity of each run, on the members that can be written. It does no I/O, and after its vectors have grown to the shape of the load it doesn't allocate.
 //!
 //! # Runs
 //!
@@ -30,9 +30,9 @@
 //!
 //! # Choice
 //!
-//! Runs are decided one by one under a [`WritePolicy`], then reads and writes that touch are joined per
-//! member. What was already read for an earlier plan of the same stripe write ([`plan_into`]'s `held`) and
-//! what the parity cache has ([`Facts::is_cached`]) costs nothing and is not read again.
+//! Runs are decided one by one under a [`WritePolicy`], then reads that touch are joined per member. What was
+//! already read for an earlier plan of the same stripe write ([`plan_into`]'s `held`) and what the parity
+//! cache has ([`Facts::is_cached`]) costs nothing and is not read again.
 //!
 //! # What keeps bytes right
 //!
@@ -163,17 +163,6 @@ impl Transfer {
     }
 }
 
-/// Old parity that comes from the cache instead of a read: a part of one 4 KiB row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CachedRange {
-    /// P or Q.
-    pub parity: Parity,
-    /// First byte within the chunk.
-    pub start: u32,
-    /// The byte behind the last.
-    pub end: u32,
-}
-
 /// Which old data columns a reconstruct-write recovers before it computes parity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reconstruction {
@@ -241,14 +230,10 @@ pub struct Totals {
     pub rmw_runs: u32,
     /// Runs that are reconstruct-written.
     pub rcw_runs: u32,
-    /// Runs without parity.
-    pub data_only_runs: u32,
     /// Bytes to be read from members.
     pub read_bytes: u64,
     /// Of those, bytes of data columns that the run doesn't write.
     pub reconstruct_read_bytes: u64,
-    /// Bytes to be written to members.
-    pub write_bytes: u64,
     /// Bytes of old parity that come from the cache.
     pub cached_bytes: u64,
 }
@@ -328,8 +313,6 @@ impl Transfers {
 pub struct Plan {
     runs: Vec<Run>,
     reads: Transfers,
-    writes: Transfers,
-    cached: Vec<CachedRange>,
     totals: Totals,
     sweep: runs::Sweep,
     old_parity: [choose::OldParity; 2],
@@ -348,8 +331,6 @@ impl Plan {
         let mut plan = Self::default();
         plan.runs.reserve(2 * ranges);
         plan.reads.list.reserve(4 * ranges);
-        plan.writes.list.reserve(4 * ranges);
-        plan.cached.reserve(2 * ranges);
         plan.sweep.reserve(ranges);
         plan.old_parity.iter_mut().for_each(|old| old.reserve(ranges));
         plan.hits.reserve(2 * ranges);
@@ -364,16 +345,6 @@ impl Plan {
     /// What must be read from members: never from one that is unreadable, nothing that is held or cached.
     pub fn reads(&self) -> &[Transfer] {
         &self.reads.list
-    }
-
-    /// What will be written: the image on members that can be written, and the new parity.
-    pub fn writes(&self) -> &[Transfer] {
-        &self.writes.list
-    }
-
-    /// Which old parity comes from the cache.
-    pub fn cached(&self) -> &[CachedRange] {
-        &self.cached
     }
 
     /// Sums over the runs.
@@ -406,8 +377,6 @@ impl Plan {
     fn clear(&mut self) {
         self.runs.clear();
         self.reads.clear();
-        self.writes.clear();
-        self.cached.clear();
         self.hits.clear();
         self.totals = Totals::default();
     }
@@ -497,15 +466,12 @@ fn plan_any(
     if policy == WritePolicy::Cost && plan.runs.len() > 1 {
         plan.choose_together(&chooser, sources, facts)?;
     }
-    let bytes = |list: &[Transfer]| list.iter().map(|each| u64::from(each.length())).sum();
-    plan.totals.read_bytes = bytes(&plan.reads.list);
-    plan.totals.write_bytes = bytes(&plan.writes.list);
-    plan.totals.cached_bytes = plan.cached.iter().map(|each| u64::from(each.end - each.start)).sum();
+    plan.totals.read_bytes = plan.reads.list.iter().map(|read| u64::from(read.length())).sum();
     Ok(())
 }
 
 impl Plan {
-    /// Chooses a method for each run, and adds what it reads and writes. Returns what the kernels read.
+    /// Chooses a method for each run, and adds what it reads. Returns what the kernels read.
     fn choose_all(
         &mut self,
         chooser: &Chooser,
@@ -513,8 +479,6 @@ impl Plan {
         facts: &mut impl Facts,
     ) -> Result<u64, PlanError> {
         self.reads.clear();
-        self.writes.clear();
-        self.cached.clear();
         self.totals = Totals::default();
         let mut sources = 0;
         for index in 0..self.runs.len() {
@@ -525,7 +489,6 @@ impl Plan {
             let run = *run;
             sources += chooser.kernel_sources(&run, &candidate) * u64::from(run.length());
             self.add_reads(chooser, run, &candidate);
-            self.add_writes(chooser, run);
             self.count(run);
         }
         Ok(sources)
@@ -581,33 +544,16 @@ impl Plan {
             for &(start, end) in &old.missing {
                 self.reads.add(slot, start, end);
             }
-            for &(start, end) in &old.cached {
-                self.cached.push(CachedRange { parity, start, end });
-            }
-        }
-    }
-
-    fn add_writes(&mut self, chooser: &Chooser, run: Run) {
-        for column in run.written {
-            let slot = chooser.map.data_slot(column);
-            if !chooser.unwritable.contains(slot.index()) {
-                self.writes.add(slot, run.start, run.end);
-            }
-        }
-        for parity in chooser.targets() {
-            if let Some(slot) = chooser.parity_slot(parity) {
-                self.writes.add(slot, run.start, run.end);
-            }
+            self.totals.cached_bytes += old.cached_bytes;
         }
     }
 
     fn count(&mut self, run: Run) {
-        let counter = match run.method {
-            Method::Full => &mut self.totals.full_runs,
-            Method::Rmw => &mut self.totals.rmw_runs,
-            Method::Rcw(_) => &mut self.totals.rcw_runs,
-            Method::DataOnly => &mut self.totals.data_only_runs,
-        };
-        *counter += 1;
+        match run.method {
+            Method::Full => self.totals.full_runs += 1,
+            Method::Rmw => self.totals.rmw_runs += 1,
+            Method::Rcw(_) => self.totals.rcw_runs += 1,
+            Method::DataOnly => {}
+        }
     }
 }

@@ -49,10 +49,7 @@ pub(super) fn plan_single(
             for &(start, end) in &old.missing {
                 plan.reads.list.push(Transfer { slot, start, end });
             }
-            for &(start, end) in &old.cached {
-                plan.cached.push(super::CachedRange { parity, start, end });
-                totals.cached_bytes += u64::from(end - start);
-            }
+            totals.cached_bytes += old.cached_bytes;
         }
         totals.rmw_runs = 1;
         totals.read_bytes = u64::from(length) + missing[0] + missing[1];
@@ -63,11 +60,6 @@ pub(super) fn plan_single(
         totals.read_bytes = u64::from(length) * (map.columns() as u64 - 1);
         totals.reconstruct_read_bytes = totals.read_bytes;
     }
-    plan.writes.list.push(whole(map.data_slot(range.column)));
-    for slot in slots.into_iter().flatten() {
-        plan.writes.list.push(whole(slot));
-    }
-    totals.write_bytes = u64::from(length) * plan.writes.list.len() as u64;
 }
 
 /// Whether read-modify-write of one column is better than reconstruct-write. `missing` are the bytes of old P

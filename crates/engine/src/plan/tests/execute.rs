@@ -117,10 +117,16 @@ impl Model {
             .collect()
     }
 
-    /// Executes a plan for writing `new` (by column and block). `held` was read before.
-    pub(super) fn execute(&mut self, plan: &Plan, new: &[[Option<u8>; BLOCKS]], held: &[Transfer]) {
+    /// Executes a plan for writing `new` (by column and block) to a stripe. `held` was read before, and the
+    /// cache has what is `cached` (see [`World`]). Nothing else of the old bytes is used.
+    pub(super) fn execute(
+        &mut self,
+        plan: &Plan,
+        stripe: &Stripe,
+        new: &[[Option<u8>; BLOCKS]],
+        (held, cached): (&[Transfer], u64),
+    ) {
         let n = self.members.len();
-        // Old bytes in hand; nothing else may be used.
         let mut old: Vec<[Option<u8>; BLOCKS]> = vec![[None; BLOCKS]; n];
         for read in held.iter().chain(plan.reads()) {
             for block in blocks(read.start, read.end) {
@@ -129,11 +135,11 @@ impl Model {
                 *place = Some(self.members[read.slot.index()][block]);
             }
         }
-        for cached in plan.cached() {
-            let slot = if cached.parity == Parity::P { Some(self.map.p_slot()) } else { self.map.q_slot() };
-            let slot = slot.expect("there is such a parity").index();
-            for block in blocks(cached.start, cached.end) {
-                assert!(old[slot][block].is_none(), "read although cached");
+        for (slot, bit) in [Some(self.map.p_slot()), self.map.q_slot()].into_iter().zip([0, 1]) {
+            let Some(slot) = slot.map(MemberSlot::index) else { continue };
+            let rows = (0..BLOCKS).map(|block| block / (BLOCKS / ROWS));
+            for (block, row) in rows.enumerate().filter(|(_, row)| cached >> (2 * row + bit) & 1 == 1) {
+                assert!(old[slot][block].is_none(), "row {row} read although cached");
                 old[slot][block] = Some(self.members[slot][block]);
             }
         }
@@ -143,10 +149,10 @@ impl Model {
                 self.compute(run, block, new, &old, &mut output);
             }
         }
-        for write in plan.writes() {
-            for block in blocks(write.start, write.end) {
-                let byte = output[write.slot.index()][block].take().expect("computed, and written once");
-                self.members[write.slot.index()][block] = byte;
+        let writable = (0..n).filter(|slot| !stripe.unwritable.contains(*slot));
+        for (slot, block) in writable.flat_map(|slot| (0..BLOCKS).map(move |block| (slot, block))) {
+            if let Some(byte) = output[slot][block] {
+                self.members[slot][block] = byte;
             }
         }
         for (column, blocks) in new.iter().enumerate() {

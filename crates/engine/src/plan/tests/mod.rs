@@ -9,11 +9,12 @@ use super::*;
 use crate::geometry::{ParityGeometry, ParityLayout, Role, StripeId};
 use pinstripe_md::level::{Level, ParityLayout as Algorithm};
 
-/// Bytes of a chunk in these tests: two rows of the parity cache.
+/// Bytes of a chunk in these tests: some rows of the parity cache.
 const CHUNK: u32 = 8192;
 /// Bytes of a logical block. The model keeps one byte for each, since a plan can't tell them apart.
 const BLOCK: u32 = 512;
 const BLOCKS: usize = (CHUNK / BLOCK) as usize;
+const ROWS: usize = 2;
 
 const POLICIES: [WritePolicy; 4] =
     [WritePolicy::MinReads, WritePolicy::ModThreshold, WritePolicy::AlwaysRmw, WritePolicy::Cost];
