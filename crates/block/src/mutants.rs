@@ -18,7 +18,7 @@ pinstripe_runtime::mutants! {
     PayloadPiecesOverlap,
     /// A peer that takes no answers is waited for without end (C35).
     PatienceWithoutEnd,
-    /// A request that has waited is begun though its client has hung up, and may have sent it again (C16).
+    /// A change is begun though its client has hung up, and may have sent it again (C16).
     RequestsOfTheGoneBegun,
     /// What answers take in memory is given back before they are sent (C35).
     AnswersUncounted,

@@ -68,26 +68,23 @@ impl RateLimit {
         self.waiting.load(Relaxed)
     }
 
-    /// Waits until a request that moves so many bytes may go. True if it had to: when the limits are changed
-    /// meanwhile, what came later may go first.
+    /// Waits until a request that moves so many bytes may go. When the limits are changed meanwhile, what came
+    /// later may go first.
     #[inline]
-    pub async fn pass(&self, bytes: u64) -> bool {
-        // Boxed, so that requests without limits carry no more than a pointer.
-        (self.requests.is_limited() || self.bytes.is_limited()) && Box::pin(self.wait(bytes)).await
+    pub async fn pass(&self, bytes: u64) {
+        if self.requests.is_limited() || self.bytes.is_limited() {
+            // Boxed, so that requests without limits carry no more than a pointer.
+            Box::pin(self.wait(bytes)).await;
+        }
     }
 
-    async fn wait(&self, bytes: u64) -> bool {
-        let mut has_waited = false;
+    async fn wait(&self, bytes: u64) {
         loop {
             let changes = self.changes.load(SeqCst);
             let (now, burst) = (shard::now(), self.burst.load(SeqCst));
             let start = self.requests.take(1, now, burst).max(self.bytes.take(bytes, now, burst));
-            if start <= now {
-                return has_waited;
-            }
-            has_waited = true;
-            if self.sleep_until(start, changes).await {
-                return true;
+            if start <= now || self.sleep_until(start, changes).await {
+                return;
             }
         }
     }

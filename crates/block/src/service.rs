@@ -5,6 +5,8 @@ use std::rc::Rc;
 use pinstripe_runtime::{Buffer, Slice};
 use thiserror::Error;
 
+use crate::mutants::{Mutant, active};
+
 /// Why a request failed, as far as a client can be told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
 #[error("{}", self.message())]
@@ -39,9 +41,11 @@ impl ServiceError {
 
 /// A client, as what carries its requests out sees it.
 ///
-/// A client that has given a request up may send it again by another connection, and then others. So a
-/// request that has waited where later ones may have passed it asks first whether it is still wanted: begun
-/// now, it would put old bytes over newer ones that were acknowledged (C16).
+/// A client that has given a request up may send it again by another connection, and then others. Begun after
+/// that, the first one would put old bytes over newer ones that were acknowledged (C16). So whatever changes
+/// blocks asks, at the moment when it takes its place before all later changes of them, whether it is still
+/// wanted. It does so at each step that takes such a place, whether or not it has waited: what it was sent by
+/// may have stood still.
 #[derive(Clone, Default)]
 pub struct Client(Option<Rc<dyn Fn() -> bool>>);
 
@@ -51,9 +55,10 @@ impl Client {
         Self(Some(Rc::new(has_hung_up)))
     }
 
-    /// Whether it has given up what it asked for. May ask the kernel.
+    /// Whether it has given up what it asked for. Cheap.
+    #[inline]
     pub fn has_hung_up(&self) -> bool {
-        self.0.as_ref().is_some_and(|has_hung_up| has_hung_up())
+        self.0.as_ref().is_some_and(|has_hung_up| has_hung_up() && !active(Mutant::RequestsOfTheGoneBegun))
     }
 }
 
@@ -65,7 +70,7 @@ impl Client {
 /// shard ends.
 #[expect(async_fn_in_trait, reason = "all on one shard: the futures need not be Send")]
 pub trait BlockService: Clone + 'static {
-    /// The handle for the requests of a client that may hang up and send them again.
+    /// The handle for the requests of a client that may hang up and send them again: see [`Client`].
     #[must_use]
     fn for_client(self, client: Client) -> Self {
         let _ = client;

@@ -312,6 +312,11 @@ impl Shard {
         }
     }
 
+    /// Nanoseconds since the driver's loop last came round: what has completed since then isn't known yet.
+    pub fn since_turn(&self) -> u64 {
+        self.now().saturating_sub(self.turned_at.get())
+    }
+
     /// The driver's loop came round all the time until now: for a driver with a clock of its own, which
     /// jumps.
     pub fn has_turned(&self) {

@@ -19,7 +19,8 @@ pub trait Stream {
     /// Ends the connection both ways: requests under way complete, with an error or with what they have.
     fn shutdown(&self);
     /// Whether the peer has ended what it sends, or is gone, although there may be bytes of it that were not
-    /// received yet. False on a stream that can't tell.
+    /// received yet. False on a stream that can't tell. Cheap enough to be asked for every request: a turn of
+    /// the shard may pass before it is known.
     fn has_hung_up(&self) -> bool {
         false
     }

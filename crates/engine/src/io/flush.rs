@@ -1,5 +1,6 @@
 //! Flush, and zeroing of whole stripes.
 
+use pinstripe_block::Client;
 use pinstripe_runtime::{
     DeviceErrorKind::{Busy, Media, Unsupported},
     ZeroedReads, shard,
@@ -76,8 +77,8 @@ impl ParityVolume {
     /// Zeroes one whole stripe on all members, parity included: P and Q of zeroes are zero. False if a member
     /// can't after all; the stripe is then written by other means or left, but never half zeroed with parity
     /// that does not match.
-    pub(crate) async fn zero_stripe(&self, stripe: StripeId) -> Result<bool, IoError> {
-        let _claim = self.claim_alone(stripe).await;
+    pub(crate) async fn zero_stripe(&self, stripe: StripeId, client: &Client) -> Result<bool, IoError> {
+        let _claim = self.claim_for(stripe, client).await?;
         let zeroed = loop {
             match self.zero_claimed(stripe).await {
                 Ok(zeroed) => break Ok(zeroed),

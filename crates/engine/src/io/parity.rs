@@ -150,7 +150,12 @@ impl ParityVolume {
     }
 
     /// Zeroes the whole stripes of a range where the members can. Returns the range that it zeroed.
-    pub(crate) async fn zero_whole_stripes(&self, offset: u64, length: u64) -> Result<(u64, u64), IoError> {
+    pub(crate) async fn zero_whole_stripes(
+        &self,
+        offset: u64,
+        length: u64,
+        client: &Client,
+    ) -> Result<(u64, u64), IoError> {
         let stripe_bytes = u64::from(self.geometry.stripe_bytes());
         let (first, last) = if active(Mutant::TrimRoundedOutward) {
             (offset / stripe_bytes, (offset + length).div_ceil(stripe_bytes))
@@ -161,7 +166,7 @@ impl ParityVolume {
             return Ok((offset, offset));
         }
         for stripe in first..last {
-            if !self.zero_stripe(StripeId(stripe)).await? {
+            if !self.zero_stripe(StripeId(stripe), client).await? {
                 // A member that can't after all: what was zeroed until now is zero, the rest is left.
                 return Ok((first * stripe_bytes, stripe * stripe_bytes));
             }
@@ -172,6 +177,19 @@ impl ParityVolume {
     /// Locks of older designs, in a measurement of those.
     pub(crate) fn gates(&self) -> Option<&Gates> {
         self.shared.gates.as_deref()
+    }
+
+    /// Claims a stripe for a change that no write can join, if its client still wants it.
+    pub(crate) async fn claim_for(
+        &self,
+        stripe: StripeId,
+        client: &Client,
+    ) -> Result<Claim<'_, Piece, Answer>, IoError> {
+        let claim = self.shared.stripes.claim_if(self.shard, stripe.0, None, || !client.has_hung_up());
+        match claim.await.ok_or(IoError::Abandoned)? {
+            Entered::Owner(claim, _) => Ok(claim),
+            Entered::Joined(_) => unreachable!("an exclusive claim never joins"),
+        }
     }
 
     /// Claims a stripe for work that no write can join.

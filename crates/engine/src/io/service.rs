@@ -81,16 +81,14 @@ impl VolumeService {
     }
 
     /// Makes a change of a range when the limit lets it, which counts `bytes`, and other writers of its
-    /// blocks. One that its client has given up while it waited for the limit fails.
+    /// blocks.
     async fn in_turn(
         &self,
         bytes: u64,
         (offset, length): (u64, u64),
         change: impl AsyncFnOnce() -> Result<(), IoError>,
     ) -> Result<(), IoError> {
-        if self.limit.pass(bytes).await {
-            self.volume.check_wanted()?;
-        }
+        self.limit.pass(bytes).await;
         let _held = self.hold(offset, length).await;
         change().await
     }

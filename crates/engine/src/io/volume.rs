@@ -49,11 +49,6 @@ impl Volume {
         Self { client, ..self }
     }
 
-    /// Fails if the client has given up what it asked for.
-    pub(crate) fn check_wanted(&self) -> Result<(), IoError> {
-        if self.client.has_hung_up() { Err(IoError::Abandoned) } else { Ok(()) }
-    }
-
     /// What it shares with the other shards.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.base().shared
@@ -106,6 +101,7 @@ impl Volume {
         counters.writes.add(1);
         counters.write_bytes.add(length);
         match &self.level {
+            Level::Striped(_) if self.client.has_hung_up() => Err(IoError::Abandoned),
             Level::Striped(volume) => volume.write(offset, data, fua).await,
             Level::Parity(volume) => volume.write(offset, data, fua, &self.client).await,
         }
@@ -163,7 +159,7 @@ impl Volume {
     async fn zero_whole_stripes(&self, offset: u64, length: u64) -> Result<(u64, u64), IoError> {
         match &self.level {
             Level::Striped(_) => Ok((offset, offset)),
-            Level::Parity(volume) => volume.zero_whole_stripes(offset, length).await,
+            Level::Parity(volume) => volume.zero_whole_stripes(offset, length, &self.client).await,
         }
     }
 

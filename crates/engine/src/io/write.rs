@@ -104,14 +104,18 @@ impl ParityVolume {
         let _taken = match self.room.context_now() {
             Some(taken) => taken,
             // Boxed, so that writes that needn't wait carry no more than a pointer.
-            None => Box::pin(self.context_for(client)).await?,
+            None => Box::pin(self.room.context()).await,
         };
         let again = piece.clone();
         let mut company = Company::None;
-        let mut entered = match self.gates() {
-            None => self.shared.stripes.claim(self.shard, stripe.0, Some(piece)).await,
-            Some(gates) => self.claim_within(gates, stripe, piece).await,
+        let claimed = match self.gates() {
+            None => {
+                let is_wanted = || !client.has_hung_up();
+                self.shared.stripes.claim_if(self.shard, stripe.0, Some(piece), is_wanted).await
+            }
+            Some(gates) => Some(self.claim_within(gates, stripe, piece).await),
         };
+        let Some(mut entered) = claimed else { return Err(IoError::Abandoned) };
         loop {
             let answer = match entered {
                 // The owner vanished only if the array is being torn down.
@@ -126,7 +130,8 @@ impl ParityVolume {
             }
             // A row can't be made that may be another write's in the batch: once more, alone.
             company = Company::Refused;
-            entered = Entered::Owner(Box::pin(self.claim_alone(stripe)).await, Some(again.clone()));
+            let claim = Box::pin(self.claim_for(stripe, client)).await?;
+            entered = Entered::Owner(claim, Some(again.clone()));
         }
     }
 
@@ -158,13 +163,6 @@ impl ParityVolume {
         context.end();
         self.write_contexts.give(context);
         answer
-    }
-
-    /// Waits for a context. Other shards have room of their own: what a client that has hung up sends again
-    /// may have passed its write there.
-    async fn context_for(&self, client: &Client) -> Result<Taken<'_>, IoError> {
-        let taken = self.room.context().await;
-        if client.has_hung_up() { Err(IoError::Abandoned) } else { Ok(taken) }
     }
 
     async fn write_batch(

@@ -147,7 +147,8 @@ fn wake(wakers: impl IntoIterator<Item = Option<Waker>>) {
 #[cfg(test)]
 mod tests {
     use std::{
-        pin::Pin,
+        cell::Cell,
+        pin::{Pin, pin},
         sync::{
             Arc,
             atomic::{AtomicBool, Ordering},
@@ -192,6 +193,28 @@ mod tests {
 
         fn is_woken(&self) -> bool {
             self.flag.0.load(Ordering::Relaxed)
+        }
+    }
+
+    /// Other shards, with nodes of their own, may have passed it.
+    #[test]
+    fn what_is_not_wanted_any_more_when_there_is_a_node_or_its_bucket_takes_no_place() {
+        for by_node in [true, false] {
+            let table = Table::new(2, 1, 1);
+            let [first, second] = [0, 1].map(|stripe| table.try_claim(stripe).unwrap());
+            let (mut placed, mut first) = (Some(Asked::new(&table, 1, 10)), Some(first));
+            let is_wanted = Cell::new(true);
+            let mut claim = pin!(table.claim_if(0, 0, Some(20), || is_wanted.get()));
+            let mut poll = || claim.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            assert!(poll().is_pending());
+            is_wanted.set(false);
+            if by_node {
+                placed = None;
+            } else {
+                first = None;
+            }
+            assert!(matches!(poll(), Poll::Ready(None)));
+            drop((placed, first, second));
         }
     }
 

@@ -138,25 +138,48 @@ impl<P: 'static, R: Clone + 'static> StripeTable<P, R> {
     /// Claims `stripe`, or joins its owner's write with `payload` (an exclusive claim has none and never
     /// joins). `shard` is the caller's index. The caller must hold no other claim (C12).
     pub async fn claim(&self, shard: usize, stripe: u64, payload: Option<P>) -> Entered<'_, P, R> {
+        let Some(entered) = self.claim_if(shard, stripe, payload, || true).await else {
+            unreachable!("it is wanted")
+        };
+        entered
+    }
+
+    /// The same if it `is_wanted` at the moment when it takes its place before all later claims: what is
+    /// asked for again takes a place behind it then.
+    pub async fn claim_if(
+        &self,
+        shard: usize,
+        stripe: u64,
+        payload: Option<P>,
+        is_wanted: impl Fn() -> bool,
+    ) -> Option<Entered<'_, P, R>> {
+        if !is_wanted() {
+            return None;
+        }
         if !self.is_passing(shard, stripe)
             && let Some(claim) = self.try_claim(stripe)
         {
-            return Entered::Owner(claim, payload);
+            return Some(Entered::Owner(claim, payload));
         }
         let number = match self.free[shard].take() {
             Some(number) => number,
             None => match self.stand_in_line(shard, stripe).await {
-                Ok(claim) => return Entered::Owner(claim, payload),
+                Ok(claim) => return is_wanted().then_some(Entered::Owner(claim, payload)),
+                // Other shards have nodes of their own, and may have passed it.
+                Err(number) if !is_wanted() => {
+                    self.return_node(number);
+                    return None;
+                }
                 Err(number) => number,
             },
         };
-        match self.push(number, stripe, payload) {
+        Some(match self.push(number, stripe, payload) {
             Pushed::Free(claim, payload) => {
                 self.return_node(number);
                 Entered::Owner(claim, payload)
             }
             Pushed::Waiting => Wait { table: self, number, bucket: self.bucket_of(stripe), stripe }.await,
-        }
+        })
     }
 
     fn push(&self, number: u32, stripe: u64, payload: Option<P>) -> Pushed<'_, P, R> {

@@ -789,6 +789,74 @@ fn a_change_that_waits_for_a_limit_is_not_begun_when_its_client_has_hung_up() {
     scene.world.run_until(STEPS * 10, |_| *done.borrow() == 1).unwrap();
 }
 
+/// Each step of a change takes a place of its own among the changes of its stripe.
+#[test]
+fn no_further_step_of_a_long_change_is_begun_when_its_client_has_hung_up() {
+    for which in 0..6 {
+        let mut scene = raid5(1, 1);
+        let size = scene.volume().size();
+        let (hangs_up, has_hung_up, answer) =
+            (which < 3, Rc::new(Cell::new(false)), Rc::new(RefCell::new(None)));
+        let volume = scene.volume();
+        scene.run(async move {
+            let mut data = shard::buffer(usize::try_from(size).unwrap());
+            data.fill(1);
+            volume.write(0, data.freeze(), false).await.unwrap();
+        });
+        let volume = {
+            let has_hung_up = Rc::clone(&has_hung_up);
+            scene.volume().for_client(Client::new(move || has_hung_up.get()))
+        };
+        let told = Rc::clone(&answer);
+        scene.disks[1].fault(&Fault::Hang);
+        scene.world.spawn(0, "client", async move {
+            *told.borrow_mut() = Some(match which % 3 {
+                0 => volume.discard(0, size).await,
+                1 => volume.write_zeroes(0, size, false).await,
+                _ => volume.write_zero_bytes(0, size, false).await,
+            });
+        });
+        scene.run(async { shard::sleep(1_000_000_000).await });
+        has_hung_up.set(hangs_up);
+        scene.disks[1].fault(&Fault::Release);
+        scene.world.run_until(STEPS, |_| answer.borrow().is_some()).unwrap();
+        assert_eq!(answer.take(), Some(if hangs_up { Err(IoError::Abandoned) } else { Ok(()) }), "{which}");
+        let volume = scene.volume();
+        let read =
+            scene.run(async move { volume.read(0, shard::buffer(usize::try_from(size).unwrap())).await.1 });
+        assert_eq!(read[0], 0, "the first step was begun before, {which}");
+        assert_eq!(*read.last().unwrap(), u8::from(hangs_up), "{which}");
+    }
+}
+
+/// What the client has sent again by another shard may have passed what waits here.
+#[test]
+fn a_write_that_waits_for_a_writer_of_parts_is_not_begun_when_its_client_has_hung_up() {
+    for hangs_up in [true, false] {
+        let mut scene = raid5(1, 1);
+        let done = spawn(&mut scene, 1, move |_, volume, _, _| async move {
+            let locks = Arc::new(Locks::default());
+            let has_hung_up = Rc::new(Cell::new(false));
+            let service =
+                VolumeService::new(volume.clone(), |_| ()).with_locks(Arc::clone(&locks)).for_client({
+                    let has_hung_up = Rc::clone(&has_hung_up);
+                    Client::new(move || has_hung_up.get())
+                });
+            let merge = locks.alone(0, 1).await;
+            let mut data = shard::buffer(4096);
+            data.fill(1);
+            let mut writing = pin!(service.write(0, data.freeze(), false));
+            assert!(shard::timeout(1_000_000_000, writing.as_mut()).await.is_none());
+            has_hung_up.set(hangs_up);
+            drop(merge);
+            assert_eq!(writing.await.is_err(), hangs_up);
+            let read = volume.read(0, shard::buffer(4096)).await.1;
+            assert!(read.iter().all(|byte| *byte == u8::from(!hangs_up)));
+        });
+        scene.world.run_until(STEPS, |_| *done.borrow() == 1).unwrap();
+    }
+}
+
 /// By its own clock: each operation counts once, with all that its client waited for, the limit included.
 #[test]
 fn a_service_counts_how_long_each_client_operation_took() {

@@ -14,7 +14,8 @@
 //! look at [`Link::over`] now and then.
 //!
 //! **Hung up.** A client that has waited too long for an answer hangs up and sends what is unanswered again,
-//! by another connection. What it has sent by this one and was not begun must then never be: see
+//! by another connection. The changes that it has sent by this one and that were not begun must then never
+//! be. The service asks, at each step of a change: see [`Client`](pinstripe_block::Client) and
 //! [`Link::has_hung_up`].
 //!
 //! **Leaving.** A connection that another process will serve ends in the same way, between two requests, but
@@ -56,8 +57,6 @@ pub(super) struct Link<T: ?Sized> {
     requests: Cell<usize>,
     /// The latest of them is still coming.
     pub is_coming: Cell<bool>,
-    /// The receiver has waited for room: what it takes next may have been sent long ago.
-    pub has_waited: Cell<bool>,
     /// At the last look at whether it idles.
     was_idle: Cell<bool>,
     share: Share,
@@ -85,7 +84,6 @@ impl<T: Stream + ?Sized> Link<T> {
             outgoing: RefCell::default(),
             requests: Cell::new(0),
             is_coming: Cell::new(false),
-            has_waited: Cell::new(false),
             was_idle: Cell::new(false),
             share: Share::new(budget),
             ended: Cell::default(),
@@ -182,7 +180,7 @@ impl<T: Stream + ?Sized> Link<T> {
     pub fn over(&self) -> Option<&'static str> {
         if self.stopping.get() {
             Some("the server is stopping")
-        } else if self.broken.get() || self.ended.get() == Some(Why::Abandoned) {
+        } else if self.has_hung_up() {
             Some("the client has hung up")
         } else {
             None
@@ -190,8 +188,8 @@ impl<T: Stream + ?Sized> Link<T> {
     }
 
     /// Whether the client has gone without the word that it leaves, so that it may send by another connection
-    /// what isn't answered. Asks the kernel, since what has come before is received first. One that says
-    /// that it leaves, and ends what it sends before we have read that, is taken for gone, too.
+    /// what isn't answered. Asks the stream, since what has come before is received first. One that says that
+    /// it leaves, and ends what it sends before we have read that, is taken for gone, too.
     pub fn has_hung_up(&self) -> bool {
         let ended = self.ended.get();
         self.broken.get()
@@ -204,44 +202,33 @@ impl<T: Stream + ?Sized> Link<T> {
         self.requests.get() == 1
     }
 
-    /// Lets a request of `bytes` in, when there is room. False if the connection has ended meanwhile, if its
-    /// client has hung up while requests waited, or if it is to be left. After a true, what isn't handed over
-    /// with the reply must be given to [`Link::release`].
+    /// Lets a request of `bytes` in, when there is room. False if the connection has ended meanwhile, or if it
+    /// is to be left. After a true, what isn't handed over with the reply must be given to [`Link::release`].
     pub async fn reserve(&self, bytes: usize) -> bool {
         let over = || self.broken.get() || self.leaving.get();
         let room = || {
             let held = self.share.held();
             self.requests.get() < REQUESTS_MAX && (held == 0 || held + bytes <= HELD_BYTES_MAX)
         };
-        if !room() {
-            self.has_waited.set(true);
-            self.receiver.wait_for(|| (room() || over()).then_some(())).await;
-        }
+        self.receiver.wait_for(|| (room() || over()).then_some(())).await;
         let mut acquired = pin!(self.share.acquire(bytes));
         let mut ended = pin!(self.receiver.wait_for(|| over().then_some(())));
         let alive = poll_fn(|cx| {
             if ended.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(false);
             }
-            let acquired = acquired.as_mut().poll(cx).map(|()| true);
-            self.has_waited.set(self.has_waited.get() || acquired.is_pending());
-            acquired
+            acquired.as_mut().poll(cx).map(|()| true)
         });
-        if !alive.await {
-            return false;
+        let alive = alive.await;
+        if alive {
+            self.requests.set(self.requests.get() + 1);
         }
-        if self.has_waited.take() && !active(Mutant::RequestsOfTheGoneBegun) && self.has_hung_up() {
-            self.share.give_back(bytes);
-            return false;
-        }
-        self.requests.set(self.requests.get() + 1);
-        true
+        alive
     }
 
     /// Waits until unsent replies leave room for more; for those that belong to no request in flight.
     pub async fn room(&self) {
         let is_there = || self.outgoing.borrow().loose() <= LOOSE_BYTES_MAX || self.broken.get();
-        self.has_waited.set(self.has_waited.get() || !is_there());
         self.receiver.wait_for(|| is_there().then_some(())).await;
     }
 

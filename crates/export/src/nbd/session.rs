@@ -109,10 +109,7 @@ pub(super) async fn run<T: Stream + ?Sized + 'static, S: BlockService>(
     settled: impl FnOnce(),
 ) -> SessionEnd {
     let (inbound, negotiated) = match beginning {
-        Beginning::Left(left) => {
-            link.has_waited.set(true);
-            (Inbound::with(Rc::clone(link), &left.received), left.negotiated)
-        }
+        Beginning::Left(left) => (Inbound::with(Rc::clone(link), &left.received), left.negotiated),
         Beginning::Greeting(security) => {
             let mut inbound = Inbound::new(Rc::clone(link));
             let handshake = handshake(&mut inbound, security, exports);

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use pinstripe_block::{BlockService, ServiceError};
+use pinstripe_block::{BlockService, Client, ServiceError};
 use pinstripe_export::nbd::{Export, Server};
 use pinstripe_runtime::completion::Payload;
 use pinstripe_runtime::{
@@ -273,9 +273,10 @@ pub struct Seen {
     pub fast: bool,
 }
 
-/// An array of plain memory. Its requests take random time.
+/// An array of plain memory. Its requests take random time. It begins no change of a client that has hung up.
 #[derive(Clone)]
 pub struct Array {
+    client: Client,
     pub seen: Rc<RefCell<Seen>>,
     pub gate: Rc<pinstripe_runtime::Signal>,
     random: Rc<Random>,
@@ -288,6 +289,7 @@ impl Array {
     pub fn new(random: &Rc<Random>, size: usize, delay: usize) -> Self {
         let seen = Seen { data: vec![0; size], ..Seen::default() };
         Self {
+            client: Client::default(),
             seen: Rc::new(RefCell::new(seen)),
             gate: Rc::default(),
             random: Rc::clone(random),
@@ -314,6 +316,10 @@ impl Array {
     pub fn server(&self) -> Server<Array> {
         let export = Export { name: "array".into(), description: "memory".into(), service: self.clone() };
         Server::new(vec![export]).unwrap()
+    }
+
+    async fn change(&self, bytes: usize, act: impl FnOnce(&mut Seen)) -> Result<(), ServiceError> {
+        if self.client.has_hung_up() { Err(ServiceError::Io) } else { self.work(bytes, act).await }
     }
 
     async fn work<T>(&self, bytes: usize, act: impl FnOnce(&mut Seen) -> T) -> Result<T, ServiceError> {
@@ -352,6 +358,9 @@ fn range(offset: u64, length: usize) -> std::ops::Range<usize> {
 }
 
 impl BlockService for Array {
+    fn for_client(self, client: Client) -> Self {
+        Self { client, ..self }
+    }
     fn size_bytes(&self) -> u64 {
         self.seen.borrow().data.len() as u64
     }
@@ -378,7 +387,7 @@ impl BlockService for Array {
     async fn write(&self, offset: u64, data: Slice, fua: bool) -> Result<(), ServiceError> {
         assert_eq!(data.as_ptr().addr() % 4096, 0, "the data of a write is not aligned");
         let range = range(offset, data.len());
-        self.work(data.len(), |seen| {
+        self.change(data.len(), |seen| {
             seen.data[range].copy_from_slice(&data);
             seen.fua += usize::from(fua);
         })
@@ -395,7 +404,7 @@ impl BlockService for Array {
 
     async fn write_zeroes(&self, offset: u64, length: u64, fua: bool, _: bool) -> Result<(), ServiceError> {
         let range = range(offset, usize::try_from(length).unwrap());
-        self.work(0, |seen| {
+        self.change(0, |seen| {
             seen.data[range].fill(0);
             seen.fua += usize::from(fua);
         })

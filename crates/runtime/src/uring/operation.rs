@@ -28,6 +28,7 @@ pub(super) const POLLIN: u32 = libc::POLLIN.cast_unsigned() as u32;
 /// How often in a row an NVMe command is given that the device or its driver may do later.
 const NVME_RETRIES_MAX: u8 = 5;
 const POLLOUT: u32 = libc::POLLOUT.cast_unsigned() as u32;
+const POLLRDHUP: u32 = libc::POLLRDHUP.cast_unsigned() as u32;
 const POLLIN_EXCLUSIVE: u32 = (libc::EPOLLIN | libc::EPOLLEXCLUSIVE).cast_unsigned();
 /// `BLOCK_URING_CMD_DISCARD`, Linux 6.12: `_IO(0x12, 0)`.
 const BLOCK_DISCARD: u32 = 0x1200;
@@ -217,6 +218,8 @@ pub(super) enum Kind {
     },
     /// Waits until something can be sent, or the connection has failed.
     Writable,
+    /// Waits until the other end has ended what it sends, or has gone.
+    HangUp,
     /// The connection comes here, so that it is closed if no task takes it.
     Accept(Rc<RefCell<Option<OwnedFd>>>),
     /// A command of the file's own driver. It holds no address.
@@ -377,6 +380,7 @@ impl Operation {
                 opcode::PollAdd::new(raw, if *exclusive { POLLIN_EXCLUSIVE } else { POLLIN }).build()
             }
             (Kind::Writable, _) => opcode::PollAdd::new(raw, POLLOUT).build(),
+            (Kind::HangUp, _) => opcode::PollAdd::new(raw, POLLRDHUP).build(),
             (Kind::Command { operation, bytes }, _) => {
                 opcode::UringCmd16::new(raw, *operation).cmd(*bytes).build()
             }
@@ -450,9 +454,12 @@ impl Operation {
     fn transferred(&mut self, count: u64) -> Step {
         match &self.kind {
             Kind::Nvme(_) => unreachable!("it is answered"),
-            Kind::Flush | Kind::Allocate(_) | Kind::Discard | Kind::Readable { .. } | Kind::Writable => {
-                Step::Done(0)
-            }
+            Kind::Flush
+            | Kind::Allocate(_)
+            | Kind::Discard
+            | Kind::Readable { .. }
+            | Kind::Writable
+            | Kind::HangUp => Step::Done(0),
             Kind::Receive | Kind::Send | Kind::Command { .. } => {
                 Step::Done(usize::try_from(count).unwrap_or(usize::MAX))
             }

@@ -1,7 +1,7 @@
 //! Connections over the shard's ring.
 
 use std::{
-    cell::Cell,
+    cell::{Cell, RefCell},
     future::Future,
     io,
     net::{IpAddr, SocketAddr},
@@ -13,7 +13,7 @@ use std::{
     pin::Pin,
     rc::Rc,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -24,8 +24,9 @@ use rustix::{
 };
 
 use crate::{
-    Buffer, Slice, Stream, Submission,
+    Buffer, Shard, Slice, Stream, Submission,
     completion::{Outcome, Payload},
+    shard,
     uring::{
         blocking,
         operation::{Descriptor, File, Kind, Operation},
@@ -37,6 +38,8 @@ use crate::{
 const KEEP_ALIVE_IDLE: Duration = Duration::from_mins(1);
 const KEEP_ALIVE_PAUSE: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_COUNT: u32 = 6;
+/// For so long what the ring has told is believed of a peer.
+const NEWS_NANOSECONDS: u64 = 1_000_000;
 
 /// A connected socket that no shard uses yet: it may go to any.
 #[derive(Debug)]
@@ -88,7 +91,8 @@ impl Connection {
             let _ = notice_dead_peer(&self.fd);
         }
         let descriptor = Descriptor::new(File::new(self.fd));
-        Ok(Rc::new(SocketStream { descriptor, peer, is_left: Cell::new(false) }))
+        let (is_left, hang_up) = Default::default();
+        Ok(Rc::new(SocketStream { descriptor, peer, is_left, hang_up }))
     }
 }
 
@@ -127,6 +131,8 @@ pub struct SocketStream {
     descriptor: Rc<Descriptor>,
     peer: Option<IpAddr>,
     is_left: Cell<bool>,
+    /// Completes when the peer hangs up. From the first time on that anything asks.
+    hang_up: RefCell<Option<Pending>>,
 }
 
 impl SocketStream {
@@ -135,6 +141,7 @@ impl SocketStream {
     pub fn leave(&self) -> io::Result<Connection> {
         let fd = self.descriptor.file().fd.try_clone()?;
         self.is_left.set(true);
+        self.hang_up.take();
         Ok(Connection { fd })
     }
 
@@ -179,7 +186,19 @@ impl Stream for SocketStream {
         let _ = rustix::net::shutdown(self.descriptor.file().fd.as_fd(), rustix::net::Shutdown::Both);
     }
 
+    /// The ring tells it, so that a look is no system call. Where the ring was not asked for long, since the
+    /// shard stands still in the middle of a turn, the kernel is asked directly.
     fn has_hung_up(&self) -> bool {
+        let mut hang_up = self.hang_up.borrow_mut();
+        let mut context = Context::from_waker(Waker::noop());
+        let is_quiet = hang_up.as_mut().is_some_and(|told| Pin::new(told).poll(&mut context).is_pending());
+        if is_quiet && shard::with_current(Shard::since_turn) < NEWS_NANOSECONDS {
+            return false;
+        }
+        if !is_quiet {
+            let wait = Operation::new(Kind::HangUp, &self.descriptor);
+            *hang_up = Some(Pending::start(&self.descriptor, Payload::None, wait));
+        }
         self.shows(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
     }
 
@@ -348,6 +367,32 @@ mod tests {
             drop((over_tcp, local));
             assert!(streams.iter().all(|stream| stream.has_hung_up()));
             assert!(streams[1].is_abandoned());
+        })
+        .unwrap();
+    }
+
+    /// The ring tells it, to a shard that turns and to one that stands still.
+    #[test]
+    fn a_peer_that_hangs_up_later_is_seen_to_although_what_it_sent_was_not_received() {
+        run(&RuntimeConfig::unpinned(1), |_| async move {
+            for turns in [true, false] {
+                let (mut local, other) = UnixStream::pair().unwrap();
+                let stream = Connection::new(other).attach().unwrap();
+                local.write_all(b"unread").unwrap();
+                for _ in 0..3 {
+                    assert!(!stream.has_hung_up());
+                    shard::sleep(1).await;
+                }
+                local.shutdown(std::net::Shutdown::Write).unwrap();
+                if turns {
+                    shard::sleep(1).await;
+                } else {
+                    std::thread::sleep(Duration::from_nanos(2 * NEWS_NANOSECONDS));
+                }
+                assert!(stream.has_hung_up() && stream.has_hung_up());
+                drop(stream.leave());
+                drop(stream);
+            }
         })
         .unwrap();
     }
