@@ -117,7 +117,10 @@ impl ParityVolume {
         }
         let (unsupported, mut missed) = self.zero_members(&writing, stripe).await;
         if !log.is_none() || intent.forces_writes(intent.regions(offset, chunk)) {
-            missed.add_dropped(self.flush_or_report(view).await);
+            let failed = self.flush_or_report(view).await;
+            // The zeroes were in its cache. Nothing stands in for them in a row that may be torn.
+            missed.is_lost |= failed.iter().filter_map(|id| view.snapshot.slot_of(*id)).any(lost);
+            missed.add_dropped(failed);
         }
         if !view.snapshot.absent().is_empty() {
             intent.set_missed(intent.regions(offset, chunk));

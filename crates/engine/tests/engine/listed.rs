@@ -756,6 +756,22 @@ fn zeroes_of_torn_rows_outlive_a_flush_that_a_member_loses() {
     assert!(read.0.is_ok() && read.1.iter().all(|byte| *byte == 0), "zeroes were lost");
 }
 
+/// The flush that forces them.
+#[test]
+fn zeroes_of_torn_rows_are_refused_where_the_member_that_has_them_loses_them() {
+    for holds_data in [true, false] {
+        let mut scene = torn();
+        let map = map(&scene);
+        let slot = if holds_data { map.data_slot(1) } else { map.p_slot() };
+        scene.disks[slot.index()].fault(&Fault::FailFlushes(1));
+        let volume = scene.volume();
+        let at = sector(0, 0) * 512;
+        let zeroed = scene.run(async move { volume.write_zeroes(at, 3 * CHUNK, false).await });
+        assert_eq!(scene.array.detail().slots[slot.index()].state, "missing");
+        assert_eq!(zeroed.is_err(), holds_data, "{zeroed:?}");
+    }
+}
+
 #[test]
 fn two_members_of_level_6_are_back_before_torn_rows_are_resynced() {
     let mut scene = torn_of(raid6());
