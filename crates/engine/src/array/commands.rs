@@ -283,6 +283,9 @@ impl Array {
                 self.give_number(&mut newcomer.superblock)?;
                 Ok((newcomer, Some(former)))
             }
+            (Some(found), None) if self.holds_torn(&found) => {
+                Err(CommandError::HoldsTorn(found.device.info().name.clone()))
+            }
             (found, _) => Ok((self.blank(source, found, uuid, marks).await?, None)),
         }
     }
@@ -357,6 +360,17 @@ impl Array {
         let was_recovering = found.superblock.member.recovery_offset.is_some();
         let former = Former { slot, events: array.events, knew, was_recovering, bitmap };
         Ok(Some(former).filter(|former| self.controller.can_come_back(former)))
+    }
+
+    /// Whether a device was the member of a slot, now empty, that has data of rows that a crash may have torn.
+    fn holds_torn(&self, found: &Found) -> bool {
+        let snapshot = self.shared().snapshot();
+        let Role::Slot(slot) = found.superblock.own_role() else { return false };
+        let slot = usize::from(slot.0);
+        found.superblock.array.set_uuid == self.superblocks().membership.array.set_uuid
+            && matches!(snapshot.seats.get(slot), Some(Seat::Empty))
+            && self.shared().geometry.holds_data(slot)
+            && self.shared().misses_torn_data(&snapshot)
     }
 
     /// The bitmap on a device that was a member, if it has the array's regions and goes with its superblock.

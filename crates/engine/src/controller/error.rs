@@ -111,6 +111,11 @@ pub enum CommandError {
         /// The array's.
         current: u64,
     },
+    /// It has data that can't be made of the others, and can't come back: a spare would be emptied.
+    #[error(
+        "{0} was a member, and has blocks that can't be made of the others, for the array was stopped uncleanly and isn't resynced; but what it has missed since isn't known, so nothing was done. Add it again when other members are back that are away. To go on without it, stop the array, and assemble it with --force"
+    )]
+    HoldsTorn(String),
     /// Level 0 has no redundancy.
     #[error("a level 0 array can't change its members")]
     NoRedundancy,

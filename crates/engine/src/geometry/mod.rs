@@ -286,6 +286,11 @@ impl Geometry {
         self.parity().is_some()
     }
 
+    /// Whether the member of a slot holds data in any stripe: on level 4 one holds parity only.
+    pub fn holds_data(&self, slot: usize) -> bool {
+        self.parity().is_none_or(|parity| parity.holds_data(MemberSlot::at(slot)))
+    }
+
     /// The layout's name as mdadm has it; empty on level 0.
     pub fn layout_name(&self) -> &'static str {
         self.parity().map_or("", |parity| parity.layout().name())

@@ -129,6 +129,13 @@ impl ParityGeometry {
         })
     }
 
+    /// Whether the member of a slot holds data in any stripe.
+    pub fn holds_data(&self, slot: MemberSlot) -> bool {
+        // After as many stripes as there are members the pattern begins anew.
+        let mut stripes = (0..u64::from(self.members)).map(StripeId);
+        stripes.any(|stripe| matches!(self.slots(stripe).role(slot), Role::Data(_)))
+    }
+
     /// Level and algorithm.
     pub fn layout(&self) -> ParityLayout {
         self.layout

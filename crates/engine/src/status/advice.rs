@@ -25,8 +25,18 @@ pub(crate) struct Facts<'a> {
     pub(crate) limit_ns: u64,
     /// How many members may be missing.
     pub(crate) redundancy: usize,
-    /// Rows may be torn: there is no resync of them without all members.
-    pub(crate) torn: bool,
+    pub(crate) torn_data: TornData,
+}
+
+/// Where the data of rows is that may be torn. There is no resync of them without it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TornData {
+    /// On members that are here.
+    Here,
+    /// On one that is away, and can come back by the bitmap.
+    Away,
+    /// On one that is away, and can't.
+    Lost,
 }
 
 impl Facts<'_> {
@@ -95,13 +105,17 @@ impl Facts<'_> {
         if self.redundancy == 0 || self.failure.is_some() {
             return;
         }
-        if empty > 0 && self.torn {
-            sentences.push(
+        if empty > 0 && self.torn_data != TornData::Here {
+            let back = if self.torn_data == TornData::Away {
+                "Bring it back, and `pinstripe add` it. If it is lost, stop"
+            } else {
+                "Nothing tells what it has missed, so it can't come back either. Stop"
+            };
+            sentences.push(format!(
                 "a member went before the resync after an unclean stop was over: its blocks there can't be made of the others, and \
-                 no other device can take its place. Bring it back, and `pinstripe add` it. If it is lost, stop the array, and \
-                 assemble it with --force: that takes parity for true, and what was being written when it stopped may read wrong"
-                    .to_owned(),
-            );
+                 no other device can take its place. {back} the array, and assemble it with --force: that takes parity for true, and \
+                 what was being written when it stopped may read wrong"
+            ));
         } else if empty > 0 && !self.read_only {
             sentences.push(
                 "a member is missing: put a device in with `pinstripe add`, and its content is rebuilt"
@@ -197,7 +211,7 @@ mod tests {
             failed: &[],
             limit_ns: 30_000_000_000,
             redundancy: 1,
-            torn: false,
+            torn_data: TornData::Here,
         };
         change(&mut facts);
         facts.advice()
@@ -223,9 +237,13 @@ mod tests {
         let missing = [slot("missing"), slot("in-sync"), slot("in-sync")];
         says(&missing, |_| (), "pinstripe add");
         says(&missing, |_| (), "no further member may fail");
-        let torn = |facts: &mut Facts<'_>| facts.torn = true;
+        let torn = |facts: &mut Facts<'_>| facts.torn_data = TornData::Away;
         says(&missing, torn, "assemble it with --force");
         assert!(!advice(&missing, torn).unwrap().contains("its content is rebuilt"));
+        says(&missing, torn, "pinstripe add");
+        let untold = |facts: &mut Facts<'_>| facts.torn_data = TornData::Lost;
+        says(&missing, untold, "assemble it with --force");
+        assert!(!advice(&missing, untold).unwrap().contains("pinstripe add"));
         let slow = [SlotDetail { slow: true, ..slot("in-sync") }];
         says(&slow, |_| (), "it is dropped when it has not answered for 30 s");
         says(&slow, |facts| facts.limit_ns = 0, "`pinstripe fail` drops it");
@@ -257,7 +275,7 @@ mod tests {
                 failed: &[],
                 limit_ns: 0,
                 redundancy: 1,
-                torn: false,
+                torn_data: TornData::Here,
             };
             facts.advice().unwrap()
         };

@@ -18,7 +18,7 @@ use crate::{
     membership::snapshot::Seat,
     parts::parts,
     statistics::Statistics,
-    status::advice::Facts,
+    status::advice::{Facts, TornData},
     units::to_usize,
 };
 
@@ -185,7 +185,11 @@ impl Array {
             failed: &failed,
             limit_ns: shared.member_limit_ns(),
             redundancy: shared.geometry.redundancy(),
-            torn: intent.has_torn(),
+            torn_data: match (shared.misses_torn_data(&snapshot), intent.keeps_torn()) {
+                (false, _) => TornData::Here,
+                (true, true) => TornData::Away,
+                (true, false) => TornData::Lost,
+            },
         }
         .advice();
         Detail {

@@ -9,7 +9,7 @@ use crate::arrays::{
 };
 use crate::membership::Life;
 use pinstripe_engine::{
-    array::Added,
+    array::{Added, CommandError},
     error::IoError,
     geometry::{MemberSlot, StripeId, StripeMap},
     maintenance::{CheckReport, ScrubAction, ScrubRequest},
@@ -797,6 +797,75 @@ fn what_can_be_done_without_a_member_while_rows_are_torn_is_told() {
     let (scene, _) = torn_without_a_member(&Fault::Gone);
     let advice = scene.array.detail().advice.unwrap();
     assert!(advice.contains("--force") && !advice.contains("its content is rebuilt"), "{advice}");
+}
+
+/// As a spare it would be emptied.
+#[test]
+fn a_member_that_can_not_come_back_to_torn_rows_yet_does_when_another_one_has() {
+    let mut scene = torn_of(raid6());
+    let [first, second, third] = [1, 2, 3].map(|slot| scene.disks[slot].clone());
+    let goes = |scene: &mut Scene, disk: &SimDisk| {
+        disk.fault(&Fault::Gone);
+        scene.write(0, 3 * SECTORS, false).unwrap();
+        disk.fault(&Fault::Return);
+    };
+    goes(&mut scene, &first);
+    goes(&mut scene, &second);
+    scene.array.pause_sync(false);
+    assert_eq!(scene.add(&first).unwrap(), Added::Bitmap { slot: 1 });
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().slots[1].state != "recovering").unwrap();
+    goes(&mut scene, &third);
+    assert!(matches!(scene.add(&second), Err(CommandError::HoldsTorn(_))));
+    assert_eq!(scene.add(&third).unwrap(), Added::Bitmap { slot: 3 });
+    scene.world.run_until(STEPS, |_| array.detail().slots[3].state != "recovering").unwrap();
+    assert_eq!(scene.add(&second).unwrap(), Added::Bitmap { slot: 2 });
+    scene.settle();
+    scene.proof();
+}
+
+/// Without a bitmap it can't come back, and as a spare it would be emptied.
+#[test]
+fn a_member_that_torn_rows_lack_and_that_can_not_come_back_is_left_as_it_is() {
+    let wish = wish(Level::Raid5, 4, CHUNK, NewBitmap::None, InitialSync::AssumeClean);
+    let mut scene = torn_of(Scene::with_options(1, wish, 1, options()));
+    scene.disks[1].fault(&Fault::Gone);
+    scene.flush().unwrap();
+    let advice = scene.array.detail().advice.unwrap();
+    assert!(advice.contains("--force") && !advice.contains("pinstripe add"), "{advice}");
+    let back = scene.disks[1].clone();
+    back.fault(&Fault::Return);
+    let before = back.peek(0, 2048 * 512);
+    assert!(matches!(scene.add(&back), Err(CommandError::HoldsTorn(name)) if name == "disk1"));
+    assert!(back.peek(0, 2048 * 512) == before);
+}
+
+/// Nothing forced them to the medium, and the member's cache was lost.
+#[test]
+fn writes_of_torn_rows_from_before_there_was_a_bitmap_are_not_believed_of_a_member_that_comes_back() {
+    let wish = wish(Level::Raid5, 4, CHUNK, NewBitmap::None, InitialSync::AssumeClean);
+    let mut scene = torn_of(Scene::with_options(1, wish, 1, options()));
+    scene.write(sector(1, 0), SECTORS, false).unwrap();
+    let array = scene.array.clone();
+    scene.run(async move { array.add_bitmap(64 << 10).await }).unwrap();
+    let slot = map(&scene).data_slot(1).index();
+    scene.disks[slot].fault(&Fault::FailFlushes(1));
+    scene.flush().unwrap();
+    let back = scene.disks[slot].clone();
+    assert!(matches!(scene.add(&back), Err(CommandError::HoldsTorn(_))));
+}
+
+/// It is made of data that is there.
+#[test]
+fn a_spare_takes_the_place_of_a_member_that_has_parity_only_though_rows_are_torn() {
+    let mut scene = torn_of(scene(Level::Raid4, 4, InitialSync::AssumeClean));
+    let spare = scene.disk();
+    assert_eq!(scene.add(&spare).unwrap(), Added::Spare);
+    scene.disks[3].fault(&Fault::Gone);
+    scene.flush().unwrap();
+    scene.array.pause_sync(false);
+    scene.settle();
+    scene.proof();
 }
 
 /// The target of a replacement is left alone with torn rows of which it has none: it is not the one that
