@@ -10,7 +10,7 @@ use crate::{
     shared::Failure,
 };
 use pinstripe_md::bad_block_table::BadBlockChange;
-use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
+use pinstripe_runtime::{DeviceError, DeviceErrorKind, atomics::Ordering, shard};
 use std::sync::Arc;
 
 impl ArrayController {
@@ -63,8 +63,15 @@ impl ArrayController {
         let table = member.bad_blocks.table();
         let sectors = report.sectors.clone();
         let change = match &report.bad {
-            // A full log: the member goes rather than a bad block be forgotten.
-            Some(error) => table.insert(sectors, place.size).map_err(|_| error.clone())?,
+            Some(error) => match (table.insert(sectors, place.size), &report.is_refused) {
+                (Ok(change), _) => change,
+                (Err(_), Some(is_refused)) => {
+                    is_refused.store(true, Ordering::SeqCst);
+                    return Ok(());
+                }
+                // A full log: the member goes rather than a bad block be forgotten.
+                (Err(_), None) => return Err(error.clone()),
+            },
             None => match table.remove(sectors, place.size) {
                 Ok(change) => change,
                 // No room to cut an entry in two: it stays.

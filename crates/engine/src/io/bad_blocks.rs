@@ -19,7 +19,7 @@
 use std::{ops::Range, sync::Arc};
 
 use pinstripe_md::units::SECTOR_BYTES;
-use pinstripe_runtime::{DeviceError, DeviceErrorKind};
+use pinstripe_runtime::{DeviceError, DeviceErrorKind, atomics::AtomicBool};
 
 use crate::{
     error::{IoError, MemberError, Operation},
@@ -49,12 +49,15 @@ impl ParityVolume {
         view.member(place).is_some_and(has_place) && !self.shared.options.read_only
     }
 
-    /// Whether the log of the member of a place has room for a range (in bytes, relative to the data) now.
+    /// Whether the log of the member of a place has room for a range (in bytes, relative to the data) now, and
+    /// lists nothing else with it: it may count in larger units.
     pub(crate) fn has_room_in_list(&self, view: &View, place: usize, (offset, length): (u64, u64)) -> bool {
         let takes = |(member, _): (&Arc<Member>, _)| {
             let lists = &member.bad_blocks;
             let sectors = sectors(member.data_offset + offset, length);
-            lists.place().is_some_and(|log| lists.table().insert(sectors, log.size).is_ok())
+            let (table, unit) = (lists.table(), 1 << lists.table().blocks().shift());
+            let is_exact = sectors.start.is_multiple_of(unit) && sectors.end.is_multiple_of(unit);
+            is_exact && lists.place().is_some_and(|log| table.insert(sectors, log.size).is_ok())
         };
         self.has_list(view, place) && view.member(place).is_some_and(takes)
     }
@@ -68,6 +71,18 @@ impl ParityVolume {
         (offset, length): (u64, u64),
         error: DeviceError,
     ) -> Listing {
+        self.report_bad(member, slot, (offset, length), error, None)
+    }
+
+    /// The same. With `is_refused`, which then tells of it, the member stays where its log has no room.
+    fn report_bad(
+        &self,
+        member: &Member,
+        slot: usize,
+        (offset, length): (u64, u64),
+        error: DeviceError,
+        is_refused: Option<Arc<AtomicBool>>,
+    ) -> Listing {
         let at = member.data_offset + offset;
         let error = MemberError {
             role: slot.into(),
@@ -76,9 +91,10 @@ impl ParityVolume {
             offset: at,
             error,
         };
-        let ticket = self.shared.bad_reports.push(member.id, sectors(at, length), Some(error));
+        let reports = &self.shared.bad_reports;
+        let ticket = reports.push(member.id, sectors(at, length), Some(error), is_refused.clone());
         self.shared.controller_wake.notify();
-        Listing { ticket, member: member.id, offset, length }
+        Listing { ticket, member: member.id, offset, length, is_refused }
     }
 
     /// Waits until what was to be listed is, durably, or its member is out: then it is false. An error if a
@@ -122,23 +138,27 @@ impl ParityVolume {
             self.members.report_data(view, place, Operation::Write, range.0, error);
             return false;
         }
-        let Some(listing) = self.list_lost(view, place, range) else { return false };
+        let Some((member, _)) = view.member(place) else { return false };
+        let error = DeviceError::of(DeviceErrorKind::Media);
+        let listing = self.list_bad(member, view.slot_at(place), range, error);
         self.recorded(view, place, &[listing]).await
     }
 
-    /// Has rows listed as bad that can't be made for the member of a place.
-    pub(crate) fn list_lost(&self, view: &View, place: usize, range: (u64, u64)) -> Option<Listing> {
+    /// Has rows listed as bad that can't be made for the member of a place, if its log has room for them when
+    /// it is their turn: other tasks list what they have found meanwhile.
+    pub(crate) fn list_if_room(&self, view: &View, place: usize, range: (u64, u64)) -> Option<Listing> {
         let (member, _) = view.member(place)?;
         let error = DeviceError::of(DeviceErrorKind::Media);
-        Some(self.list_bad(member, view.slot_at(place), range, error))
+        Some(self.report_bad(member, view.slot_at(place), range, error, Some(Arc::default())))
     }
 
-    /// Waits until all of it is listed in the log of a place's member. False if that is out by then. That
-    /// more is lost than can be made is what rebuild and scrub record.
+    /// Waits until all of it is listed in the log of a place's member. False if there is no room for it, or
+    /// the member is out by then. That more is lost than can be made is what rebuild and scrub record.
     pub(crate) async fn recorded(&self, view: &View, place: usize, listings: &[Listing]) -> bool {
         let mut listed = true;
         for listing in listings {
             listed &= matches!(self.listed(listing).await, Ok(_) | Err(IoError::Unreadable { .. }));
+            listed &= !listing.is_refused();
         }
         let Some((member, _)) = view.member(place) else { return false };
         listed && self.members.view().snapshot.slot_of(member.id) == Some(view.slot_at(place))
@@ -208,7 +228,7 @@ impl ParityVolume {
         let Some((member, _)) = view.member(place) else { return };
         let sectors = sectors(member.data_offset + offset, length);
         if !is_target || member.bad_blocks.table().blocks().first_overlap(sectors.clone()).is_some() {
-            self.shared.bad_reports.push(member.id, sectors, None);
+            self.shared.bad_reports.push(member.id, sectors, None, None);
             self.shared.controller_wake.notify();
         }
     }

@@ -187,8 +187,9 @@ impl ParityVolume {
             }
             self.shared.cache.remove_rows(stripe.0, start, end);
             for slot in slots {
-                if !self.record_lost(&view, slot, range).await {
-                    return Err(IoError::Stopping);
+                let Some(listing) = self.list_if_room(&view, slot, range) else { return Ok(false) };
+                if !self.recorded(&view, slot, &[listing]).await {
+                    return Ok(false);
                 }
             }
         }

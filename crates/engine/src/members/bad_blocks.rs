@@ -15,7 +15,7 @@ use pinstripe_md::{
 };
 use pinstripe_runtime::{
     Device,
-    atomics::{AtomicU64, Ordering},
+    atomics::{AtomicBool, AtomicU64, Ordering},
 };
 
 use crate::{error::MemberError, members::MemberId};
@@ -76,6 +76,8 @@ pub(crate) struct Report {
     pub(crate) sectors: Range<u64>,
     /// Why they are bad; nothing where they were written.
     pub(crate) bad: Option<MemberError>,
+    /// Where they needn't be listed: to be set if there is no room for them.
+    pub(crate) is_refused: Option<Arc<AtomicBool>>,
 }
 
 /// Reports on their way to the controller: part of [`Shared`](crate::shared::Shared).
@@ -92,11 +94,17 @@ impl Reports {
     }
 
     /// Queues a report. Returns its ticket.
-    pub(crate) fn push(&self, member: MemberId, sectors: Range<u64>, bad: Option<MemberError>) -> u64 {
+    pub(crate) fn push(
+        &self,
+        member: MemberId,
+        sectors: Range<u64>,
+        bad: Option<MemberError>,
+        is_refused: Option<Arc<AtomicBool>>,
+    ) -> u64 {
         let mut queue = locked(&self.queue);
         queue.1 += 1;
         let ticket = queue.1;
-        queue.0.push_back(Report { ticket, member, sectors, bad });
+        queue.0.push_back(Report { ticket, member, sectors, bad, is_refused });
         ticket
     }
 
@@ -128,6 +136,14 @@ pub(crate) struct Listing {
     /// Relative to the member's data, in bytes.
     pub(crate) offset: u64,
     pub(crate) length: u64,
+    /// There was no room for them, and the member stays without.
+    pub(crate) is_refused: Option<Arc<AtomicBool>>,
+}
+
+impl Listing {
+    pub(crate) fn is_refused(&self) -> bool {
+        self.is_refused.as_ref().is_some_and(|is_refused| is_refused.load(Ordering::SeqCst))
+    }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

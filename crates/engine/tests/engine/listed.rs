@@ -1034,6 +1034,51 @@ fn zeroes_are_acknowledged_when_they_can_be_read() {
     assert!(zeroed.is_ok() && read.is_ok(), "{zeroed:?} {read:?}");
 }
 
+/// What can be read beside it would go with it.
+#[test]
+fn a_resync_gives_nothing_up_where_a_list_can_not_name_it_alone() {
+    let mut scene = raid5();
+    scene.write(sector(0, 0), 4, true).unwrap();
+    scene.world.crash();
+    scene.ledger.borrow_mut().crash();
+    for disk in &scene.disks {
+        let mut superblock = superblock_on(disk);
+        superblock.member.bad_block_log.as_mut().unwrap().shift = 3;
+        disk.poke(4096, &superblock.encode(512).unwrap());
+    }
+    let slot = map(&scene).data_slot(0).index();
+    let unreadable = bytes(&scene, 3..4);
+    scene.disks[slot].fault(&Fault::UnreadableRange(unreadable));
+    scene.reassemble();
+    scene.run(async { shard::sleep(1_000_000_000_000).await });
+    let read: Vec<u64> = (0..SECTORS).filter(|at| read(&mut scene, sector(0, *at), 1).is_ok()).collect();
+    assert!(read.into_iter().eq((0..SECTORS).filter(|at| *at != 3)));
+    assert_eq!(scene.array.detail().regions_to_resync, 1);
+}
+
+/// Stripes are resynced side by side. What one of them lists fills the list for the other.
+#[test]
+fn a_member_stays_whose_list_has_no_room_for_all_that_a_resync_gives_up() {
+    let mut scene = raid5();
+    scene.write(sector(0, 0), 4, true).unwrap();
+    scene.world.crash();
+    scene.ledger.borrow_mut().crash();
+    let geometry = scene.geometry();
+    let stripes = [STRIPE - 1, STRIPE].map(StripeId);
+    let has_parity = |slot| stripes.iter().any(|stripe| geometry.slots(*stripe).p_slot().index() == slot);
+    let slot = (0..4).find(|slot| !has_parity(*slot)).unwrap();
+    list_as_bad(&scene.disks[slot], (0..511).map(|number| DATA_SECTOR + 2 * number));
+    for stripe in stripes {
+        let at = DATA_SECTOR * 512 + geometry.member_offset(stripe) + 3 * 512;
+        scene.disks[slot].fault(&Fault::UnreadableRange(at..at + 512));
+    }
+    scene.reassemble();
+    scene.run(async { shard::sleep(1_000_000_000_000).await });
+    let detail = scene.array.detail();
+    assert_eq!(detail.slots[slot].bad_sectors, 512, "one of two is given up");
+    assert_eq!((detail.missing, detail.regions_to_resync), (0, 1));
+}
+
 /// A list that is full can't be cut in two. What stays listed, and can't be made of the others, is not
 /// acknowledged.
 #[test]

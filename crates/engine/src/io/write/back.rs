@@ -292,14 +292,13 @@ impl ParityVolume {
         let view = self.members.view();
         let slots = || self.geometry.slots(stripe).parity_slots().map(MemberSlot::index);
         let rows = (self.geometry.member_offset(stripe) + u64::from(row), u64::from(PAGE_BYTES));
-        // A member with a full list would be dropped.
         let may_list =
             |slot| self.has_room_in_list(&view, slot, rows) && view.replacement_place(slot).is_none();
         if !slots().all(may_list) {
             return false;
         }
         self.shared.cache.remove_rows(stripe.0, row, row + PAGE_BYTES);
-        let list = |slot| Some((slot, self.list_lost(&view, slot, rows)?));
+        let list = |slot| Some((slot, self.list_if_room(&view, slot, rows)?));
         let listings: Vec<_> = slots().filter_map(list).collect();
         let mut all = true;
         for (slot, listing) in listings {
