@@ -96,6 +96,9 @@ impl fmt::Display for SetName {
     }
 }
 
+/// What our updates have for microseconds.
+const OWN_MICROSECONDS: u32 = 1;
+
 /// A point in time as the superblock keeps it: the low 40 bits count seconds since 1970, the high 24 bits
 /// microseconds.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -108,6 +111,16 @@ impl Timestamp {
     /// A time stamp; seconds are cut to 40 bits and microseconds to 24, which is what fits the disk.
     pub fn new(seconds: u64, microseconds: u32) -> Self {
         Self { seconds: seconds & 0xff_ffff_ffff, microseconds: microseconds & 0xff_ffff }
+    }
+
+    /// Of an update by this program. A kernel writes whole seconds, so its updates are told from these.
+    pub fn of_own_update(seconds: u64) -> Self {
+        Self::new(seconds, OWN_MICROSECONDS)
+    }
+
+    /// See [`Timestamp::of_own_update`].
+    pub fn is_of_own_update(self) -> bool {
+        self.microseconds == OWN_MICROSECONDS
     }
 
     /// Unpacks the word on disk.

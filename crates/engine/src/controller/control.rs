@@ -529,9 +529,12 @@ impl ArrayController {
                 self.bits_frozen.set(false);
                 self.update_superblocks().await
             }
-            IntentChange::Add { offset, image } => {
+            IntentChange::Add { offset, mut image } => {
                 {
                     let mut superblocks = self.superblocks.borrow_mut();
+                    // C9: of what was written before, no bit tells a member that is away.
+                    let events = superblocks.membership.array.events;
+                    image.set_events(events, events);
                     superblocks.bitmap = Some(*image);
                     let membership = &mut superblocks.membership;
                     membership.array.bitmap_offset = Some(offset);

@@ -89,6 +89,7 @@ impl Superblocks {
     /// Of what assembly found.
     pub(crate) fn new(array: ArrayRecord, found: FoundMembers, merged: Option<MergedBitmap>) -> Self {
         let record = |found, id, slot, state| Newcomer::from(found).record(id, slot, state);
+        let (events, updated) = (array.events, array.updated);
         let membership = assembled(array, found, record);
         let mut own = Self {
             membership,
@@ -100,6 +101,14 @@ impl Superblocks {
         };
         if let Some(MergedBitmap { image, pages_unlike, outdated }) = merged {
             (own.bitmap, own.pages_unlike, own.outdated_bitmaps) = (Some(image), pages_unlike, outdated);
+        }
+        // C9: a kernel clears bits behind a rebuild, and may say so only when something is written after it. What
+        // it has not said counts as said, but of a member that went in its last update.
+        if let Some(bitmap) = &mut own.bitmap
+            && !updated.is_of_own_update()
+        {
+            let (header, told) = (bitmap.header().clone(), events.saturating_sub(1));
+            bitmap.set_events(header.events, header.events_cleared.max(told));
         }
         own
     }

@@ -298,7 +298,7 @@ impl<D> Membership<D> {
             self.disown_absent();
         }
         self.array.events += u64::from(!active(Mutant::EventsStandStill));
-        self.array.updated = Timestamp::new(now, 0);
+        self.array.updated = Timestamp::of_own_update(now);
         self.array.resync_offset = dirty_from.map_or(ResyncOffset::Clean, ResyncOffset::DirtyFrom);
         self.distribute();
     }

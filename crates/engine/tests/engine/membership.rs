@@ -15,7 +15,8 @@ use pinstripe_engine::{
     options::ArrayOptions,
 };
 use pinstripe_md::{
-    identity::Uuid,
+    bitmap::BitmapImage,
+    identity::{Timestamp, Uuid},
     level::Level,
     placement::{InitialSync, NewBitmap},
     superblock::Role,
@@ -565,6 +566,57 @@ fn a_member_comes_back_by_bitmap_after_a_restart_too_but_not_when_bits_were_clea
     assert_eq!(scene.add(&back).unwrap(), Added::Full { slot: 0 });
     scene.settle();
     scene.proof();
+}
+
+/// A kernel has served the array without a member, and what was written has no bits: they were cleared while
+/// another one was made whole, or a part of it, which is gone as well. It has not said that it cleared any.
+#[test]
+fn a_member_does_not_come_back_by_bits_that_a_kernel_may_have_cleared() {
+    let mut scene = raid5(4);
+    clients(&mut scene, 2, 20, 32);
+    scene.fail(0);
+    clients(&mut scene, 2, 20, 32);
+    scene.stop();
+    for disk in &scene.disks[1..] {
+        let mut superblock = superblock_on(disk);
+        superblock.array.events += 5;
+        superblock.array.updated = Timestamp::new(1, 0);
+        let at = superblock.bitmap_sector().unwrap().0 * 512;
+        let mut image = BitmapImage::decode(&disk.peek(at, 4096)).unwrap();
+        for bit in 0..image.header().bit_count() {
+            image.clear(bit);
+        }
+        image.set_events(superblock.array.events, image.header().events_cleared);
+        disk.poke(at, image.as_bytes());
+        disk.poke(4096, &superblock.encode(512).unwrap());
+    }
+    // And so it stays, whoever updates it next.
+    for _ in 0..2 {
+        let left: Vec<_> = scene.disks[1..].iter().map(SimDisk::source).collect();
+        scene.array = arrays::assemble(&mut scene.world, left, options()).unwrap();
+        scene.write(96, 8, true).unwrap();
+        scene.stop();
+    }
+    let left: Vec<_> = scene.disks[1..].iter().map(SimDisk::source).collect();
+    scene.array = arrays::assemble(&mut scene.world, left, options()).unwrap();
+    let back = scene.disks[0].clone();
+    assert_eq!(scene.add(&back).unwrap(), Added::Full { slot: 0 });
+    scene.proof();
+}
+
+/// A kernel asks nothing but that when the member is to come back.
+#[test]
+fn a_bitmap_that_is_added_says_that_it_does_not_tell_what_a_member_missed_before() {
+    let wish = wish(Level::Raid5, 4, CHUNK, NewBitmap::None, InitialSync::AssumeClean);
+    let mut scene = Scene::with_options(4, wish, 1, options());
+    scene.write(96, 8, true).unwrap();
+    scene.fail(0);
+    let array = scene.array.clone();
+    scene.run(async move { array.add_bitmap(REGION).await }).unwrap();
+    scene.write(960, 8, true).unwrap();
+    scene.stop();
+    let missed = scene.superblock(0).array.events;
+    assert!((1..4).all(|disk| scene.bitmap(disk).unwrap().header().events_cleared > missed));
 }
 
 #[test]
