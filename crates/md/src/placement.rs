@@ -514,7 +514,7 @@ pub fn place_spare(
         new_offset: None,
         corrected_reads: 0,
     };
-    let superblock = Superblock::new(template.array.clone(), member);
+    let superblock = template.of_another(member);
     superblock.check(logical_block_bytes)?;
     Ok(superblock)
 }

@@ -434,6 +434,13 @@ impl Superblock {
         Self { array, member, residue: RawSuperblock::zeroed() }
     }
 
+    /// A superblock that was never on disk, of one more device of the same array. All devices say the same of
+    /// the array, and MD compares the number of the layout even where the level has none.
+    pub fn of_another(&self, member: MemberRecord) -> Self {
+        let residue = RawSuperblock { layout: self.residue.layout, ..RawSuperblock::zeroed() };
+        Self { array: self.array.clone(), member, residue }
+    }
+
     /// This device's role as its own table has it. Valid only if this superblock is the freshest; otherwise
     /// ask [`role_in`](Self::role_in).
     pub fn own_role(&self) -> Role {

@@ -3,7 +3,10 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::level::ParityLayout;
+use crate::{
+    level::ParityLayout,
+    placement::{NewDevice, place_spare},
+};
 
 /// A superblock of 1.2 on a device of 12 MiB, slot 2 of 4, device number 4.
 fn sample() -> Superblock {
@@ -336,6 +339,16 @@ fn a_bad_block_log_of_no_place_or_no_length_hides_no_double_parity_log() {
         let member = decode(&superblock.encode(512).unwrap()).unwrap().member;
         assert_eq!(member, superblock.member, "a bad-block log of {size} sectors at {offset}");
     }
+}
+
+/// A RAID0 that was grown to RAID4 has such a number, and MD takes no device that has another one.
+#[test]
+fn a_spare_has_its_arrays_number_of_the_layout_where_the_level_has_none() {
+    let template = decode(&forged(&[(72, &4_i32.to_le_bytes()), (76, &5_u32.to_le_bytes())])).unwrap();
+    assert_eq!((template.array.level, template.array.layout), (Level::Raid4, Layout::None));
+    let device = NewDevice { sectors: 24576, uuid: Uuid([9; 16]) };
+    let spare = place_spare(&template, device, &[], 512).unwrap();
+    assert_eq!(spare.encode(512).unwrap()[76..80], 5_u32.to_le_bytes());
 }
 
 /// MD leaves the bytes of a log's place as they were when an array gets a journal.
