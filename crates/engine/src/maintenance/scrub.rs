@@ -310,6 +310,7 @@ impl Maintenance {
         self.begin(scrub.action(), scrub.done(), total);
         if let Some(progress) = &mut *self.sync.borrow_mut() {
             progress.mismatched_sectors = scrub.found.borrow().mismatched;
+            progress.errors = scrub.errors.get();
         }
         let walk = self
             .walk_along(Walk {

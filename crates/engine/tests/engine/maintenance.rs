@@ -423,6 +423,30 @@ fn a_check_makes_room_for_a_recovery_and_then_goes_on() {
 }
 
 #[test]
+fn a_check_that_goes_on_after_a_recovery_has_counted_what_it_could_not_read_before() {
+    let mut scene = scene_with(12, Level::Raid5, 4, slow(1, 1600));
+    write_all(&mut scene);
+    for disk in [0, 1] {
+        scene.disks[disk].fault(&Fault::UnreadableRange(DATA..DATA + 512));
+    }
+    let result = start_scrub(&mut scene, ScrubAction::Check);
+    pass(&mut scene, SECOND / 10);
+    assert_eq!(scene.array.progress().unwrap().errors, 1);
+    for disk in [0, 1] {
+        scene.disks[disk].fault(&Fault::Heal);
+    }
+    scene.fail_and_add(3);
+    let array = scene.array.clone();
+    let goes_on = |_: &World| {
+        array.detail().missing == 0 && array.progress().is_some_and(|it| it.action == SyncAction::Check)
+    };
+    scene.world.run_until(STEPS, goes_on).unwrap();
+    assert_eq!(scene.array.progress().unwrap().errors, 1);
+    scene.world.run_until(STEPS, |_| result.borrow().is_some()).unwrap();
+    assert_eq!(result.take().unwrap().unwrap().unreadable_stripes, 1);
+}
+
+#[test]
 fn the_limits_hold_in_virtual_time_and_can_be_changed_while_it_runs() {
     let wish = wish(Level::Raid5, 4, CHUNK, BITMAP, InitialSync::AssumeClean);
     let mut scene = punctual(13, &wish, slow(1, 320));
