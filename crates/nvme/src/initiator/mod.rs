@@ -28,6 +28,7 @@ mod authenticate;
 mod connection;
 mod device;
 mod identity;
+mod lanes;
 mod notices;
 pub(crate) mod offload;
 mod queue;

@@ -1,7 +1,6 @@
 //! One queue: a connection, the commands in flight on it, and those that wait for a place.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -10,6 +9,7 @@ use zerocopy::FromZeros;
 
 use super::association::Association;
 use super::authenticate;
+use super::lanes::Lanes;
 use super::request::{Data, Failure, Pending, Request};
 use super::{InitiatorError, Loss};
 use crate::framing::{BLANK, Encoding, Pdu, Role};
@@ -52,7 +52,7 @@ pub(super) struct Queue {
     /// By command identifier.
     in_flight: RefCell<Vec<Option<Pending>>>,
     free: RefCell<Vec<u16>>,
-    waiting: RefCell<VecDeque<Pending>>,
+    waiting: RefCell<Lanes<Pending>>,
     /// Commands may be sent: Connect was answered, and the server has had the proof that it may ask for. Some
     /// servers refuse what comes earlier.
     open: Cell<bool>,
@@ -76,7 +76,7 @@ impl Queue {
             connected: RefCell::default(),
             in_flight: RefCell::new((0..depth).map(|_| None).collect()),
             free: RefCell::new((0..depth).rev().collect()),
-            waiting: RefCell::default(),
+            waiting: RefCell::new(Lanes::new()),
             open: Cell::new(false),
             lost: Cell::new(false),
             changed: Signal::default(),
@@ -197,7 +197,10 @@ impl Queue {
         let pending = Pending { opens: true, ..Pending::new(command, data, &request) };
         let id = self.free.borrow_mut().pop();
         match id {
-            Some(id) if !self.lost.get() => self.send(id, pending),
+            Some(id) if !self.lost.get() => {
+                self.waiting.borrow_mut().takes_place(self.lane(&pending));
+                self.send(id, pending);
+            }
             _ => pending.request.command_ended(Err(Failure::Lost)),
         }
         request
@@ -248,11 +251,17 @@ impl Queue {
     }
 
     /// Takes a command; [`Queue::pump`] sends it when there is room.
-    pub fn submit(&self, pending: Pending) {
+    pub fn submit(&self, mut pending: Pending) {
         if self.lost.get() {
             return pending.request.command_ended(Err(Failure::Lost));
         }
-        self.waiting.borrow_mut().push_back(pending);
+        pending.since = shard::waited();
+        self.waiting.borrow_mut().push_back(self.lane(&pending), pending);
+    }
+
+    /// The namespace for which a command has a place. None: it is the controller's.
+    fn lane(&self, pending: &Pending) -> u32 {
+        if self.number == 0 || pending.opens { 0 } else { pending.command.namespace.get() }
     }
 
     /// Sends what waits and has a place.
@@ -260,18 +269,17 @@ impl Queue {
         if self.connected.borrow().is_none() {
             return;
         }
-        loop {
-            let (mut free, mut waiting) = (self.free.borrow_mut(), self.waiting.borrow_mut());
-            if !waiting.front().is_some_and(|next| next.opens || self.open.get()) {
-                return;
-            }
-            let Some(id) = free.pop() else { return };
-            let pending = waiting.pop_front();
-            drop((free, waiting));
-            if let Some(pending) = pending {
-                self.send(id, pending);
-            }
+        while let Some((id, pending)) = self.next() {
+            self.send(id, pending);
         }
+    }
+
+    fn next(&self) -> Option<(u16, Pending)> {
+        let mut free = self.free.borrow_mut();
+        let is_due = |next: &Pending| next.opens || self.open.get();
+        let is_shared = || self.number > 0 && self.association.uses_several();
+        let pending = self.waiting.borrow_mut().next(free.len(), is_due, is_shared)?;
+        Some((free.pop()?, pending))
     }
 
     fn send(&self, id: u16, mut pending: Pending) {
@@ -338,6 +346,7 @@ impl Queue {
     fn take(&self, id: u16) -> Option<Pending> {
         let pending = self.in_flight.borrow_mut().get_mut(usize::from(id))?.take()?;
         self.free.borrow_mut().push(id);
+        self.waiting.borrow_mut().gives_place_back(self.lane(&pending));
         Some(pending)
     }
 
@@ -370,7 +379,7 @@ impl Queue {
         {
             // The server has not carried it out, or it was a read. A flush brings no data that could be
             // damaged, and isn't asked for again whatever it failed for (C5).
-            self.waiting.borrow_mut().push_front(pending);
+            self.waiting.borrow_mut().push_front(self.lane(&pending), pending);
         } else {
             pending.request.command_ended(Err(Failure::Status(status)));
         }
@@ -450,7 +459,7 @@ impl Queue {
         self.lost.set(true);
         let in_flight: Vec<Pending> =
             self.in_flight.borrow_mut().iter_mut().filter_map(Option::take).collect();
-        let mut waiting = std::mem::take(&mut *self.waiting.borrow_mut());
+        let mut waiting = self.waiting.borrow_mut().take();
         if self.number > 0 && !in_flight.is_empty() {
             // Also when no task waits for the answers any more: a device that was dropped with writes under
             // way.
@@ -461,7 +470,7 @@ impl Queue {
             pending.request.command_ended(lost);
         }
         let forgets = active(Mutant::WaitingForgotten);
-        std::mem::forget(if forgets { std::mem::take(&mut waiting) } else { VecDeque::new() });
+        std::mem::forget(if forgets { std::mem::take(&mut waiting) } else { Vec::new() });
         for pending in waiting {
             pending.request.command_ended(Err(Failure::Lost));
         }
@@ -515,8 +524,10 @@ impl Queue {
         {
             return false;
         }
-        let in_flight = self.in_flight.borrow();
-        let mut late = in_flight.iter().flatten().filter(|pending| is_late(pending));
+        let (in_flight, waiting) = (self.in_flight.borrow(), self.waiting.borrow());
+        // One that gets no place is late as well.
+        let all = in_flight.iter().flatten().chain(waiting.iter());
+        let mut late = all.filter(|pending| is_late(pending));
         let first = late.next().map(|pending| pending.command.namespace);
         !is_silent || late.all(|pending| Some(pending.command.namespace) == first)
     }

@@ -234,7 +234,7 @@ pub(super) struct Pending {
     pub moved: usize,
     /// A digest didn't fit.
     pub damaged: bool,
-    /// When it was sent last.
+    /// When it was sent last, or began to wait for that.
     pub since: u64,
     /// It is sent before the queue is open: Connect, and what authenticates.
     pub opens: bool,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pinstripe_nvme::controller::Target;
 use pinstripe_nvme::initiator::{Address, Connecting, Connector, Initiator, InitiatorError, Options};
-use pinstripe_runtime::{DeviceErrorKind, DeviceSource, Stream, shard};
+use pinstripe_runtime::{DeviceErrorKind, DeviceSource, Stream, Submission, shard};
 
 use crate::offload::computing_subsystem;
 use crate::world::{Array, Pipe, Random};
@@ -380,14 +380,19 @@ fn a_disk_that_hangs_takes_no_other_one_of_its_server_with_it() {
         let second = initiator.open(&Address { namespace: 2, ..address("") }).await.unwrap();
         let (one, two) = (first.attach().unwrap(), second.attach().unwrap());
         arrays[0].close();
-        let late = one.read(0, shard::buffer(512));
+        // More than the connection has identifiers.
+        let late: Vec<_> = (0..200).map(|_| one.read(0, shard::buffer(512))).collect();
         for _ in 0..12 {
             shard::sleep(10_000_000_000).await;
-            assert_eq!(two.write(0, filled(512, &random).freeze(), false).await.result, Ok(512));
+            let write = two.write(0, filled(512, &random).freeze(), false);
+            let write = shard::timeout(1_000_000_000, write).await.expect("no identifier was left");
+            assert_eq!(write.result, Ok(512));
         }
-        assert!(late.is_pending());
+        assert!(late.iter().all(Submission::is_pending));
         arrays[0].open();
-        assert_eq!(late.await.result, Ok(512));
+        for read in late {
+            assert_eq!(read.await.result, Ok(512));
+        }
 
         // A server that answers nothing is lost, whatever it serves.
         arrays.iter().for_each(Array::close);
@@ -400,6 +405,59 @@ fn a_disk_that_hangs_takes_no_other_one_of_its_server_with_it() {
         assert!((30..60).contains(&seconds), "{seconds} s");
         arrays.iter().for_each(Array::open);
         drop((one, two, first, second));
+        leave(target).await;
+    });
+}
+
+#[test]
+fn of_three_disks_two_may_hang_while_the_third_is_answered() {
+    seeds(2, |random| async move {
+        let arrays = [0; 3].map(|_| Array::new(&random, SIZE, 0));
+        let target = network(&random, &arrays);
+        let initiator = initiator();
+        let mut sources = Vec::new();
+        for namespace in 1..=3 {
+            sources.push(initiator.open(&Address { namespace, ..address("") }).await.unwrap());
+        }
+        let devices: Vec<_> = sources.iter().map(|source| source.attach().unwrap()).collect();
+        arrays[..2].iter().for_each(Array::close);
+        // Each of them has more than the connection has identifiers.
+        let late: Vec<_> = (0..400).map(|number| devices[number % 2].read(0, shard::buffer(512))).collect();
+        for _ in 0..12 {
+            shard::sleep(10_000_000_000).await;
+            let write = devices[2].write(0, filled(512, &random).freeze(), false);
+            let write = shard::timeout(1_000_000_000, write).await.expect("no identifier was left");
+            assert_eq!(write.result, Ok(512));
+        }
+        assert!(late.iter().all(Submission::is_pending));
+        arrays[..2].iter().for_each(Array::open);
+        for read in late {
+            assert_eq!(read.await.result, Ok(512));
+        }
+        drop((devices, sources));
+        leave(target).await;
+    });
+}
+
+#[test]
+fn a_disk_that_hangs_is_its_servers_loss_once_no_other_one_of_it_is_used() {
+    seeds(2, |random| async move {
+        let arrays = [Array::new(&random, SIZE, 0), Array::new(&random, SIZE, 0)];
+        let target = network(&random, &arrays);
+        let initiator = initiator();
+        let first = initiator.open(&address("")).await.unwrap();
+        let second = initiator.open(&Address { namespace: 2, ..address("") }).await.unwrap();
+        let (one, two) = (first.attach().unwrap(), second.attach().unwrap());
+        assert_eq!(two.write(0, filled(512, &random).freeze(), false).await.result, Ok(512));
+        drop((two, second));
+        arrays[0].close();
+        let begun = shard::now();
+        let read = one.read(0, shard::buffer(512)).await;
+        assert_eq!(read.result.unwrap_err().kind, DeviceErrorKind::Gone);
+        let seconds = (shard::now() - begun) / 1_000_000_000;
+        assert!((30..60).contains(&seconds), "{seconds} s");
+        arrays[0].open();
+        drop((one, first));
         leave(target).await;
     });
 }
