@@ -313,9 +313,12 @@ impl Subsystem {
         of_host.map(|controller| controller.id).collect()
     }
 
-    /// Whether a controller of this host is dead and still has commands that aren't over.
+    /// Whether a controller of this host is dead and still has commands that aren't over. One that has never
+    /// proved to be the host's has carried out nothing, and any stranger may have named the host.
     pub(super) fn is_draining(&self, host: &HostId) -> bool {
-        lock(&self.controllers).iter().any(|controller| controller.host_id == *host && controller.is_dead())
+        let controllers = self.controllers();
+        let mut of_host = controllers.iter().filter(|controller| controller.host_id == *host);
+        of_host.any(|controller| controller.is_dead() && controller.is_proven())
     }
 
     /// Waits until no write of these hosts is being carried out. New ones must be refused already.

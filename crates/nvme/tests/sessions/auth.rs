@@ -538,6 +538,30 @@ fn a_queue_that_fails_to_authenticate_loses_the_association() {
     });
 }
 
+#[test]
+fn a_stranger_that_names_a_host_and_goes_keeps_it_from_nothing() {
+    seeds(4, |random| async move {
+        let (_, _, target) = guarded(&random, plain(HOST));
+        let mut stranger = connected(&random, &target).await;
+        // More answers than the connection takes.
+        let get = Command::fabrics(fabrics::PROPERTY_GET).with_dword(11, property::VS);
+        for number in 0..3000 {
+            stranger.command(get, &[]).await;
+            if number % 16 == 0 {
+                shard::sleep(1_000).await;
+            }
+        }
+        stranger.send(&[0xff; 8]).await;
+        shard::sleep(1_000_000).await;
+        let before = shard::now();
+        let source = initiator(&random, Some(plain(NQN))).open(&address("")).await.unwrap();
+        assert!(shard::now() - before < 1_000_000_000, "it waited for the stranger");
+        drop(source);
+        stranger.close();
+        leave(target).await;
+    });
+}
+
 /// An I/O queue of `admin`'s association that hasn't authenticated.
 async fn unproven(random: &Rc<Random>, target: &Target<Array>, admin: &Host) -> (Host, Status) {
     let mut io = Host::initialize(random, target, 0).await;
