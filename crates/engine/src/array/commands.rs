@@ -279,8 +279,8 @@ impl Array {
         match (found, former) {
             (Some(found), Some(former)) => {
                 let mut newcomer = Newcomer::from(found);
-                self.controller.admit_server(&*newcomer.device).await?;
                 self.give_number(&mut newcomer.superblock)?;
+                self.controller.admit_server(&*newcomer.device).await?;
                 Ok((newcomer, Some(former)))
             }
             (Some(found), None) if self.holds_torn(&found) => {
@@ -447,7 +447,6 @@ impl Array {
         marks: &[Range<u64>],
     ) -> Result<Newcomer, CommandError> {
         let device = self.attach(&source)?;
-        self.controller.admit_server(&*device).await?;
         let (name, info) = (device.info().name.clone(), device.info().clone());
         let block = self.shared().geometry.logical_block();
         if info.logical_block > block && !active(Mutant::LargerBlocksJoin) {
@@ -457,12 +456,29 @@ impl Array {
         let ours = self.superblocks().membership.array.set_uuid;
         let former = former.filter(|found| found.superblock.array.set_uuid == ours);
         let formerly = former.map(|found| found.superblock.member.device_uuid);
-        let failed = |error| CommandError::Device { name: name.clone(), error };
-        // Nothing of its content is kept.
-        wipe_marks(&*device, marks.iter().cloned(), 0..0).await.map_err(failed)?;
-        erase_others(&name, &*device, &superblock).await?;
-        self.write_new_bitmap(&name, &*device, &superblock).await?;
+        // Other hosts are kept from what joins, and from nothing else (C34).
+        self.controller.admit_server(&*device).await?;
+        let emptied = self.empty(&name, &*device, &superblock, marks).await;
+        // What it may still do for this host, it must not do for another one (C16).
+        if emptied.is_err() && self.controller.refuse_late(&name, |_| false).is_ok() {
+            fence::give_up(std::iter::once(&device)).await;
+        }
+        emptied?;
         Ok(Newcomer { formerly, source, device, superblock, bad_blocks: BadBlockTable::default() })
+    }
+
+    /// Keeps nothing of a device's content, and has it hold the array's bitmap.
+    async fn empty(
+        &self,
+        name: &str,
+        device: &dyn Device,
+        superblock: &Superblock,
+        marks: &[Range<u64>],
+    ) -> Result<(), CommandError> {
+        let failed = |error| CommandError::Device { name: name.to_owned(), error };
+        wipe_marks(device, marks.iter().cloned(), 0..0).await.map_err(failed)?;
+        erase_others(name, device, superblock).await?;
+        self.write_new_bitmap(name, device, superblock).await
     }
 
     fn spare_superblock(

@@ -12,7 +12,7 @@ use crate::arrays::{
     net::{CHUNK, Net, plan},
     options,
     scene::{clients, spawn, superblock_on, write},
-    servers::ServerSource,
+    servers::{ServerSource, serve_too},
 };
 use pinstripe_engine::{
     array::Array,
@@ -1029,6 +1029,28 @@ fn the_first_member_on_a_server_is_attached_although_offloading_is_switched_off(
     net.scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();
     net.scene.stop();
     assert!(net.servers[3].is_given_up());
+}
+
+#[test]
+fn what_does_not_join_is_left_to_other_hosts() {
+    let mut net = raid5(1);
+    fill(&mut net);
+    net.lose(3);
+    // It doesn't fit.
+    let disk = net.scene.world.add_disk(SimDiskConfig::new("small", 64 * 512));
+    let small = serve_too(&disk, net.scene.world.rng(77));
+    // It fits, and can't be written.
+    let disk = net.scene.world.add_disk(SimDiskConfig::new("worn", 768 * 512));
+    disk.fault(&Fault::UnwritableRange(0..768 * 512));
+    let worn = serve_too(&disk, net.scene.world.rng(78));
+    for server in [&small, &worn] {
+        let (array, source) = (net.scene.array.clone(), ServerSource::of(server));
+        net.scene.run(async move { array.add(source, Uuid([0x55; 16])).await }).unwrap_err();
+    }
+    assert_eq!(small.epoch(), 0, "it was attached for nothing");
+    assert!(worn.epoch() > 0 && worn.is_given_up());
+    net.assert_consistent();
+    net.assert_settled();
 }
 
 #[test]

@@ -142,35 +142,36 @@ pub fn serve(
     script.slots.set(slots);
     script.range_bytes.set(range_bytes);
     SCRIPT.replace(Rc::clone(&script));
-    let servers: Vec<_> = disks
-        .iter()
-        .enumerate()
-        .map(|(number, disk)| {
-            Rc::new(Server {
-                number,
-                name: disk.info().name.clone(),
-                disk: disk.clone(),
-                alive: Cell::new(true),
-                hung: Cell::new(false),
-                hung_once: Cell::new(false),
-                epoch: RefCell::default(),
-                taken: Cell::new(false),
-                oldest: Cell::new(0),
-                operations: RefCell::default(),
-                changed: Signal::default(),
-                rng: RefCell::new(rng(1000 + number as u64)),
-                refuses: Cell::new(0),
-                refuses_attach: Cell::new(false),
-                is_plain: Cell::new(false),
-                free_to_receive: Cell::new(0),
-                refuses_commit: Cell::new(0),
-                commands: RefCell::default(),
-                held_max: Cell::new(0),
-            })
-        })
-        .collect();
-    SERVERS.replace(servers.clone());
+    SERVERS.take();
+    let servers = (1000..).zip(disks).map(|(label, disk)| serve_too(disk, rng(label))).collect();
     (script, servers)
+}
+
+/// Puts a server before a further disk.
+pub fn serve_too(disk: &SimDisk, rng: Rng) -> Rc<Server> {
+    let server = Rc::new(Server {
+        number: SERVERS.with_borrow(Vec::len),
+        name: disk.info().name.clone(),
+        disk: disk.clone(),
+        alive: Cell::new(true),
+        hung: Cell::new(false),
+        hung_once: Cell::new(false),
+        epoch: RefCell::default(),
+        taken: Cell::new(false),
+        oldest: Cell::new(0),
+        operations: RefCell::default(),
+        changed: Signal::default(),
+        rng: RefCell::new(rng),
+        refuses: Cell::new(0),
+        refuses_attach: Cell::new(false),
+        is_plain: Cell::new(false),
+        free_to_receive: Cell::new(0),
+        refuses_commit: Cell::new(0),
+        commands: RefCell::default(),
+        held_max: Cell::new(0),
+    });
+    SERVERS.with_borrow_mut(|servers| servers.push(Rc::clone(&server)));
+    server
 }
 
 /// What a [`Server`] is attached through.
