@@ -120,17 +120,16 @@ pub fn carry_out(edits: &[Edit]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Takes all back because of a failure. What is told then.
+/// Takes all back because of a failure, the latest first. What is told then.
+///
+/// Each edit is safe behind those before it alone: none of them goes while a later one stays, or mdadm would
+/// be left with its hands off an array that has no entry of ours.
 pub fn undo(edits: &[Edit], failure: Failure) -> Failure {
-    let left = edits.iter().filter_map(|edit| edit.undo().err());
-    let left: Vec<String> = left.map(|failure| failure.sentence().to_owned()).collect();
-    if left.is_empty() {
-        return failure;
-    }
+    let Err(left) = edits.iter().rev().try_for_each(Edit::undo) else { return failure };
     Failure::new(format!(
         "{}; and what was changed before could not be taken back: {}",
         failure.sentence(),
-        left.join("; ")
+        left.sentence()
     ))
 }
 
@@ -338,6 +337,23 @@ mod tests {
         let failure = edit(&path, Some("old"), Some("new")).carry_out().unwrap_err();
         assert!(failure.sentence().contains("was changed by something else"));
         assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+    }
+
+    #[test]
+    fn an_edit_that_a_later_one_needs_stays_if_that_one_is_not_taken_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let [own, other] = ["entry.toml", "mdadm.conf"].map(|name| folder.path().join(name));
+        fs::write(&other, "old").unwrap();
+        let edits = [edit(&own, None, Some("new")), edit(&other, Some("old"), Some("new"))];
+        carry_out(&edits).unwrap();
+        fs::write(&other, "another").unwrap();
+        let failure = undo(&edits, Failure::new("the first failure"));
+        let words = failure.sentence();
+        assert!(words.starts_with("the first failure; and what") && words.contains("mdadm.conf"), "{words}");
+        assert!(own.exists());
+        fs::write(&other, "new").unwrap();
+        assert_eq!(undo(&edits, Failure::new("the first failure")).sentence(), "the first failure");
+        assert!(!own.exists() && fs::read_to_string(&other).unwrap() == "old");
     }
 
     #[test]
