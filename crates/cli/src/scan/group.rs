@@ -9,7 +9,10 @@
 //! in most cases. If not, the device is found with each array, and none of them is started unless a person
 //! says which one is meant.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
 
 use pinstripe_md::{
     identity::Uuid,
@@ -87,17 +90,23 @@ fn settle(plain: &[Candidate], doubtful: Vec<Candidate>) -> (Vec<Candidate>, Vec
         (candidate, if may_be.is_empty() { not } else { may_be })
     };
     let doubtful: Vec<(Candidate, Vec<Superblock>)> = doubtful.into_iter().map(possible).collect();
-    let counts: Vec<_> = doubtful.iter().flat_map(|(_, all)| all.iter().map(Superblock::kind)).collect();
-    let count = |one: &Superblock| counts.iter().filter(|kind| **kind == one.kind()).count();
+    let all_claims: Vec<_> = doubtful.iter().flat_map(|(_, all)| all.clone()).collect();
+    let alike = |kind| all_claims.iter().filter(move |claim| claim.kind() == kind);
+    // Of several devices that say that they are one member, one is it at most.
+    let seats = |kind| alike(kind).map(|claim| claim.member.dev_number).collect::<BTreeSet<_>>().len();
     let (mut settled, mut contested) = (Vec::new(), Vec::new());
     for (mut candidate, all) in doubtful {
         let goes_with = |one: &&Superblock| known.iter().any(|other| other.kind() == one.kind());
         let mut of_known = all.iter().filter(goes_with);
         let own = match (&all[..], of_known.next(), of_known.next()) {
             ([only], ..) => Some(only.clone()),
-            // A client that can write on all members of its array leaves none without doubt. But what it
-            // writes stands on no more devices than the true one.
-            (_, Some(only), None) if all.iter().all(|one| count(one) <= count(only)) => Some(only.clone()),
+            // A client that can write on all members of its array leaves none without doubt. But the seats
+            // that it can claim in another array are seldom as many as its own has members.
+            (_, Some(only), None)
+                if all.iter().all(|one| alike(one.kind()).count() <= seats(only.kind())) =>
+            {
+                Some(only.clone())
+            }
             _ => None,
         };
         let is_told = own.is_some();
@@ -370,6 +379,14 @@ mod tests {
         let own = [with(0, 1, Some((2, 2))), with(1, 1, Some((6, 1))), with(2, 1, Some((6, 2)))];
         let both = [&victim[..], &own].concat();
         assert_eq!(contested(both, 2), (true, 3));
+        // It says so on all of them, in ways of which one only would be taken.
+        let mut own = [0, 1, 2].map(|number| with(number, 1, Some((2, 2))));
+        for other in &mut own[1..] {
+            other.rivals[0].array.events = 1;
+            other.rivals[0].member.device_uuid.0[1] ^= 1;
+        }
+        assert_eq!(contested([&victim[..], &own].concat(), 2), (true, 5));
+        assert_eq!(contested([&victim[..], &own].concat(), 1), (true, 3));
         // A member on which it has not written tells, whatever stands on the others.
         let own = [with(0, 1, Some((6, 0))), with(1, 1, Some((6, 1))), with(2, 1, None)];
         assert_eq!(contested(own.to_vec(), 1), (false, 3));
