@@ -46,6 +46,9 @@ pub struct Reconnector {
     servers: RefCell<BTreeMap<String, Server>>,
     /// Those that were away when the array was started.
     away: RefCell<BTreeSet<String>>,
+    /// Namespaces that have not answered yet what superblock they have. A server that is there may have a
+    /// disk that hangs, and each look would take some of its connection for ever.
+    unanswered: RefCell<BTreeSet<String>>,
     /// Members whose disks the kernel has no more, by device.
     gone: RefCell<BTreeSet<String>>,
 }

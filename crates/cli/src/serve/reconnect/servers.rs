@@ -82,7 +82,7 @@ impl Reconnector {
     }
 
     /// A server's task: until none of its members is lost any more.
-    async fn wait_for(&self, name: &str, array: &Array, stopping: &Rc<Stopping>) {
+    async fn wait_for(self: &Rc<Self>, name: &str, array: &Array, stopping: &Rc<Stopping>) {
         let mut pause = self.servers.borrow().get(name).map_or(PAUSE_NANOSECONDS_MIN, |server| server.pause);
         loop {
             if let First::One(()) = first_of(stopping.wanted(), shard::sleep(pause)).await {
@@ -96,7 +96,7 @@ impl Reconnector {
                 break;
             }
             for (device, address) in lost {
-                let opened = match first_of(stopping.wanted(), reach(&device, &address, array)).await {
+                let opened = match first_of(stopping.wanted(), self.reach(&device, &address, array)).await {
                     First::One(()) => break,
                     First::Other(opened) => opened,
                 };
@@ -127,7 +127,7 @@ impl Reconnector {
 
     /// Waits for a member that was away when the array was started, as long as the array lacks one.
     pub(super) async fn wait_for_away(
-        &self,
+        self: &Rc<Self>,
         device: &str,
         before: &ArrayRecord,
         array: &Array,
@@ -146,7 +146,7 @@ impl Reconnector {
             {
                 break;
             }
-            let opened = match first_of(stopping.wanted(), reach_away(&address, before, array)).await {
+            let opened = match first_of(stopping.wanted(), self.reach_away(&address, before, array)).await {
                 First::One(()) => break,
                 First::Other(opened) => opened,
             };
@@ -166,6 +166,79 @@ impl Reconnector {
         if let Some(member) = self.members.borrow_mut().get_mut(device) {
             *member = Reconnecting { tries: member.tries + 1, trouble, given_up };
         }
+    }
+
+    /// Connects, and sees whether it is the same namespace and still holds the array's member.
+    async fn reach(
+        self: &Rc<Self>,
+        device: &str,
+        address: &Address,
+        array: &Array,
+    ) -> Result<Arc<NvmeSource>, Trouble> {
+        let source = open(address).await?;
+        let before = member::known().get(device).map(|known| known.identity);
+        let told = before.and_then(|identity| identity.is_one_with(&source.identity()));
+        let own = if told == Some(false) { None } else { self.superblock_of(&source, array).await? };
+        let failed = array.detail().failed.into_iter().filter(|failed| failed.device == device);
+        let lost: Vec<Uuid> = failed.map(|failed| failed.identity).collect();
+        match refusal(told, own.map(|superblock| superblock.member.device_uuid), &lost) {
+            None => Ok(source),
+            Some(words) => Err(Trouble::Never(words.to_owned())),
+        }
+    }
+
+    /// Connects, and sees whether it is the member that was away when the array was started: that the start
+    /// was told of it, and its superblock, are all that it is known by.
+    async fn reach_away(
+        self: &Rc<Self>,
+        address: &Address,
+        before: &ArrayRecord,
+        array: &Array,
+    ) -> Result<Arc<NvmeSource>, Trouble> {
+        let source = open(address).await?;
+        let own = self.superblock_of(&source, array).await?;
+        match refusal_of_away(own.as_ref(), before, &taken(array)) {
+            None => Ok(source),
+            Some(words) => Err(Trouble::Never(words.to_owned())),
+        }
+    }
+
+    /// The superblock of the array that a namespace has, if it may be written.
+    async fn superblock_of(
+        self: &Rc<Self>,
+        source: &NvmeSource,
+        array: &Array,
+    ) -> Result<Option<Superblock>, Trouble> {
+        if source.is_read_only() {
+            return Err(Trouble::Never("its server refuses writes now".to_owned()));
+        }
+        let ours = array.detail().uuid;
+        let superblock = self.read_once(source, ours.parse().ok()).await?;
+        Ok(superblock.filter(|superblock| superblock.array.set_uuid.to_string() == ours))
+    }
+
+    /// What a device has, unless an earlier look at it is still unanswered.
+    async fn read_once(
+        self: &Rc<Self>,
+        source: &dyn DeviceSource,
+        wanted: Option<Uuid>,
+    ) -> Result<Option<Superblock>, Trouble> {
+        let later = |error: &dyn std::fmt::Display| Trouble::Later(error.to_string());
+        let name = source.name();
+        if self.unanswered.borrow().contains(&name) {
+            return Err(later(&"it has not answered an earlier look at its superblock"));
+        }
+        let handle = source.attach().map_err(|error| later(&error))?;
+        self.unanswered.borrow_mut().insert(name.clone());
+        let own = Rc::clone(self);
+        let reading = shard::spawn_joined(async move {
+            let read = read_superblock(&*handle, wanted).await;
+            own.unanswered.borrow_mut().remove(&name);
+            read
+        });
+        let read = shard::timeout(SUPERBLOCK_NANOSECONDS, reading.join()).await;
+        let read = read.ok_or_else(|| later(&"its superblock was not read in time"))?;
+        read.map_err(|error| later(&error))
     }
 }
 
@@ -206,20 +279,6 @@ fn server(address: &Address) -> String {
     format!("{}/{}", address.server(), address.nqn)
 }
 
-/// Connects, and sees whether it is the same namespace and still holds the array's member.
-async fn reach(device: &str, address: &Address, array: &Array) -> Result<Arc<NvmeSource>, Trouble> {
-    let source = open(address).await?;
-    let before = member::known().get(device).map(|known| known.identity);
-    let told = before.and_then(|identity| identity.is_one_with(&source.identity()));
-    let own = if told == Some(false) { None } else { superblock_of(&source, array).await? };
-    let failed = array.detail().failed.into_iter().filter(|failed| failed.device == device);
-    let lost: Vec<Uuid> = failed.map(|failed| failed.identity).collect();
-    match refusal(told, own.map(|superblock| superblock.member.device_uuid), &lost) {
-        None => Ok(source),
-        Some(words) => Err(Trouble::Never(words.to_owned())),
-    }
-}
-
 async fn open(address: &Address) -> Result<Arc<NvmeSource>, Trouble> {
     let initiator = member::initiator().map_err(|failure| Trouble::Later(failure.sentence().to_owned()))?;
     initiator.open(address).await.map_err(|error| {
@@ -234,40 +293,10 @@ async fn open(address: &Address) -> Result<Arc<NvmeSource>, Trouble> {
     })
 }
 
-/// The superblock of the array that a namespace has, if it may be written.
-async fn superblock_of(source: &NvmeSource, array: &Array) -> Result<Option<Superblock>, Trouble> {
-    let later = |error: &dyn std::fmt::Display| Trouble::Later(error.to_string());
-    if source.is_read_only() {
-        return Err(Trouble::Never("its server refuses writes now".to_owned()));
-    }
-    let handle = source.attach().map_err(|error| later(&error))?;
-    let ours = array.detail().uuid;
-    let reading = read_superblock(&*handle, ours.parse().ok());
-    let read = shard::timeout(SUPERBLOCK_NANOSECONDS, reading).await;
-    let superblock = read.ok_or_else(|| later(&"its superblock was not read in time"))?;
-    let superblock = superblock.map_err(|error| later(&error))?;
-    Ok(superblock.filter(|superblock| superblock.array.set_uuid.to_string() == ours))
-}
-
 /// Takes a namespace in that was reached. It isn't left half done.
 async fn taken_in(reached: Result<Arc<NvmeSource>, Trouble>, array: &Array) -> Result<(), Trouble> {
     let source = reached?;
     Member::Remote(Arc::clone(&source)).join(add(source, array)).await
-}
-
-/// Connects, and sees whether it is the member that was away when the array was started: that the start was
-/// told of it, and its superblock, are all that it is known by.
-async fn reach_away(
-    address: &Address,
-    before: &ArrayRecord,
-    array: &Array,
-) -> Result<Arc<NvmeSource>, Trouble> {
-    let source = open(address).await?;
-    let own = superblock_of(&source, array).await?;
-    match refusal_of_away(own.as_ref(), before, &taken(array)) {
-        None => Ok(source),
-        Some(words) => Err(Trouble::Never(words.to_owned())),
-    }
 }
 
 /// Slots that have a member.
@@ -320,7 +349,100 @@ fn refusal(told: Option<bool>, own: Option<Uuid>, lost: &[Uuid]) -> Option<&'sta
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        cell::RefCell,
+        sync::atomic::{AtomicUsize, Ordering},
+    };
+
+    use pinstripe_runtime::{
+        Buffer, Completion, Device, DeviceError, DeviceInfo, Slice, Submission, ZeroedReads,
+        completion::Payload,
+        uring::{RuntimeConfig, run},
+    };
+
     use super::*;
+
+    thread_local! {
+        static ASKED: RefCell<Vec<Completion>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// A namespace with a disk that hangs, and how often it was attached.
+    #[derive(Default)]
+    struct Hangs(AtomicUsize);
+
+    struct Hanging(DeviceInfo);
+
+    impl DeviceSource for Hangs {
+        fn attach(&self) -> Result<Rc<dyn Device>, DeviceError> {
+            self.0.fetch_add(1, Ordering::SeqCst);
+            Ok(Rc::new(Hanging(DeviceInfo {
+                name: self.name(),
+                size: 1 << 20,
+                logical_block: 512,
+                volatile_cache: false,
+                forces_by_flush: false,
+                zeroes: ZeroedReads::Unsupported,
+                discards: false,
+                in_memory: false,
+                moves_head: None,
+            })))
+        }
+
+        fn name(&self) -> String {
+            "hangs".to_owned()
+        }
+    }
+
+    impl Device for Hanging {
+        fn info(&self) -> &DeviceInfo {
+            &self.0
+        }
+
+        fn read(&self, _: u64, buffer: Buffer) -> Submission {
+            let (submission, completion) = Submission::pending(Payload::Buffer(buffer));
+            ASKED.with_borrow_mut(|asked| asked.push(completion));
+            submission
+        }
+
+        fn write(&self, _: u64, _: Slice, _: bool) -> Submission {
+            unreachable!("it is looked at")
+        }
+
+        fn flush(&self) -> Submission {
+            unreachable!("it is looked at")
+        }
+
+        fn discard(&self, _: u64, _: u64) -> Submission {
+            unreachable!("it is looked at")
+        }
+
+        fn write_zeroes(&self, _: u64, _: u64) -> Submission {
+            unreachable!("it is looked at")
+        }
+    }
+
+    #[test]
+    fn a_disk_that_hangs_is_asked_once_until_it_answers() {
+        run(&RuntimeConfig::unpinned(1), move |_| async move {
+            let (own, source) = (Rc::<Reconnector>::default(), Hangs::default());
+            let look = || shard::timeout(1_000_000, own.read_once(&source, None));
+            assert!(look().await.is_none());
+            for _ in 0..3 {
+                let Some(Err(Trouble::Later(words))) = look().await else { panic!("it was asked again") };
+                assert!(words.contains("an earlier look"), "{words}");
+            }
+            assert_eq!(source.0.load(Ordering::SeqCst), 1);
+            while !own.unanswered.borrow().is_empty() {
+                for completion in ASKED.take() {
+                    completion.finish(Err(DeviceError::of(DeviceErrorKind::Media)));
+                }
+                shard::yield_now().await;
+            }
+            assert!(look().await.is_none());
+            assert_eq!(source.0.load(Ordering::SeqCst), 2);
+        })
+        .unwrap();
+    }
 
     #[test]
     fn what_answers_without_an_identifier_is_the_member_only_by_its_superblock() {
