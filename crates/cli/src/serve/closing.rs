@@ -12,19 +12,15 @@ const LOOK_NANOSECONDS: u64 = 1_000_000;
 /// request may hang. Then all that no request goes to is let go, and what is left is named.
 pub async fn closed(shards: &[ShardHandle], limit_nanoseconds: u64) -> Vec<String> {
     let start = shard::now();
-    let mut is_let_go = false;
-    loop {
-        let open = inheritance::still_open();
-        if open.is_empty() || is_let_go {
-            return open.iter().map(|path| printable(&path.display().to_string())).collect();
-        }
-        if shard::now() - start < limit_nanoseconds {
-            shard::sleep(LOOK_NANOSECONDS).await;
-            continue;
-        }
-        is_let_go = true;
-        if let Err(error) = inheritance::let_go_of_idle(shards).await {
-            log::warn(&format!("no device can be let go before all requests are over: {error}"));
-        }
+    while !inheritance::still_open().is_empty() && shard::now() - start < limit_nanoseconds {
+        shard::sleep(LOOK_NANOSECONDS).await;
     }
+    if inheritance::still_open().is_empty() {
+        return Vec::new();
+    }
+    let left = inheritance::let_go_of_idle(shards).await.unwrap_or_else(|error| {
+        log::warn(&format!("no device can be let go before all requests are over: {error}"));
+        inheritance::still_open()
+    });
+    left.iter().map(|name| printable(name)).collect()
 }

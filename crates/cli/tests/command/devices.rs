@@ -225,6 +225,10 @@ fn a_server_that_was_stopped_beside_a_flush_that_hangs_keeps_the_hanging_member_
     drop(client);
     world.run(&["stop", "data"]).ok();
     assert_eq!(server.ended_within(Duration::from_secs(2)), None, "nothing hung");
+    let says = |line: &serde_json::Value| {
+        line.to_string().contains(&format!("requests to {} are not over", members[1]))
+    };
+    wait_until("it names what hangs", || server.later.lock().unwrap().iter().any(says));
     let next = world.serve(&["--shards", "1", "--run"], &[members[0].clone(), members[2].clone()]);
     assert!(Client::connect(&next.nbd()).read(0, 1 << 20) == pattern(1, 1 << 20));
     assert!(is_locked(), "what the flush goes to could be used");

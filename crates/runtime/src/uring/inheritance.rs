@@ -4,9 +4,9 @@
 //! what one of them has claimed gets that one. So no other program finds them free in between.
 
 use std::{
-    fs, io,
+    io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
@@ -18,8 +18,8 @@ use rustix::{
 use super::{driver::Driver, operation::File};
 use crate::ShardHandle;
 
-/// Files and devices that were opened as nothing but ours.
-static HELD: Mutex<Vec<Weak<File>>> = Mutex::new(Vec::new());
+/// Files and devices that were opened as nothing but ours, with their names.
+static HELD: Mutex<Vec<(Weak<File>, String)>> = Mutex::new(Vec::new());
 /// What the program before us held, until an open wants it.
 static INHERITED: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
 
@@ -28,27 +28,26 @@ fn lock<T>(list: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
 }
 
 /// Remembers a file that is locked, for as long as it is open.
-pub(super) fn note(file: &Arc<File>) {
+pub(super) fn note(file: &Arc<File>, name: &str) {
     let mut held = lock(&HELD);
-    held.retain(|file| file.strong_count() > 0);
-    held.push(Arc::downgrade(file));
+    held.retain(|(file, _)| file.strong_count() > 0);
+    held.push((Arc::downgrade(file), name.to_owned()));
+}
+
+fn files() -> Vec<Arc<File>> {
+    lock(&HELD).iter().filter_map(|(file, _)| file.upgrade()).collect()
 }
 
 /// Descriptors that keep everything locked that this process has locked, whatever it closes.
 pub fn held() -> io::Result<Vec<OwnedFd>> {
-    let files: Vec<Arc<File>> = lock(&HELD).iter().filter_map(Weak::upgrade).collect();
-    files.iter().flat_map(|file| file.descriptors()).map(OwnedFd::try_clone).collect()
+    files().iter().flat_map(|file| file.descriptors()).map(OwnedFd::try_clone).collect()
 }
 
-/// What this process has locked and still has open, by its paths. A request keeps what it goes to open until
+/// The names of what this process has locked and still has open. A request keeps what it goes to open until
 /// the kernel is done with it, whatever else has let go.
-pub fn still_open() -> Vec<PathBuf> {
-    let files: Vec<Arc<File>> = lock(&HELD).iter().filter_map(Weak::upgrade).collect();
-    let path = |file: &Arc<File>| {
-        let own = PathBuf::from(format!("/proc/self/fd/{}", file.fd.as_raw_fd()));
-        fs::read_link(&own).unwrap_or(own)
-    };
-    files.iter().map(path).collect()
+pub fn still_open() -> Vec<String> {
+    let held = lock(&HELD);
+    held.iter().filter(|(file, _)| file.strong_count() > 0).map(|(_, name)| name.clone()).collect()
 }
 
 /// Lets go of what this process has locked and no ring has a request to: of all but what `asked` names. What
@@ -58,7 +57,7 @@ pub fn still_open() -> Vec<PathBuf> {
 /// keeps all descriptors of the process open, also when that is killed: members that have nothing to do with
 /// the disk would stay locked, and no other server could be started for them.
 fn let_go(asked: &[Arc<File>]) -> io::Result<()> {
-    let files: Vec<Arc<File>> = lock(&HELD).iter().filter_map(Weak::upgrade).collect();
+    let files = files();
     let idle = files.iter().filter(|file| !asked.iter().any(|other| Arc::ptr_eq(file, other)));
     let nothing = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     for descriptor in idle.flat_map(|file| file.descriptors()) {
@@ -71,25 +70,29 @@ fn let_go(asked: &[Arc<File>]) -> io::Result<()> {
     Ok(())
 }
 
-/// See [`let_go`]; asks all of these shards, which are those of a [`run`](super::run).
+/// See [`let_go`]; asks all of these shards, which are those of a [`run`](super::run). The names of what is
+/// not let go of, because requests to it are not over.
 ///
 /// # Errors
 /// If a shard has ended, or the kernel refuses.
-pub async fn let_go_of_idle(shards: &[ShardHandle]) -> io::Result<()> {
+pub async fn let_go_of_idle(shards: &[ShardHandle]) -> io::Result<Vec<String>> {
     let mut asked = Vec::new();
     for shard in shards {
         let of_shard = shard.call(|| async { Driver::current().asked() }).await;
         asked.extend(of_shard.map_err(|_| Errno::SRCH)?);
     }
-    let_go(&asked)
+    let_go(&asked)?;
+    let is_asked =
+        |file: &Weak<File>| asked.iter().any(|other| std::ptr::eq(file.as_ptr(), Arc::as_ptr(other)));
+    let held = lock(&HELD);
+    Ok(held.iter().filter(|(file, _)| is_asked(file)).map(|(_, name)| name.clone()).collect())
 }
 
 /// Whether what is at this path now is locked by this process.
 pub fn holds(path: &Path) -> bool {
     let Some(there) = rustix::fs::stat(path).ok().as_ref().and_then(identity) else { return false };
-    let files: Vec<Arc<File>> = lock(&HELD).iter().filter_map(Weak::upgrade).collect();
     let is_there = |fd: &OwnedFd| rustix::fs::fstat(fd).is_ok_and(|stat| identity(&stat) == Some(there));
-    files.iter().flat_map(|file| file.descriptors()).any(is_there)
+    files().iter().flat_map(|file| file.descriptors()).any(is_there)
 }
 
 /// Has the opens that are to come use these, which the program before us held.
@@ -182,13 +185,13 @@ mod tests {
         assert!(!holds(&path));
         let open = OpenFile::open(&path, &options).unwrap();
         assert!(holds(&path) && !holds(folder.path()) && !holds(&folder.path().join("other")));
-        assert!(still_open().contains(&path.canonicalize().unwrap()));
+        assert!(still_open().contains(&path.display().to_string()));
         // As a request that is under way.
         let request = Arc::clone(&open.file);
         drop(open);
-        assert!(still_open().contains(&path.canonicalize().unwrap()));
+        assert!(still_open().contains(&path.display().to_string()));
         drop(request);
-        assert!(!still_open().contains(&path.canonicalize().unwrap()));
+        assert!(!still_open().contains(&path.display().to_string()));
         let open = open_free(&path, &options);
         let kept: Vec<OwnedFd> = open.file.descriptors().map(|fd| fd.try_clone().unwrap()).collect();
         drop(open);

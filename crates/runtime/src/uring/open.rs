@@ -247,10 +247,11 @@ impl OpenFile {
         }?;
         // To be read, it is a file like any other.
         let used_in_place = is_persistent && !options.read_only;
+        let opened = if used_in_place { opened.in_place(name.as_ref(), path)? } else { opened };
         if options.exclusive {
-            inheritance::note(&opened.file);
+            inheritance::note(&opened.file, &opened.info.name);
         }
-        Ok(Arc::new(if used_in_place { opened.in_place(name.as_ref(), path)? } else { opened }))
+        Ok(Arc::new(opened))
     }
 
     /// The same, with its bytes used where they lie. They keep the file open, and locked.
