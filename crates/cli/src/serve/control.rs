@@ -291,6 +291,8 @@ impl Inner {
         let devices = fitness::devices(&array);
         let own = self.own_devices();
         drop(array);
+        // Before a thread looks at what is open.
+        self.refuse_while_looking().await?;
         let program = PathBuf::from(parameters.program);
         if !program.is_absolute() {
             return Err(CallError::new(code::PARAMETERS, "the program's path must be absolute"));
@@ -323,15 +325,17 @@ impl Inner {
         std::future::pending().await
     }
 
-    /// Waits a moment for threads that look at devices, also at such that the array doesn't have. While one
-    /// waits for a device that hangs, the process can't become another program.
+    /// Waits a moment for threads that look at devices, and for requests to devices that the array doesn't
+    /// have. While one waits for a device that hangs, the process can't become another program.
     async fn refuse_while_looking(&self) -> Result<(), CallError> {
         let start = shard::now();
-        let awaited = || self.looks.awaited().or_else(|| Some(scan::awaited()?.display().to_string()));
+        let scanned = || Some(scan::awaited()?.display().to_string());
+        let beside = || self.array.borrow().as_ref().and_then(fitness::beside);
+        let awaited = || self.looks.awaited().or_else(scanned).or_else(beside);
         while let Some(device) = awaited() {
             if shard::now() - start > LOOKS_NANOSECONDS {
                 return Err(refused(&format!(
-                    "{} does not answer, and a thread that waits for it would keep the process from becoming another program; \
+                    "{} does not answer, and what waits for it would keep the process from becoming another program; \
                      nothing was changed",
                     printable(&device)
                 )));

@@ -557,7 +557,7 @@ impl Served {
             self.journal.warn(&why);
             why
         });
-        if let Some(why) = fitness::ends_clients(&self.array.detail()).or(unclean) {
+        if let Some(why) = fitness::ends_clients(&self.array).or(unclean) {
             self.journal.warn(&format!("{why}: no client goes over to the next program"));
             self.front_ends.disown(left).await;
         } else {

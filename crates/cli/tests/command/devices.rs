@@ -259,6 +259,30 @@ fn an_upgrade_is_refused_while_a_device_beside_the_array_hangs() {
     assert!(client.read(0, 4096) == pattern(1, 4096));
 }
 
+/// Also if the array has it no more: what it was asked for would keep the process, when all clients are gone.
+#[test]
+fn an_upgrade_is_refused_while_requests_to_a_member_that_was_removed_are_not_over() {
+    if !may_mount() {
+        return;
+    }
+    let other = World::new();
+    let store = other.serve(&["--shards", "1", "--fuse", "disk"], &other.raid5(3));
+    let world = World::new();
+    let mut members = world.members(3);
+    members[1] = other.path("disk").to_str().unwrap().to_owned();
+    world.create(&["--level", "5", "--name", "data", "--assume-clean"], &members).ok();
+    let server = world.serve(&["--shards", "1", "--member-timeout", "1"], &members);
+    let mut client = Client::connect(&server.nbd());
+    let stopped = Stopped::new(&store);
+    assert_eq!(client.write(0, &pattern(1, 1 << 20)), 0);
+    world.run(&["remove", "data", &members[1]]).ok();
+    world.run(&["upgrade", "data"]).refused(1, &[&members[1], "does not answer", "nothing was changed"]);
+    assert!(client.read(0, 1 << 20) == pattern(1, 1 << 20));
+    drop(stopped);
+    world.run(&["upgrade", "data"]).ok();
+    assert!(client.read(0, 1 << 20) == pattern(1, 1 << 20));
+}
+
 /// Tells whether a file that is there is locked, also when its file system doesn't answer any more.
 fn locked(path: &Path) -> impl Fn() -> bool + use<> {
     let metadata = fs::metadata(path).unwrap();

@@ -23,6 +23,13 @@ pub fn devices(array: &Array) -> Vec<String> {
     all.into_iter().collect()
 }
 
+/// A device that this process has open although the array doesn't need it: one that is about to join, or that
+/// requests keep open which are not over, whether it joined and was removed or never did.
+pub fn beside(array: &Array) -> Option<String> {
+    let needed = devices(array);
+    inheritance::still_open().into_iter().find(|name| !needed.contains(name))
+}
+
 /// Why it couldn't be started again. A server goes on with arrays that no start takes.
 pub fn refuse(detail: &Detail) -> Result<(), String> {
     if let Some(why) = late(detail).or_else(|| slow(detail)) {
@@ -52,9 +59,11 @@ pub fn refuse(detail: &Detail) -> Result<(), String> {
 /// Why clients aren't handed on although the array has stopped. The next program knows nothing of what was
 /// lost, so a flush there would succeed (C5); and while requests don't end, it doesn't come. What ends a
 /// connection is seen.
-pub fn ends_clients(detail: &Detail) -> Option<String> {
+pub fn ends_clients(array: &Array) -> Option<String> {
+    let detail = array.detail();
     let failed = || (detail.state == "failed").then(|| "the array has failed".to_owned());
-    detail.slots.iter().find_map(lost_flush).or_else(failed).or_else(|| late(detail))
+    let beside = || Some(format!("{} does not answer", printable(&beside(array)?)));
+    detail.slots.iter().find_map(lost_flush).or_else(failed).or_else(|| late(&detail)).or_else(beside)
 }
 
 /// The kernel ends no process with such requests, and changes none into another program.
