@@ -188,6 +188,7 @@ async fn assemble_attached(
     options: &ArrayOptions,
 ) -> Result<Assembled, AssembleError> {
     let has_waited = !options.read_only
+        && !options.follows_stop
         && fence::outlast(found.iter().map(|member| &member.device), options.tell_wait).await;
     if (is_attached || has_waited) && !active(Mutant::ReadBeforeAttach) {
         read_again(&mut found, options.wanted).await?;

@@ -56,6 +56,9 @@ pub struct ArrayOptions {
     /// Takes the members over although another host has attached them: it can't write them any more then.
     /// Refused without `force` if one that is reached over a network has a server that can't see to that.
     pub takeover: bool,
+    /// The server before has stopped the array, and all that it had asked the members for is over: no write
+    /// of it is waited for that might come late.
+    pub follows_stop: bool,
     /// Whether members' servers compute parity, where they can.
     pub offload: OffloadMode,
     /// How the server is chosen that sums up lost bytes.
@@ -119,6 +122,7 @@ impl Default for ArrayOptions {
             journal_mode: JournalMode::WriteThrough,
             journal_cache_bytes: 64 << 20,
             takeover: false,
+            follows_stop: false,
             offload: OffloadMode::On,
             reducer: ReducerChoice::Bandwidth,
             batch_max: 256,

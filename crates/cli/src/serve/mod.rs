@@ -324,7 +324,11 @@ async fn start(
     let shards: Vec<ShardHandle> = context.shards().to_vec();
     // From here on members may be written: all that can be wrong with the command line was looked at before
     // (C34).
-    let assembled = Array::assemble(members.sources, plan.options(members.left_out), shards.clone()).await;
+    let options = ArrayOptions {
+        follows_stop: inherited.is_some_and(Inheritance::begins),
+        ..plan.options(members.left_out)
+    };
+    let assembled = Array::assemble(members.sources, options, shards.clone()).await;
     let takeover = plan.arguments.takeover;
     let array = assembled.map_err(|error| Failure::new(not_assembled(&error, takeover)))?;
     standing.array = Some(array.clone());
@@ -565,6 +569,7 @@ impl Served {
                 estate.add(protocol, connection);
             }
             estate.add_subsystem(self.front_ends.left_subsystem());
+            estate.note_that_all_is_over();
         }
         let locks = inheritance::held().unwrap_or_default();
         estate.settle(settings, fitness::devices(&self.array), locks);

@@ -644,6 +644,23 @@ fn an_array_is_not_started_before_writes_of_a_dead_process_are_over() {
     (0..200).for_each(writes_to_a_member_that_joins_come_late);
 }
 
+/// Its requests are over, and it says so: clients wait for the next one.
+#[test]
+fn a_start_behind_a_stop_in_the_same_process_waits_for_nothing() {
+    let mut scene = behind_strange_servers(1, 4, NewLog::Ppl);
+    let mut start = |follows_stop| {
+        scene.stop();
+        scene.options.follows_stop = follows_stop;
+        let before = scene.world.now();
+        scene.reassemble();
+        scene.world.now() - before
+    };
+    assert!(start(false) >= LATE);
+    assert!(start(true) < SECOND);
+    scene.write(0, 96, true).unwrap();
+    scene.is_right_and_stays_so();
+}
+
 #[cfg(feature = "mutants")]
 #[test]
 fn a_start_before_they_are_over_is_found() {

@@ -25,6 +25,9 @@ use crate::wire::{feature, log};
 const READY_LOOK_NANOSECONDS: u64 = 10_000_000;
 /// Most bytes of one command where the server names no limit.
 const TRANSFER_BYTES_MAX: usize = 1 << 20;
+/// Longest step in which a server may count the keep-alive time, in milliseconds (Identify: KAS). For twice
+/// so long it may carry out what it was sent, and for so long a start waits.
+const KEEP_ALIVE_STEP_MS_MAX: u64 = 60_000;
 /// Added to the keep-alive time before a server that was lost is used again.
 const GRACE_MS: u64 = 1_000;
 
@@ -244,8 +247,7 @@ impl Association {
         // Before it has said what it allows, it gets no command that could do harm.
         let Some(limits) = self.limits.get().filter(|_| !self.options.repeats_harmlessly) else { return 0 };
         let told_ms = u64::from(self.options.keep_alive_ms);
-        let unit_ms =
-            if active(Mutant::GranularityIgnored) { 0 } else { u64::from(limits.keep_alive_units) * 100 };
+        let unit_ms = if active(Mutant::GranularityIgnored) { 0 } else { step_ms(limits.keep_alive_units) };
         let counts_exactly = limits.offload.is_some() && !limits.traffic_keep_alive;
         let times = if counts_exactly || active(Mutant::OneLookAssumed) { 1 } else { 2 };
         (times * told_ms.next_multiple_of(unit_ms.max(1)) + GRACE_MS) * 1_000_000
@@ -386,6 +388,12 @@ impl Association {
         let (controller, offload) = self.controller_info(&queue).await?;
         if controller.discovery {
             return Err(self.unusable("it is a discovery subsystem"));
+        }
+        let step_ms = step_ms(controller.keep_alive_units);
+        if step_ms > KEEP_ALIVE_STEP_MS_MAX && !self.options.repeats_harmlessly {
+            return Err(self.unusable(
+                "it counts the keep-alive time in steps of more than a minute, and for so long it may carry out what a host had asked for that it has lost",
+            ));
         }
         let wanted = u32::from(self.options.queues.max(1) - 1);
         let command = Command::new(opcode::SET_FEATURES, 0)
@@ -602,6 +610,11 @@ impl Association {
         }
         Ok(bytes)
     }
+}
+
+/// Of units of 100 ms (KAS).
+fn step_ms(units: u16) -> u64 {
+    u64::from(units) * 100
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -379,7 +379,17 @@ fn a_server_of_others_is_used_again_after_twice_the_time() {
 fn the_time_is_rounded_up_to_what_a_servers_timer_counts() {
     assert_eq!(held_back(100, false, false), (21, 21));
     assert_eq!(held_back(30, false, false), (13, 13));
-    assert_eq!(held_back(u16::MAX, false, false), (13_108, 13_108));
+    assert_eq!(held_back(600, false, false), (121, 121));
+}
+
+#[test]
+fn a_server_that_may_carry_out_late_writes_for_minutes_is_not_used() {
+    seeds(1, |random| async move {
+        let server = Rc::new(Server { keep_alive_units: 601, ..Server::default() });
+        let refused = initiator(&random, &server, 1).open(&address("")).await.err().unwrap().to_string();
+        assert!(refused.contains("in steps of more than a minute"), "{refused}");
+        SERVER.set(None);
+    });
 }
 
 #[cfg(feature = "mutants")]

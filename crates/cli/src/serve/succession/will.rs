@@ -61,6 +61,9 @@ struct Rest {
     call: Option<Value>,
     /// When clients began to wait, by the machine's monotonic clock.
     since_ns: u64,
+    /// The array was stopped, and nothing that was asked of a member can come late.
+    #[serde(default)]
+    all_is_over: bool,
 }
 
 #[derive(Clone, Serialize, Deserialize)]
@@ -158,6 +161,7 @@ impl Estate {
             received,
             call,
             since_ns: shard::machine_now(),
+            all_is_over: false,
         };
         let words = candidate.words().to_vec();
         let will = Will { format: FORMAT, program, words, failed: None, rest };
@@ -175,6 +179,11 @@ impl Estate {
     /// What connections of NVMe/TCP share.
     pub fn add_subsystem(&mut self, subsystem: Option<LeftSubsystem>) {
         self.will.rest.subsystem = subsystem;
+    }
+
+    /// The array was stopped, and every request to its members has ended.
+    pub fn note_that_all_is_over(&mut self) {
+        self.will.rest.all_is_over = true;
     }
 
     /// What holds of the array now that it has stopped; `locks` keeps the devices that it has now.
@@ -348,6 +357,12 @@ impl Inheritance {
     /// none to go back to.
     pub fn is_return(&self) -> bool {
         lock(&self.will).failed.is_some()
+    }
+
+    /// To be called before the first request to a member. Whether all that was asked for before is over: what
+    /// is asked for from now on need not be, if the program before goes on.
+    pub fn begins(&self) -> bool {
+        std::mem::take(&mut lock(&self.will).rest.all_is_over)
     }
 
     pub fn subsystem(&self) -> Option<LeftSubsystem> {
