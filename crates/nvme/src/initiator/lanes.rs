@@ -124,7 +124,7 @@ mod tests {
             lanes.push_back(1, (1, number));
         }
         lanes.push_back(2, (2, 0));
-        let mut next = |lanes: &mut Lanes<_>| lanes.next(100, |_| true, || true).unwrap();
+        let next = |lanes: &mut Lanes<_>| lanes.next(100, |_| true, || true).unwrap();
         assert_eq!((next(&mut lanes), next(&mut lanes)), ((1, 0), (2, 0)));
         lanes.push_front(1, (1, 0));
         assert_eq!((next(&mut lanes), next(&mut lanes)), ((1, 0), (1, 1)));

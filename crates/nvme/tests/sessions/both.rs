@@ -452,10 +452,9 @@ fn a_disk_that_hangs_is_its_servers_loss_once_no_other_one_of_it_is_used() {
         drop((two, second));
         arrays[0].close();
         let begun = shard::now();
-        let read = one.read(0, shard::buffer(512)).await;
+        let read = shard::timeout(60_000_000_000, one.read(0, shard::buffer(512))).await.expect("it waits");
         assert_eq!(read.result.unwrap_err().kind, DeviceErrorKind::Gone);
-        let seconds = (shard::now() - begun) / 1_000_000_000;
-        assert!((30..60).contains(&seconds), "{seconds} s");
+        assert!(shard::now() - begun >= 30_000_000_000);
         arrays[0].open();
         drop((one, first));
         leave(target).await;
