@@ -279,7 +279,7 @@ pub struct Configuration {
     pub defaults: Settings,
     /// What it says that the daemon does for them.
     pub duties: Duties,
-    /// The files that were read.
+    /// The files that were read, as they can be told of: a name that is no UTF-8 has other characters here.
     pub files: Vec<PathBuf>,
 }
 
@@ -471,7 +471,7 @@ impl Reader {
     }
 
     fn read(&mut self, path: &Path) {
-        self.files.push(path.to_owned());
+        self.files.push(PathBuf::from(path.to_string_lossy().into_owned()));
         match file::read(path) {
             Ok(text) => self.take(path, &text),
             Err(what) => {

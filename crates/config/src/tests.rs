@@ -308,6 +308,18 @@ fn a_file_that_others_can_write_is_refused() {
     assert!(errors.len() == 1 && errors[0].contains("can't be trusted"), "{errors:?}");
 }
 
+/// The daemon tells of its files in JSON, which has no other names.
+#[test]
+fn a_file_whose_name_is_no_utf_8_counts_and_can_be_told_of() {
+    use std::os::unix::ffi::OsStrExt;
+    let files = Files::new(&[("main.toml", "")]);
+    let name = std::ffi::OsStr::from_bytes(b"\xff.toml");
+    fs::write(files.0.path().join(FOLDER).join(name), "[[array]]\nname = 'data'\n").unwrap();
+    let configuration = files.load().unwrap();
+    assert_eq!(configuration.arrays.len(), 1);
+    assert!(configuration.files.len() == 2 && configuration.files.iter().all(|file| file.to_str().is_some()));
+}
+
 #[test]
 fn only_the_usual_file_may_be_missing() {
     let files = Files::new(&[]);

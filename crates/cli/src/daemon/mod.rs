@@ -68,7 +68,8 @@ use pinstripe_control::{
     maintenance::Event,
     text::one_line,
 };
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     iterator::Signals,
@@ -648,19 +649,19 @@ impl Daemon {
 
     fn answer(&mut self, command: Command) -> Result<Value, CallError> {
         match command {
-            Command::Version => Ok(json!(Version {
+            Command::Version => said(Version {
                 protocol: pinstripe_control::PROTOCOL,
                 pinstripe: env!("CARGO_PKG_VERSION").to_owned(),
                 instance: format!("{}-{:x}", std::process::id(), self.since),
                 pid: std::process::id(),
-            })),
-            Command::Status => Ok(json!(self.status())),
+            }),
+            Command::Status => said(self.status()),
             Command::Look => {
                 self.look.wanted = true;
-                Ok(json!(Looks { starts: self.starts }))
+                said(Looks { starts: self.starts })
             }
             Command::Reload => match self.reload() {
-                Ok(reloaded) => Ok(json!(reloaded)),
+                Ok(reloaded) => said(reloaded),
                 Err(why) => Err(CallError::new(code::REFUSED, &why)),
             },
         }
@@ -713,6 +714,12 @@ impl Daemon {
             arrays: self.arrays.values().map(|kept| kept.status(self.now())).collect(),
         }
     }
+}
+
+/// An answer. One that JSON can't have, such as a path that is no UTF-8, is no reason to end.
+fn said(answer: impl Serialize) -> Result<Value, CallError> {
+    serde_json::to_value(answer)
+        .map_err(|error| CallError::new(code::FAILED, &format!("can't be said: {error}")))
 }
 
 /// Of a URL.

@@ -69,6 +69,18 @@ fn a_server_that_has_answered_and_then_ended_has_ended_whichever_of_the_two_is_t
     assert!(matches!(daemon.arrays["data"].course.phase, Phase::Failed { .. }), "it is to be started again");
 }
 
+/// A call comes each minute from what supervises the daemon.
+#[test]
+fn an_answer_that_can_not_be_said_is_an_error_and_not_the_daemons_end() {
+    use std::os::unix::ffi::OsStrExt;
+    let (mut daemon, _folder) = daemon();
+    daemon.configuration.files = vec![std::ffi::OsStr::from_bytes(b"/etc/\xff.toml").into()];
+    let error = daemon.answer(Command::Status).unwrap_err();
+    assert!(error.message.contains("UTF-8"), "{error:?}");
+    daemon.configuration.files.clear();
+    daemon.answer(Command::Status).unwrap();
+}
+
 #[test]
 fn devices_that_appear_are_looked_at_whatever_is_known_where_all_arrays_are_meant() {
     let (mut daemon, _folder) = daemon();
