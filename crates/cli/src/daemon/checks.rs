@@ -234,12 +234,19 @@ pub fn check(
     let result = match result {
         // The members were made smaller, or the record is of another array: it begins anew.
         Err(ClientError::Call(error)) if error.code == pinstripe_control::code::PARAMETERS && from > 0 => {
-            record.open = false;
+            let record = record.next_round(Moment::now().seconds);
             records.put(uuid, &record).map_err(kept)?;
             return Ok(Round { record, how: Checked::NotNow(error.message), unkept: None });
         }
         result => result?,
     };
+    if result.uncompared_stripes > 0 {
+        // Nothing is known of these: its part is compared anew when the array is whole.
+        records.put(uuid, &record).map_err(kept)?;
+        let why =
+            format!("a member was lost meanwhile: {} stripes were not compared", result.uncompared_stripes);
+        return Ok(Round { record, how: Checked::NotNow(why), unkept: None });
+    }
     record.mismatched_sectors += result.mismatched_sectors;
     record.unreadable_stripes += result.unreadable_stripes;
     record.next_sector = result.next_sector.unwrap_or(from);
@@ -308,7 +315,8 @@ impl Minder<'_> {
             return client.call::<SyncResult>("sync", stop).map(drop);
         }
         let now: Detail = client.call("detail", Value::Null)?;
-        if let Some(sync) = now.sync.filter(|sync| sync.action == "check") {
+        // Without a member there is no parity to compare, and it seems to come far.
+        if let Some(sync) = now.sync.filter(|sync| sync.action == "check" && !now.degraded) {
             // The end keeps it once more, and says so if it can't.
             let _ = self.records.put(self.uuid, &self.record.until(&sync, self.detail.chunk_bytes));
         }
@@ -447,6 +455,41 @@ mod tests {
         assert!(obstacle(&array, "data").is_some_and(|why| why.contains("another array")));
     }
 
+    /// What a check comes to whose server answers so.
+    fn checked(result: serde_json::Value, record: &Record) -> (Record, Checked) {
+        let folder = tempfile::tempdir().unwrap();
+        let control = folder.path().join("control");
+        crate::daemon::fake::server(&control, move |call| {
+            let array = Detail { uuid: "data".to_owned(), ..super::super::health::tests::array() };
+            let is_check = call["method"] == "check";
+            Some(if is_check { result.clone() } else { serde_json::json!({ "result": array }) })
+        });
+        let records = Records(folder.path().to_owned());
+        records.put("data", record).unwrap();
+        let round = check(&control, "data", None, &records, Pulse::of).unwrap();
+        assert_eq!(records.of("data"), round.record, "it outlives the daemon");
+        (round.record, round.how)
+    }
+
+    /// A check of an array that has lost its parity has nothing to compare, and finds no mismatch.
+    #[test]
+    fn a_check_during_which_a_member_was_lost_is_not_complete_and_its_part_is_compared_anew() {
+        let result = |uncompared: u64| {
+            serde_json::json!({ "result": {
+                "stripes": 90, "mismatched_sectors": 0, "unreadable_stripes": 0, "uncompared_stripes": uncompared,
+                "corrected_sectors": 0, "unexplained_sectors": 0, "corrected": [], "complete": true,
+            } })
+        };
+        let record =
+            Record { begun: 7, open: true, next_sector: 64, mismatched_sectors: 8, ..Record::default() };
+        let (after, how) = checked(result(5), &record);
+        assert!(matches!(&how, Checked::NotNow(why) if why.contains("5 stripes")), "{how:?}");
+        assert_eq!(after, record);
+        let (after, how) = checked(result(0), &record);
+        assert!(matches!(how, Checked::Complete { mismatched_sectors: 8, .. }), "{how:?}");
+        assert!(!after.open && after.completed.is_some());
+    }
+
     #[test]
     fn a_check_whose_server_hangs_ends() {
         let folder = tempfile::tempdir().unwrap();
@@ -464,5 +507,15 @@ mod tests {
         let why = check(&control, "data", None, &records, pulse).unwrap_err();
         assert!(why.sentence().contains("has not answered") || why.sentence().contains("answer"), "{why:?}");
         assert!(records.of("data").open, "it goes on where it was");
+    }
+
+    #[test]
+    fn a_record_behind_the_end_of_an_array_that_was_made_smaller_is_begun_anew() {
+        let refused = serde_json::json!({ "error": { "code": pinstripe_control::code::PARAMETERS,
+            "message": "the array ends before" } });
+        let record = Record { begun: 7, open: true, next_sector: 64, ..Record::default() };
+        let (after, how) = checked(refused, &record);
+        assert!(matches!(how, Checked::NotNow(_)), "{how:?}");
+        assert_eq!((after.open, after.next_sector), (true, 0), "it begins at the first sector");
     }
 }
