@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rustix::fs::{MemfdFlags, memfd_create};
+
 /// Names another folder.
 const VARIABLE: &str = "PINSTRIPE_STATE_DIR";
 const FOLDER: &str = "/var/lib/pinstripe";
@@ -13,6 +15,11 @@ const FOLDER: &str = "/var/lib/pinstripe";
 pub fn folder() -> PathBuf {
     let given = env::var_os(VARIABLE).map(PathBuf::from).filter(|path| path.is_absolute());
     given.unwrap_or_else(|| PathBuf::from(FOLDER))
+}
+
+/// A file that needs no disk: one that is full or takes no writes may be what is to be told of.
+pub fn in_memory(name: &str) -> io::Result<fs::File> {
+    Ok(fs::File::from(memfd_create(name, MemfdFlags::CLOEXEC)?))
 }
 
 /// A file of the folder, whole or not at all, and for this user only.

@@ -13,9 +13,8 @@ use std::{
 
 use pinstripe_config::Configuration;
 use pinstripe_control::{place, text::printable_lines};
-use rustix::fs::{MemfdFlags, memfd_create};
 
-use crate::{failure::Failure, output};
+use crate::{failure::Failure, output, state::in_memory};
 
 /// There where systemd runs this machine: sd_booted(3).
 const SYSTEMD: &str = "/run/systemd/system";
@@ -246,9 +245,8 @@ fn run(words: &[&str], limit: Duration) -> Result<String, RunError> {
     let (begun, program) = (Instant::now(), words[0]);
     let cannot = |error: std::io::Error| RunError::Failed(format!("can't run {program}: {error}"));
     // Files in memory: no program waits until it is read, nor does this one for what it leaves behind.
-    let file = || std::io::Result::Ok(File::from(memfd_create("said", MemfdFlags::CLOEXEC)?));
     let start = || {
-        let (said, complaint) = (file()?, file()?);
+        let (said, complaint) = (in_memory("said")?, in_memory("said")?);
         let mut command = Command::new(program);
         command
             .args(&words[1..])

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::alerts::Tell;
-use crate::called::host;
+use crate::{called::host, state::in_memory};
 
 /// How long a program may take to send an alert.
 pub const SEND_LIMIT: Duration = Duration::from_mins(1);
@@ -96,7 +96,7 @@ impl Way {
             return run(&mut command, &input, Stdio::null(), over);
         }
         let unread = |error: io::Error| Unsent::Failed(format!("the answer's status can't be read: {error}"));
-        let mut status = tempfile::tempfile().map_err(unread)?;
+        let mut status = in_memory("status").map_err(unread)?;
         run(&mut command, &input, status.try_clone().map_err(unread)?.into(), over)?;
         let mut text = String::new();
         io::Seek::rewind(&mut status)
@@ -140,8 +140,8 @@ fn run(command: &mut Command, input: &str, output: Stdio, over: &AtomicBool) -> 
     let name = command.get_program().display().to_string();
     let words = |error: io::Error| Unsent::Failed(format!("{name}: {error}"));
     // A file: a program that reads nothing keeps none waiting, and what it says may be of any length.
-    let mut text = tempfile::tempfile().map_err(words)?;
-    let mut said = tempfile::tempfile().map_err(words)?;
+    let mut text = in_memory("alert").map_err(words)?;
+    let mut said = in_memory("said").map_err(words)?;
     text.write_all(input.as_bytes()).and_then(|()| io::Seek::rewind(&mut text)).map_err(words)?;
     let errors = said.try_clone().map_err(words)?;
     // A group of its own: what the program has started ends with it.

@@ -109,7 +109,8 @@ fn a_daemon_without_room_for_its_state_serves_tells_and_keeps_what_waited_when_t
     fs::write(&book, "{\"open\":[],\"unsent\":[]}").unwrap();
     state.fill();
 
-    let daemon = Daemon::start(&configured, &[]);
+    // The folder for temporary files is often on the same file system.
+    let daemon = Daemon::start_with(&configured, &[], &[("TMPDIR", state.0.to_str().unwrap())]);
     daemon.wait_for("data", "serving");
     daemon.says("its check failed: how far the check is can't be kept: No space left on device");
     configured.run(&["fail", "data", "member1"]).ok();
