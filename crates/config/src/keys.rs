@@ -193,7 +193,8 @@ pub const TARGET_OPTIONS: [OptionKey; 18] = [
 pub const AUTO: Key = Key {
     name: "auto",
     kind: Kind::Flag,
-    doc: "Whether `assemble --scan` and `incremental` start the array [default: true]. `assemble --uuid` and `--name` do so in any case.",
+    doc: "Whether `assemble --scan`, `incremental`, the daemon and a boot start the array [default: true]. `assemble --uuid` and \
+        `--name` do so in any case, and the daemon sees to it while it is served.",
 };
 
 /// What the daemon does for arrays: keys of `[[array]]` and `[defaults]`.

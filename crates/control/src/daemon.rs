@@ -49,7 +49,7 @@ pub struct Status {
     /// The alerts that aren't over.
     #[serde(default)]
     pub alerts: Vec<AlertStatus>,
-    /// The arrays that it starts, or has found served.
+    /// The configured arrays: those that are to be started, and those with `auto = false` that are served.
     pub arrays: Vec<ArrayStatus>,
 }
 

@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 
 pub use foreground::forget;
 pub use start::{Started, how, lock};
-pub use wanted::{State, Wanted, allows, of_one, searched, wanted};
+pub use wanted::{State, Wanted, allows, of_one, searched, wanted, watched};
 
 use start::{start, start_unit};
 

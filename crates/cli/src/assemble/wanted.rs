@@ -89,6 +89,11 @@ impl Wanted {
         self.called.clone().unwrap_or_else(|| stem(&self.name().unwrap_or_default(), &uuid))
     }
 
+    /// Whether it is started without being asked for by a person.
+    pub fn is_started(&self) -> bool {
+        self.entry.as_ref().is_none_or(|entry| entry.auto)
+    }
+
     /// The control socket of the server that it has already.
     pub fn served(&self) -> Option<&PathBuf> {
         self.served.as_ref()
@@ -236,6 +241,28 @@ pub fn wanted(
     which: &Which,
     limit: Duration,
 ) -> Result<(Vec<Wanted>, Vec<String>), Failure> {
+    let (of_entries, others, mut remarks) = look(configuration, !which.scan || configuration.scan.all, limit);
+    let all = select(which, configuration.scan.all, of_entries, others)?;
+    remarks.extend(all.iter().filter_map(Wanted::renamed));
+    Ok((all, remarks))
+}
+
+/// Those that are to be kept served, and those with `auto = false` that are served by now.
+pub fn watched(configuration: &Configuration, limit: Duration) -> (Vec<Wanted>, Vec<String>) {
+    let (of_entries, others, mut remarks) = look(configuration, configuration.scan.all, limit);
+    let is_watched = |wanted: &Wanted| wanted.is_started() || matches!(wanted.state(), State::Served(_));
+    let all = to_start(configuration.scan.all, of_entries, others, is_watched);
+    remarks.extend(all.iter().filter_map(Wanted::renamed));
+    (all, remarks)
+}
+
+/// Those that have an entry, those that have none, and what a person should know. `all`: whether members are
+/// searched for also where each entry says where its own are.
+fn look(
+    configuration: &Configuration,
+    all: bool,
+    limit: Duration,
+) -> (Vec<Wanted>, Vec<Wanted>, Vec<String>) {
     let (served, mut remarks) = Served::all();
     let all = !which.scan || configuration.scan.all;
     let mut look = Look::at(configuration, &configuration.arrays.iter().collect::<Vec<_>>(), all, limit);
@@ -252,9 +279,7 @@ pub fn wanted(
         without_entry(configuration, found.clone(), &look.everywhere, &look.arrays(), &served)
     };
     let others = others.map(without).collect();
-    let all = select(which, configuration.scan.all, of_entries, others)?;
-    remarks.extend(all.iter().filter_map(Wanted::renamed));
-    Ok((all, remarks))
+    (of_entries, others, remarks)
 }
 
 /// The one of `entry`. `is_free`: as if the kernel had let it go.
@@ -436,8 +461,21 @@ fn refuse_doubled(wanted: &mut [Wanted]) {
     }
 }
 
+/// What no person has named: of entries those that are meant, and what has none if the configuration says
+/// `assemble = "all"`. That doesn't mean what the kernel has, or what we can't serve.
+fn to_start(
+    all: bool,
+    of_entries: Vec<Wanted>,
+    others: Vec<Wanted>,
+    is_meant: impl Fn(&Wanted) -> bool,
+) -> Vec<Wanted> {
+    let is_free = |wanted: &Wanted| wanted.found.as_ref().is_some_and(|found| found.obstacle().is_none());
+    let others = others.into_iter().filter(|wanted| all && is_free(wanted));
+    of_entries.into_iter().filter(is_meant).chain(others).collect()
+}
+
 /// Those that are asked for. What has no entry is only started if a person names it, or the configuration
-/// says `assemble = "all"`; and that doesn't mean what the kernel has, or what we can't serve.
+/// says `assemble = "all"`.
 fn select(
     which: &Which,
     all: bool,
@@ -445,10 +483,7 @@ fn select(
     others: Vec<Wanted>,
 ) -> Result<Vec<Wanted>, Failure> {
     if which.scan {
-        let configured =
-            of_entries.into_iter().filter(|wanted| wanted.entry.as_ref().is_some_and(|entry| entry.auto));
-        let is_free = |wanted: &Wanted| wanted.found.as_ref().is_some_and(|found| found.obstacle().is_none());
-        return Ok(configured.chain(others.into_iter().filter(|wanted| all && is_free(wanted))).collect());
+        return Ok(to_start(all, of_entries, others, Wanted::is_started));
     }
     // A UUID as it is printed is longer than any name.
     let uuid =

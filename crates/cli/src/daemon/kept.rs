@@ -29,6 +29,8 @@ pub struct Kept {
     pub run: u64,
     pub follower: Option<Follower>,
     pub duties: Duties,
+    /// False with `auto = false`: it is seen to while a person has it served.
+    pub is_started: bool,
     /// The configuration wants no writes.
     pub read_only: bool,
     /// How its checks stand.
@@ -55,6 +57,7 @@ impl Kept {
             run: 0,
             follower: None,
             duties: Duties::default(),
+            is_started: true,
             read_only: false,
             record: Record::default(),
             check_not_before: now,

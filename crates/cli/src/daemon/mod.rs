@@ -113,7 +113,7 @@ const FINISH: Duration = Duration::from_secs(2);
 /// What the other threads tell.
 enum Message {
     /// A look for members is over, which went by this generation of the configuration.
-    Looked { generation: u64, found: Result<(Vec<Wanted>, Vec<String>), String> },
+    Looked { generation: u64, found: (Vec<Wanted>, Vec<String>) },
     /// What became of the start of a server.
     Started { run: u64, outcome: Box<Outcome> },
     /// Of a server.
@@ -346,9 +346,11 @@ impl Daemon {
             return;
         }
         let now = self.now();
-        // Which arrays there are only a look tells where all are meant.
-        let sought =
-            self.configuration.scan.all || self.arrays.values().any(|kept| kept.course.is_sought(now));
+        // Which arrays there are only a look tells where all are meant, and whether a person has started one.
+        let started_by_persons = self.configuration.arrays.iter().filter(|entry| !entry.auto).count();
+        let sought = self.configuration.scan.all
+            || self.arrays.values().any(|kept| kept.course.is_sought(now))
+            || self.arrays.values().filter(|kept| !kept.is_started).count() < started_by_persons;
         let waits = self.arrays.values().any(|kept| matches!(kept.course.phase, Phase::Waiting { .. }));
         let due = |last: Instant| last.elapsed() >= if waits { LOOK } else { LOOK_STOPPED };
         let is_retry = |kept: &Kept| matches!(kept.course.phase, Phase::Failed { until, .. } if now >= until);
@@ -374,13 +376,11 @@ impl Daemon {
             self.board.touch();
         }
         match message {
-            Message::Looked { generation, found } => {
+            Message::Looked { generation, found: (wanted, remarks) } => {
                 self.look.since = None;
-                match found {
-                    // What an earlier configuration wanted counts no more, and nothing is started at the end.
-                    _ if generation != self.generation || self.stopping => {}
-                    Ok((wanted, remarks)) => self.looked(wanted, remarks),
-                    Err(why) => self.log.warn(&format!("members were not looked for: {why}")),
+                // What an earlier configuration wanted counts no more, and nothing is started at the end.
+                if generation == self.generation && !self.stopping {
+                    self.looked(wanted, remarks);
                 }
             }
             Message::Started { run, outcome } => self.started(run, *outcome),
@@ -422,6 +422,7 @@ impl Daemon {
             let kept = self.arrays.entry(key.clone()).or_insert_with(|| Kept::new(wanted.label.clone(), now));
             kept.label.clone_from(&wanted.label);
             (kept.duties, kept.read_only) = (wanted.duties(), wanted.is_read_only());
+            kept.is_started = wanted.is_started();
             let known = wanted.uuid().map(|uuid| uuid.to_string()).or(kept.uuid.clone());
             if kept.uuid != known {
                 kept.record = known.as_deref().map(|uuid| self.chores.records.of(uuid)).unwrap_or_default();
@@ -470,7 +471,9 @@ impl Daemon {
     fn forget_absent(&mut self, keys: &[String]) -> bool {
         let (all, now) = (self.configuration.scan.all, self.now());
         let forgets = std::mem::take(&mut self.look.forgets) || !all;
-        let stays = |kept: &Kept| all && (!forgets || matches!(kept.course.phase, Phase::Stopped { .. }));
+        let stays = |kept: &Kept| {
+            all && kept.is_started && (!forgets || matches!(kept.course.phase, Phase::Stopped { .. }))
+        };
         self.arrays.retain(|key, kept| keys.contains(key) || kept.is_busy() || stays(kept));
         let why = "no member of it was found that is free".to_owned();
         let absent = State::Late { why, enough: false };

@@ -24,8 +24,7 @@ use serde_json::Value;
 
 use super::{Message, phase::Ending};
 use crate::{
-    assemble::{Outcome, State, Wanted, Way, how, settle, wanted},
-    command_line::Which,
+    assemble::{Outcome, State, Wanted, Way, how, settle, watched},
     list,
     scan::LIMIT_AGAIN,
     serve::ServerLog,
@@ -57,9 +56,7 @@ pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> 
 /// Looks for the members of all arrays.
 pub fn look(configuration: Configuration, generation: u64, sender: Sender<Message>) -> io::Result<()> {
     spawn("look", move || {
-        let all = Which { scan: true, uuid: None, name: None };
-        let found =
-            wanted(&configuration, &all, LIMIT_AGAIN).map_err(|failure| failure.sentence().to_owned());
+        let found = watched(&configuration, LIMIT_AGAIN);
         let _ = sender.send(Message::Looked { generation, found });
     })
 }

@@ -487,6 +487,24 @@ fn an_entry_that_is_wrong_at_the_start_is_left_out_and_told_and_keeps_no_other_a
 }
 
 #[test]
+fn an_array_that_only_a_person_starts_is_seen_to_while_it_is_served() {
+    let configured = Configured::new(&format!("{DATA}auto = false\n"));
+    configured.world.raid5(3);
+    let daemon = Daemon::start(&configured, &[]);
+    assert!(daemon.status().unwrap()["arrays"].as_array().unwrap().is_empty(), "nothing starts it");
+    configured.run(&["assemble", "--name", "data"]).ok();
+    daemon.wait_for("data", "serving");
+    configured.run(&["fail", "data", "member1"]).ok();
+    daemon.wait("it is told", |status| status["alerts"][0]["alert"] == "Degraded");
+    configured.run(&["stop", "data"]).ok();
+    configured.run(&["reload"]).ok();
+    daemon.wait("it is forgotten", |status| {
+        status["arrays"].as_array().unwrap().is_empty() && status["alerts"].as_array().unwrap().is_empty()
+    });
+    assert_eq!(configured.run(&["list"]).ok().out, "no array is served\n");
+}
+
+#[test]
 fn in_a_container_the_arrays_are_stopped_with_the_daemon() {
     let configured = Configured::new(DATA);
     configured.world.raid5(3);
