@@ -269,18 +269,18 @@ pub fn entry_path(given: Option<&Path>, array: Uuid) -> PathBuf {
 /// What configures an array that was found.
 pub fn entry(path: PathBuf, array: &FoundArray) -> Result<Edit, Failure> {
     let old = read(&path)?;
-    if old.as_deref().is_some_and(|text| !is_as_written(text)) {
+    if old.as_deref().is_some_and(|text| text != written(array)) {
         return Err(Failure::new(format!(
             "{} is there, does not configure the array, and holds more than `pinstripe import` writes: see what it says, and take it away",
             path.display()
         )));
     }
-    Ok(Edit::new(path, old, Some(format!("{HEAD}{}", examine::scan::configured(array)))))
+    Ok(Edit::new(path, old, Some(written(array))))
 }
 
 /// What takes the entry away, if it is there. What a person has added is kept beside it, under a name that is
 /// no configuration's.
-pub fn without_entry(path: PathBuf) -> Result<Vec<Edit>, Failure> {
+pub fn without_entry(path: PathBuf, written: &str) -> Result<Vec<Edit>, Failure> {
     let Some(text) = read(&path)? else { return Ok(Vec::new()) };
     if path.is_symlink() {
         return Err(Failure::new(format!(
@@ -289,7 +289,7 @@ pub fn without_entry(path: PathBuf) -> Result<Vec<Edit>, Failure> {
         )));
     }
     let mut edits = Vec::new();
-    if !is_as_written(&text) {
+    if text != written {
         edits.push(Edit::new(free_beside(&path), None, Some(text.clone())));
     }
     edits.push(Edit::new(path, Some(text), None));
@@ -304,10 +304,9 @@ fn free_beside(path: &Path) -> PathBuf {
     iter::once(first.clone()).chain(further).find(is_free).unwrap_or(first)
 }
 
-/// Whether an entry's file holds nothing but what `import` writes.
-fn is_as_written(text: &str) -> bool {
-    let known = ["#", "[[array]]", "uuid = ", "name = "];
-    text.lines().all(|line| line.is_empty() || known.iter().any(|known| line.starts_with(known)))
+/// What `import` writes. A file that says anything else, such as an entry of another array, is a person's.
+pub fn written(array: &FoundArray) -> String {
+    format!("{HEAD}{}", examine::scan::configured(array))
 }
 
 #[cfg(test)]
@@ -387,7 +386,7 @@ mod tests {
         edit(&link, Some("old"), Some("new")).carry_out().unwrap();
         assert!(link.is_symlink());
         assert_eq!(fs::read_to_string(target).unwrap(), "new");
-        let refused = without_entry(link).err().unwrap();
+        let refused = without_entry(link, "").err().unwrap();
         assert!(refused.sentence().contains("is a link by now"), "{}", refused.sentence());
     }
 

@@ -97,7 +97,7 @@ impl Plan {
         let served = served.map(|served| served.control);
         // A crash between two of them leaves an array that both have, not one that nothing starts.
         let mut edits = files::hands_on(arguments.mdadm_conf.as_deref(), array.uuid)?;
-        edits.extend(files::without_entry(own)?);
+        edits.extend(files::without_entry(own, &files::written(&array))?);
         Ok(Self { array, served, edits })
     }
 

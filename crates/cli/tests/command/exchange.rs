@@ -263,6 +263,16 @@ fn what_a_person_has_added_to_an_entry_is_kept() {
     assert_eq!(fs::read_to_string(entry.with_extension("toml.released")).unwrap(), text);
     assert_eq!(fs::read_to_string(entry.with_extension("toml.released.2")).unwrap(), later);
 
+    // Also what is as `import` writes it, of another array.
+    configured.import(&["data", "--no-start"]).ok();
+    let other = "[[array]]\nuuid = \"00000000:00000000:00000000:00000001\"\nname = \"other\"\n";
+    let two = fs::read_to_string(&entry).unwrap() + other;
+    fs::write(&entry, &two).unwrap();
+    configured.release(&["data"]).ok();
+    assert_eq!(fs::read_to_string(entry.with_extension("toml.released.3")).unwrap(), two);
+    fs::write(&entry, other).unwrap();
+    configured.import(&["data"]).refused(1, &["imported-", "holds more"]);
+
     fs::write(&entry, "[defaults]\nread-only = true\n").unwrap();
     configured.import(&["data"]).refused(1, &["imported-", "holds more"]);
     fs::remove_file(&entry).unwrap();
