@@ -49,6 +49,16 @@ pub fn called(name: &str, uuid: Uuid, holder: Option<Uuid>, claims: &[Claim]) ->
     is_shared.then(|| beside(name, uuid))
 }
 
+/// A name as udev's rule makes it one of a file (`string_escape=replace`), after udev has cut off white space
+/// and quotes. Arrays of one such name would share `/dev/pinstripe/NAME`.
+pub fn in_dev(name: &str) -> String {
+    const QUOTES: [char; 2] = ['"', '\''];
+    let name = name.trim();
+    let name = name.strip_prefix(QUOTES).and_then(|name| name.strip_suffix(QUOTES)).unwrap_or(name);
+    let stays = |c: char| c.is_ascii_alphanumeric() || "#+-.:=@_".contains(c) || !c.is_ascii();
+    name.chars().map(|c| if stays(c) { c } else { '_' }).collect()
+}
+
 /// What an array is called beside one that has its name.
 pub fn beside(name: &str, uuid: Uuid) -> String {
     format!("{name}_{}", uuid.to_string().split(':').next().unwrap_or_default())
@@ -57,6 +67,14 @@ pub fn beside(name: &str, uuid: Uuid) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_that_udev_makes_one_are_one() {
+        for name in ["a b", "a_b", "a/b", "a b ", "\"a b\"", "'a_b'"] {
+            assert_eq!(in_dev(name), "a_b", "{name}");
+        }
+        assert_ne!(in_dev("a-b"), in_dev("a_b"));
+    }
 
     #[test]
     fn one_array_of_a_name_has_it_and_the_others_are_told_apart_by_their_uuid() {

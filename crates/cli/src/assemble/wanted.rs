@@ -1,6 +1,7 @@
 //! Which arrays are meant, and what is to become of each. Looks, and changes nothing.
 
 use std::{
+    ffi::OsStr,
     iter,
     path::{Path, PathBuf},
     time::Duration,
@@ -11,7 +12,7 @@ use pinstripe_control::place::{self, stem};
 use pinstripe_md::identity::{Uuid, short_name};
 
 use crate::{
-    called::{Claim, Entry, called, host, is_foreign},
+    called::{Claim, Entry, called, host, in_dev, is_foreign},
     command_line::Which,
     configuration::units,
     failure::Failure,
@@ -424,8 +425,13 @@ fn called_here(
     served: &[Served],
 ) -> Option<String> {
     let name = found.short_name();
-    let socket = place::folders().swap_remove(0).join(format!("{name}.sock"));
-    let holder = served.iter().find(|served| served.control == socket);
+    let is_one = |other: &str| in_dev(other) == in_dev(&name);
+    let folder = place::folders().swap_remove(0);
+    let has_it = |served: &&Served| {
+        let stem = served.control.file_stem().and_then(OsStr::to_str);
+        served.control.parent() == Some(folder.as_path()) && stem.is_some_and(is_one)
+    };
+    let holder = served.iter().find(has_it);
     let host = host();
     let entry = |other: &FoundArray| {
         let entries = configuration.arrays.iter().filter(|entry| entry.auto);
@@ -434,12 +440,12 @@ fn called_here(
         by.min().unwrap_or(Entry::None)
     };
     let claim = |other: &FoundArray| Claim {
-        is_new: place::by_uuid(&other.uuid.to_string()).as_ref() != Some(&socket),
+        is_new: place::by_uuid(&other.uuid.to_string()) != Some(socket(other)),
         entry: entry(other),
         is_foreign: is_foreign(&other.name, &host),
         uuid: other.uuid,
     };
-    let rivals = all.iter().copied().filter(|other| other.short_name() == name);
+    let rivals = all.iter().copied().filter(|other| is_one(&other.short_name()));
     let claims: Vec<Claim> = rivals.filter(|other| other.obstacle().is_none()).map(claim).collect();
     called(&name, found.uuid, holder.and_then(|served| served.detail.uuid.parse().ok()), &claims)
 }

@@ -11,7 +11,7 @@ use pinstripe_config::{Array, Configuration};
 use pinstripe_md::identity::{Uuid, short_name};
 
 use super::units;
-use crate::called::{Claim, Entry, beside, is_foreign};
+use crate::called::{Claim, Entry, beside, in_dev, is_foreign};
 
 /// Where udev has the names of arrays that are block devices.
 const DEVICES: &str = "/dev/pinstripe/";
@@ -89,12 +89,6 @@ fn array(device: &str, configuration: &Configuration, host: &str) -> Option<Stri
         entry.and_then(|entry| units::unit(configuration, entry))
     };
     named(name).or_else(|| named(disk?.0))
-}
-
-/// A name as udev's rule makes it one of a file (`string_escape=replace`).
-fn in_dev(name: &str) -> String {
-    let stays = |c: char| c.is_ascii_alphanumeric() || "#+-.:=@_".contains(c) || !c.is_ascii();
-    name.chars().map(|c| if stays(c) { c } else { '_' }).collect()
 }
 
 /// fstab writes spaces and the like as `\040`.

@@ -156,6 +156,24 @@ fn entries_with_members_of_their_own_agree_on_which_array_has_the_name() {
     assert_eq!(called(&ran), format!("data_{}.sock", &high[..8]), "{ran}");
 }
 
+/// Both would be `/dev/pinstripe/a_b`.
+#[test]
+fn arrays_of_names_that_udev_makes_one_are_told_apart_as_those_of_one_name() {
+    let configured = Configured::new(&SCAN.replace("[defaults]", "assemble = 'all'\n[defaults]"));
+    let members = configured.world.members(6);
+    for (name, members) in [("a b", &members[..3]), ("a_b", &members[3..])] {
+        configured.world.create(&["--level", "5", "--name", name, "--assume-clean"], members).ok();
+    }
+    let mut called: Vec<String> = configured
+        .assemble()
+        .iter()
+        .map(|array| array["control"].as_str().unwrap().rsplit_once('/').unwrap().1.to_owned())
+        .collect();
+    called.sort_by_key(String::len);
+    assert!(["a b.sock", "a_b.sock"].contains(&called[0].as_str()), "{called:?}");
+    assert_eq!(called[1].len(), "a_b_01234567.sock".len(), "{called:?}");
+}
+
 #[test]
 fn an_entry_that_says_a_name_is_meant_before_one_whose_array_has_it() {
     let configured = Configured::new(SCAN);
