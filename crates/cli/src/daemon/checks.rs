@@ -103,6 +103,14 @@ impl Record {
         self.completed_unreadable_stripes = self.unreadable_stripes;
     }
 
+    /// Since when the array waits for its turn: those that have waited longest come first, so that one whose
+    /// rounds take longer than from one to the next doesn't keep the others from theirs.
+    pub fn waits_since(&self, now: u64) -> u64 {
+        let since = if self.open { self.begun } else { self.completed.unwrap_or(self.begun) };
+        // From the future: the clock was wrong.
+        if since > now { 0 } else { since }
+    }
+
     /// One that begins now.
     fn next_round(self, now: u64) -> Self {
         Self { begun: now, open: true, next_sector: 0, mismatched_sectors: 0, unreadable_stripes: 0, ..self }

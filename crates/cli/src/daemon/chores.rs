@@ -108,18 +108,18 @@ impl Daemon {
     }
 
     /// Begins a check that is due. One array is checked at a time: arrays may share disks.
-    fn check_if_due(&mut self) {
+    pub fn check_if_due(&mut self) {
         if self.chores.checking.is_some() {
             return;
         }
         let (now, moment) = (self.now(), Moment::now());
-        let due = self.arrays.values().find(|kept| {
+        let due = self.arrays.values().filter(|kept| {
             now >= kept.check_not_before
                 && kept.uuid.is_some()
                 && kept.answering().is_some()
                 && checks::is_due(&kept.duties, &kept.record, moment, now)
         });
-        let Some(kept) = due else { return };
+        let Some(kept) = due.min_by_key(|kept| kept.record.waits_since(moment.seconds)) else { return };
         let (Some(control), Some(uuid)) = (kept.answering(), kept.uuid.clone()) else { return };
         let (window, checking) = (kept.duties.check_window, uuid.clone());
         let (records, sender) = (self.chores.records.clone(), self.sender.clone());

@@ -106,6 +106,34 @@ fn what_a_check_has_found_is_known_also_where_its_entry_was_edited_meanwhile() {
     assert_eq!(daemon.arrays["another key"].record, record);
 }
 
+#[test]
+fn of_several_arrays_that_are_to_be_checked_the_one_that_has_waited_longest_is() {
+    let (mut daemon, folder) = daemon();
+    let now = checks::Moment::now().seconds;
+    let day = 86_400;
+    let open = |begun| Record { begun, open: true, ..Record::default() };
+    let done = |completed| Record { begun: completed, completed: Some(completed), ..Record::default() };
+    // The keys are in the order in which the daemon goes through them.
+    for (first, second, chosen) in [
+        (done(now - 3 * day), open(now - 5 * day), "b"),
+        (done(now - 3 * day), Record::default(), "b"),
+        (open(now - 3 * day), done(now - 4 * day), "b"),
+        (open(now - 4 * day), done(now - 3 * day), "a"),
+        (Record { begun: now - 9 * day, ..done(now - 3 * day) }, done(now - 4 * day), "b"),
+        (done(now - 4 * day), done(now + 9 * day), "b"),
+    ] {
+        for (key, record) in [("a", &first), ("b", &second)] {
+            served(&mut daemon, key, folder.path().join("control"));
+            let kept = daemon.arrays.get_mut(key).unwrap();
+            kept.record = record.clone();
+            kept.duties.check_every = Some("1day".parse().unwrap());
+        }
+        daemon.chores.checking = None;
+        daemon.check_if_due();
+        assert_eq!(daemon.chores.checking.as_deref(), Some(chosen), "{first:?} {second:?}");
+    }
+}
+
 /// It is none of the array's any more, and its server may be away before it is asked again.
 #[test]
 fn a_disk_that_was_failing_and_was_replaced_is_never_told_of_again() {
