@@ -76,6 +76,10 @@ pub struct ArrayStatus {
     /// in seconds since the epoch.
     #[serde(default)]
     pub checked: Option<u64>,
+    /// Since when the configuration has wanted the check that is under way, or when it wants the next one, in
+    /// seconds since the epoch; nothing without `check-every`.
+    #[serde(default)]
+    pub check_due: Option<u64>,
     /// How many sectors of 512 bytes did not match then.
     #[serde(default)]
     pub checked_mismatched_sectors: Option<u64>,

@@ -328,6 +328,7 @@ mod tests {
             failures: 0,
             next_try_seconds: None,
             checked: None,
+            check_due: None,
             checked_mismatched_sectors: None,
             checked_unreadable_stripes: None,
             disks: Vec::new(),

@@ -159,6 +159,17 @@ pub fn is_due(duties: &Duties, record: &Record, now: Moment, up: Duration) -> bo
     is_due && now.is_in(duties.check_window)
 }
 
+/// Since when a check is due, or when the next one is; none if the configuration wants none. `first`: when an
+/// array that was never checked was due.
+pub fn due(duties: &Duties, record: &Record, first: u64) -> Option<u64> {
+    let Some(Every::Time(every)) = duties.check_every else { return None };
+    Some(match record.begun {
+        0 => first,
+        begun if record.open => begun,
+        begun => begun.saturating_add(every.as_secs()),
+    })
+}
+
 /// Where the records are.
 #[derive(Clone)]
 pub struct Records(pub PathBuf);
@@ -416,6 +427,18 @@ mod tests {
         assert!(!is_due(&duties("never", ""), &open, at(first + 1), HOUR));
         assert!(is_due(&duties("30d", ""), &done, at(first - month), HOUR), "the clock was wrong");
         assert!(!is_due(&duties("30d", ""), &done, at(first - 60), HOUR));
+    }
+
+    #[test]
+    fn a_check_is_due_since_it_should_have_begun_until_it_is_complete() {
+        let (never, month) = (Record::default(), 30 * 86_400);
+        assert_eq!(due(&Duties::default(), &never, 7), None);
+        assert_eq!(due(&duties("never", ""), &never, 7), None);
+        assert_eq!(due(&duties("30d", ""), &never, 7), Some(7));
+        let mut record = never.next_round(CLOCK_MIN + 9);
+        assert_eq!(due(&duties("30d", ""), &record, 7), Some(CLOCK_MIN + 9), "it goes on in its windows");
+        record.complete(CLOCK_MIN + 60);
+        assert_eq!(due(&duties("30d", ""), &record, 7), Some(CLOCK_MIN + 9 + month));
     }
 
     #[test]

@@ -340,7 +340,7 @@ impl Daemon {
         let (now, moment) = (self.now(), Moment::now().seconds);
         let mut told = Vec::new();
         for kept in self.arrays.values() {
-            let mut current = alerts::of(&kept.status(now), kept.detail.as_ref());
+            let mut current = alerts::of(&kept.status(now, self.since), kept.detail.as_ref());
             let detail = kept.detail.as_ref().filter(|_| !kept.read_only);
             current.extend(detail.and_then(|detail| alerts::read_only(&kept.label, detail)));
             told.extend(self.chores.book.update(kept.alerted(), current, kept.asked(), moment));

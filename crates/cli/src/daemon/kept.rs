@@ -10,7 +10,7 @@ use pinstripe_control::{
 
 use super::{
     alerts::{AlertedArray, Asked, Server},
-    checks::Record,
+    checks::{self, Record},
     phase::{Course, Phase},
     threads::Follower,
 };
@@ -99,6 +99,11 @@ impl Kept {
         }
     }
 
+    /// As far as is known.
+    fn has_parity(&self) -> bool {
+        self.detail.as_ref().is_none_or(|detail| detail.level != "raid0")
+    }
+
     pub fn alerted(&self) -> AlertedArray<'_> {
         AlertedArray { label: &self.label, uuid: self.uuid.as_deref() }
     }
@@ -113,7 +118,8 @@ impl Kept {
         Asked { server, disks: &self.disks, detail: self.detail.as_ref(), check: self.uuid.is_some() }
     }
 
-    pub fn status(&self, now: Duration) -> ArrayStatus {
+    /// `begun`: when the daemon was.
+    pub fn status(&self, now: Duration, begun: u64) -> ArrayStatus {
         let (state, since, why) = match &self.course.phase {
             Phase::Waiting { why, since } => ("waiting", since, Some(why)),
             Phase::Starting { since } => ("starting", since, None),
@@ -143,6 +149,7 @@ impl Kept {
             disks: self.disks.clone(),
             events: self.events.clone(),
             checked: record.completed,
+            check_due: checks::due(&self.duties, record, begun).filter(|_| self.has_parity()),
             checked_mismatched_sectors: record.completed.map(|_| record.completed_mismatched_sectors),
             checked_unreadable_stripes: record.completed.map(|_| record.completed_unreadable_stripes),
         }

@@ -114,6 +114,9 @@ fn of_statuses(text: &mut Text, arrays: &[ArrayStatus]) {
     let times = arrays.iter().filter_map(|array| Some((of(&array.array), array.checked?)));
     let help = "When the latest check that the configuration demands was over, since the epoch.";
     text.gauge("pinstripe_array_last_check_timestamp_seconds", help, times);
+    let due = arrays.iter().filter_map(|array| Some((of(&array.array), array.check_due?)));
+    let help = "Since when the check that the configuration wants is due, or when the next one is.";
+    text.gauge("pinstripe_array_check_due_timestamp_seconds", help, due);
     let found = arrays.iter().filter_map(|array| Some((of(&array.array), array.checked_mismatched_sectors?)));
     let help = "Sectors of 512 bytes with parity that did not match the data in that check.";
     text.gauge("pinstripe_array_last_check_mismatched_sectors", help, found);
@@ -368,7 +371,7 @@ mod tests {
             "latency": { "bounds_ns": [1000, 2_097_152_000_u64], "operations": { "read": { "buckets": [3, 2, 1], "sum_ns": 20_500_000_000_u64 } } },
         });
         let array = json!({ "array": name, "uuid": null, "state": state, "why": null, "seconds": 1, "control": null, "failures": 0,
-            "next_try_seconds": null, "checked": 9, "checked_mismatched_sectors": 0, "disks": [{ "device": "/dev/d0", "failing": [],
+            "next_try_seconds": null, "checked": 9, "check_due": 9, "checked_mismatched_sectors": 0, "disks": [{ "device": "/dev/d0", "failing": [],
             "temperature_celsius": 30, "percentage_used": null, "media_errors": null }], "events": { "Fail": 2 } });
         let status = json!({ "pid": 1, "pinstripe": "0.1.0", "since": 2, "files": [], "configuration_error": null, "looking_seconds": null,
             "remarks": [], "arrays": [array] });

@@ -714,7 +714,7 @@ impl Daemon {
             looking_seconds: self.look.since.map(|since| since.elapsed().as_secs()),
             remarks: self.remarks.iter().cloned().chain(self.secretary.unkept()).collect(),
             alerts: self.chores.book.status(),
-            arrays: self.arrays.values().map(|kept| kept.status(self.now())).collect(),
+            arrays: self.arrays.values().map(|kept| kept.status(self.now(), self.since)).collect(),
         }
     }
 }
