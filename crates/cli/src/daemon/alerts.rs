@@ -279,6 +279,16 @@ impl Book {
         forgotten.map(told).collect()
     }
 
+    /// What was told when each began.
+    pub fn raised(&self) -> Vec<Tell> {
+        let raised = |(subject, open): (&Subject, &Open)| Tell {
+            subject: subject.clone(),
+            open: open.clone(),
+            cleared: false,
+        };
+        self.0.iter().map(raised).collect()
+    }
+
     /// For people and programs.
     pub fn status(&self) -> Vec<AlertStatus> {
         let status = |(subject, open): (&Subject, &Open)| AlertStatus {

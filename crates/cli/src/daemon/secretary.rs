@@ -431,7 +431,7 @@ impl Keeper {
                 });
                 return deliveries.map(|delivery| self.add(delivery)).collect();
             }
-            Page::Ways(alerts) => *self.alerts.lock().unwrap_or_else(PoisonError::into_inner) = alerts,
+            Page::Ways(alerts) => return self.set_ways(alerts),
             Page::Settled(number) => self.changed |= self.unsent.remove(&number).is_some(),
             Page::Again(number, delivery) => {
                 self.unsent.insert(number, delivery);
@@ -440,6 +440,24 @@ impl Keeper {
             Page::Done(_) => {}
         }
         Vec::new()
+    }
+
+    /// Has alerts sent so from now on. A way that was not there before tells what isn't over, too: its end
+    /// comes after its begin.
+    fn set_ways(&mut self, alerts: Alerts) -> Vec<u64> {
+        let before = now(&self.alerts);
+        let is_new = |way: &Way| way.is_configured(&alerts) && !way.is_configured(&before);
+        let new: Vec<Way> = Way::ALL.into_iter().filter(is_new).collect();
+        *self.alerts.lock().unwrap_or_else(PoisonError::into_inner) = alerts;
+        let mut numbers = Vec::new();
+        for tell in self.open.raised() {
+            for way in &new {
+                let tell = tell.clone();
+                numbers.push(self.add(Delivery { way: *way, tell, tries: 0, not_before: 0 }));
+            }
+        }
+        self.changed |= !numbers.is_empty();
+        numbers
     }
 
     fn send(&self, numbers: Vec<u64>) {
@@ -674,6 +692,23 @@ mod tests {
         assert_eq!(Kept::of(folder.path()), Kept { open: book, unsent: Vec::new() });
         secretary(folder.path(), &program(folder.path(), "echo $* >>\"${0%/*}/told\"")).finish(LIMIT);
         assert_eq!(told(), "raised Degraded data\n", "once");
+    }
+
+    #[test]
+    fn a_way_that_comes_later_tells_what_is_not_over_and_one_that_was_there_tells_it_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let secretary = secretary(folder.path(), &Alerts::default());
+        let (tells, book) = tell();
+        secretary.ask(Errand::Tell(tells, book));
+        let alerts = program(folder.path(), "echo $* >>\"${0%/*}/told\"");
+        for _ in 0..2 {
+            secretary.ask(Errand::Ways(alerts.clone()));
+        }
+        let told = || fs::read_to_string(folder.path().join("told")).unwrap_or_default();
+        wait_for("told", || !told().is_empty());
+        secretary.finish(LIMIT);
+        assert_eq!(told(), "raised Degraded data\n");
+        assert_eq!(Kept::of(folder.path()).unsent, []);
     }
 
     #[test]
