@@ -212,6 +212,10 @@ impl Asked<'_> {
                     || self.detail.is_some_and(|detail| !is_part(detail, &subject.device))
             }
             "Mismatch" | "Unreadable" => self.check,
+            // One that has failed lacks more than before.
+            "Degraded" => {
+                self.server == Server::Answers && self.detail.is_none_or(|detail| detail.state != "failed")
+            }
             MISCONFIGURED => true,
             _ => self.server == Server::Answers,
         }
@@ -363,6 +367,22 @@ mod tests {
         let cleared = book.update(alerted("data"), of(&status("serving", 0), None), ALL, 9);
         assert_eq!(kinds(&cleared), [("NotServed", true)]);
         assert!(book.update(alerted("data"), Vec::new(), ALL, 10).is_empty());
+    }
+
+    #[test]
+    fn a_degraded_array_that_fails_is_not_told_to_be_whole() {
+        let mut book = Book::default();
+        let degraded = Detail { degraded: true, ..array() };
+        let failed = Detail { state: "failed".to_owned(), ..degraded.clone() };
+        let mut update = |detail: &Detail, now| {
+            let asked = Asked { detail: Some(detail), ..ALL };
+            let told = book.update(alerted("data"), of(&status("serving", 9), Some(detail)), asked, now);
+            told.iter().map(|tell| (tell.subject.kind.clone(), tell.cleared)).collect::<Vec<_>>()
+        };
+        let told = |kind: &str, cleared| (kind.to_owned(), cleared);
+        assert_eq!(update(&degraded, 1), [told("Degraded", false)]);
+        assert_eq!(update(&failed, 2), [told("Failed", false)]);
+        assert_eq!(update(&array(), 3), [told("Degraded", true), told("Failed", true)]);
     }
 
     #[test]
