@@ -19,6 +19,7 @@
 //!   secretary  keeps the history of events and the book of alerts, and sends alerts
 //!   ways       programs, mail and webhooks, by which alerts are sent
 //!   sender     what starts programs for a daemon that must not
+//!   stopped    what a person has stopped, for the next daemon
 //!   reload     what a new configuration changes
 //!   orphans    ended processes that nothing else waits for, where this is process 1
 //! ```
@@ -47,6 +48,7 @@ mod reload;
 mod secretary;
 mod sender;
 mod socket;
+mod stopped;
 #[cfg(test)]
 mod tests;
 mod threads;
@@ -83,6 +85,7 @@ use self::{
     kept::Kept,
     phase::{Action, Ending, Phase},
     secretary::{Errand, Secretary},
+    stopped::Stopped,
     threads::{Heard, News},
     tls::Tls,
 };
@@ -176,6 +179,7 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
         listen_again: Duration::ZERO,
         arrays: BTreeMap::new(),
         heard: BTreeMap::new(),
+        stopped: Stopped::of(&folder),
         remarks: Vec::new(),
         http: None,
         look: Look::default(),
@@ -228,6 +232,7 @@ struct Daemon {
     arrays: BTreeMap<String, Kept>,
     /// What is known of the last server with each control socket.
     heard: BTreeMap<PathBuf, Heard>,
+    stopped: Stopped,
     remarks: Vec<String>,
     /// As it was configured when it began.
     http: Option<(Metrics, listen::Server)>,
@@ -263,6 +268,7 @@ impl Daemon {
                 self.keep_listening();
             }
             self.publish();
+            self.stopped.keep(self.arrays.values());
             match messages.recv_timeout(TICK) {
                 Ok(Message::Signal(SIGHUP)) => {
                     let _ = self.reload();
@@ -419,7 +425,15 @@ impl Daemon {
         for ((mut wanted, key), label) in all.into_iter().zip(keys).zip(labels) {
             wanted.label = label;
             let now = self.now();
-            let kept = self.arrays.entry(key.clone()).or_insert_with(|| Kept::new(wanted.label.clone(), now));
+            let is_stopped =
+                !self.starts && wanted.uuid().is_some_and(|uuid| self.stopped.was(&uuid.to_string()));
+            let kept = self.arrays.entry(key.clone()).or_insert_with(|| {
+                let mut kept = Kept::new(wanted.label.clone(), now);
+                if is_stopped {
+                    kept.course.ended(Ending::Ordered, now);
+                }
+                kept
+            });
             kept.label.clone_from(&wanted.label);
             (kept.duties, kept.read_only) = (wanted.duties(), wanted.is_read_only());
             kept.is_started = wanted.is_started();

@@ -31,6 +31,7 @@ fn daemon() -> (Daemon, TempDir) {
         listen_again: Duration::ZERO,
         arrays: BTreeMap::new(),
         heard: BTreeMap::new(),
+        stopped: Stopped::of(folder.path()),
         remarks: Vec::new(),
         http: None,
         look: Look::default(),

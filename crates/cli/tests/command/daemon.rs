@@ -1056,6 +1056,32 @@ fn get(address: &str, request: &str) -> (u16, String) {
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
+/// An upgrade starts the daemon anew.
+#[test]
+fn what_a_person_has_stopped_is_stopped_for_the_next_daemon_too_where_something_else_starts_it() {
+    let configured = Configured::new(DATA);
+    let members = configured.world.raid5(3);
+    let daemon = Daemon::start(&configured, &["--no-start"]);
+    let served = configured.world.serve(&["--shards", "1"], &members);
+    daemon.wait_for("data", "serving");
+    configured.run(&["stop", "data"]).ok();
+    daemon.wait_for("data", "stopped");
+    served.ended();
+    daemon.signal("TERM");
+    daemon.ended();
+    let daemon = Daemon::start(&configured, &["--no-start"]);
+    daemon.wait("it has looked", |status| !status["arrays"].as_array().unwrap().is_empty());
+    assert_eq!(of(&daemon.status().unwrap(), "data")["state"], "stopped");
+    let served = configured.world.serve(&["--shards", "1"], &members);
+    daemon.wait_for("data", "serving");
+    daemon.signal("TERM");
+    daemon.ended();
+    served.signal("KILL");
+    served.ended();
+    let daemon = Daemon::start(&configured, &["--no-start"]);
+    daemon.wait_for("data", "waiting");
+}
+
 #[test]
 fn what_something_else_starts_is_watched_and_not_started() {
     let configured = Configured::new(DATA);
