@@ -17,6 +17,7 @@ use pinstripe_control::{
     daemon::DiskHealth,
     detail::Member,
 };
+use pinstripe_runtime::uring::readable_path;
 use serde_json::Value;
 
 use super::groups::Note;
@@ -107,7 +108,8 @@ fn devices(detail: &Detail) -> Vec<String> {
 
 /// The disk under a partition; other devices are their own.
 fn disk_of(device: &str) -> Option<PathBuf> {
-    let path = Path::new(device).canonicalize().ok()?;
+    // A generic device of NVMe (`/dev/ngXnY`) is no block device, and has one.
+    let path = readable_path(&Path::new(device).canonicalize().ok()?);
     Some(Path::new("/dev").join(whole(Path::new("/sys/class/block"), Path::new(path.file_name()?))?))
 }
 
