@@ -169,7 +169,8 @@ impl Wanted<'_> {
     }
 
     fn show_held(&mut self) -> Result<(), Failure> {
-        self.held.drain(..).try_for_each(|line| output::print(&line))
+        let print = if self.arguments.follow { output::print_or_end } else { output::print };
+        self.held.drain(..).try_for_each(|line| print(&line))
     }
 
     fn shown(&self, line: &Told, value: &Value) -> Option<String> {

@@ -84,16 +84,19 @@ impl Sinks {
     }
 
     fn print(&self, array: &str, event: &Event) -> Result<(), Failure> {
+        // Without a reader it has nothing to do, if nothing else is told.
+        let is_all = self.program.is_none() && self.log.is_none() && !self.logs;
+        let print = if is_all { output::print_or_end } else { output::print };
         let time = humantime::format_rfc3339_seconds(std::time::UNIX_EPOCH + Duration::from_secs(event.time));
         if self.json {
             let line = json!({
                 "time": time.to_string(), "event": event.event, "array": array, "device": event.device,
                 "alarming": event.alarming, "message": event.message,
             });
-            return output::print(&format!("{line}\n"));
+            return print(&format!("{line}\n"));
         }
         let message = printable(&event.message);
-        output::print(&format!("{time} {} {}: {message}\n", event.event, printable(array)))
+        print(&format!("{time} {} {}: {message}\n", event.event, printable(array)))
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Write},
     process::{Child, Stdio},
     sync::mpsc::{Receiver, channel},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     nbd::{Client, pattern},
@@ -220,6 +220,40 @@ fn the_monitor_runs_a_program_for_every_event_in_order_over_two_servers() {
     let told: Vec<&str> = told.lines().collect();
     assert_eq!(told[..3], ["DeviceDisappeared data", "NewArray data", "Fail data member1"]);
     assert_eq!(told.last(), Some(&"DegradedArray data"));
+}
+
+/// As of `| grep -m1`: the shell waits for all of the pipeline.
+#[test]
+fn what_goes_on_by_itself_ends_when_nothing_reads_it_any_more() {
+    let world = World::new();
+    let members = world.raid5(3);
+    fs::create_dir_all(world.path("state")).unwrap();
+    let history = world.path("state/events.jsonl");
+    let happens = || {
+        let told = json!({ "time": 5, "array": "data", "event": "Fail", "alarming": true, "message": "m" });
+        let mut file = fs::File::options().append(true).create(true).open(&history).unwrap();
+        writeln!(file, "{told}").unwrap();
+    };
+    happens();
+    let one_line = |arguments: &[&str]| {
+        let mut child = world.command(arguments).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.ends_with('\n'), "{arguments:?}: {line}");
+        child
+    };
+    let mut children = [one_line(&["monitor", "data"]), one_line(&["events", "--follow"])];
+    happens();
+    let _server = world.serve(&["--shards", "1"], &members);
+    let begun = Instant::now();
+    let ended = children.each_mut().map(|child| {
+        while begun.elapsed() < PATIENCE && child.try_wait().unwrap().is_none() {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let _ = child.kill();
+        child.wait().unwrap()
+    });
+    assert!(ended.iter().all(std::process::ExitStatus::success), "{ended:?}");
 }
 
 #[test]
