@@ -181,11 +181,17 @@ impl Site {
     }
 
     fn read(&self, path: &str, request: &Request<Incoming>) -> Answer {
-        let session = self.sessions().of(cookies(request), Instant::now()).map(|session| {
+        let (mut sessions, now) = (self.sessions(), Instant::now());
+        let session = match path {
+            "/live" => sessions.unused(cookies(request), now),
+            _ => sessions.of(cookies(request), now),
+        };
+        let session = session.map(|session| {
             // It is shown once, where it is seen.
             let notice = if path == "/" { session.notice.take() } else { None };
             (session.form().to_owned(), notice, session.lasts())
         });
+        drop(sessions);
         let Some((form, notice, lasts)) = session else {
             return match path {
                 "/login" => html(StatusCode::OK, page::login(false)),

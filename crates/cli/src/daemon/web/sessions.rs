@@ -169,13 +169,22 @@ impl Sessions {
         Ok(cookie)
     }
 
-    /// The session that these cookies name.
+    /// The session that these cookies name, which a person uses.
     pub fn of<'a>(&mut self, cookies: impl Iterator<Item = &'a str>, now: Instant) -> Option<&mut Session> {
-        self.forget(now);
-        let index = self.index(cookies)?;
-        let session = &mut self.all[index];
+        let session = self.unused(cookies, now)?;
         session.used = now;
         Some(session)
+    }
+
+    /// The same, of a request that the page makes by itself: one that is left open is used by nothing else.
+    pub fn unused<'a>(
+        &mut self,
+        cookies: impl Iterator<Item = &'a str>,
+        now: Instant,
+    ) -> Option<&mut Session> {
+        self.forget(now);
+        let index = self.index(cookies)?;
+        Some(&mut self.all[index])
     }
 
     /// Ends a session; the value of `Set-Cookie`.
@@ -234,7 +243,8 @@ mod tests {
         assert!(sessions.of([id(&one)].into_iter(), now).is_none());
         assert!(sessions.of([id(&other)].into_iter(), now + IDLE * 99 / 100).is_some());
         assert!(sessions.of([id(&other)].into_iter(), now + IDLE).is_some(), "it was used since");
-        assert!(sessions.of([id(&other)].into_iter(), now + 2 * IDLE).is_none());
+        assert!(sessions.unused([id(&other)].into_iter(), now + IDLE * 3 / 2).is_some());
+        assert!(sessions.of([id(&other)].into_iter(), now + 2 * IDLE).is_none(), "the page asked by itself");
     }
 
     #[test]
