@@ -10,7 +10,7 @@ use std::{
 
 use http_body_util::Full;
 use hyper::{
-    Method, Request, Response, StatusCode,
+    HeaderMap, Method, Request, Response, StatusCode,
     body::{Bytes, Incoming},
     header,
 };
@@ -24,10 +24,12 @@ use super::{
     listen::{self, Place},
     metrics::{self, Snapshot},
     tls::Tls,
+    web::guard,
 };
 
 /// Connections at a time; further ones wait.
 const CONNECTIONS_MAX: usize = 128;
+const TEXT: &str = "text/plain; charset=utf-8";
 /// At least so long between two questions to the daemon.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long the daemon may take to say how things are.
@@ -43,14 +45,31 @@ pub fn serve(
     tls: Option<Tls>,
     daemon: Sender<Message>,
 ) -> io::Result<listen::Server> {
+    // By DNS rebinding a page of another site could have a browser of this machine read what is for this
+    // machine alone. With TLS the certificate isn't that site's.
+    let is_for_us = address.ip().is_loopback() && tls.is_none();
     let place = Place { address, was_ours, connections: CONNECTIONS_MAX, tls };
     listen::serve("http", place, move || {
         let asked = Asked::begin(daemon);
-        move |request| {
+        move |request: Request<Incoming>| {
             let asked = asked.clone();
-            async move { answer(&request, &asked).await }
+            async move {
+                if is_for_us && !names_us(request.headers()) {
+                    return text(
+                        StatusCode::FORBIDDEN,
+                        TEXT,
+                        "by this address only loopback's names are answered\n",
+                    );
+                }
+                answer(&request, &asked).await
+            }
         }
     })
+}
+
+/// Whether what a request asks for is this machine. Every browser says it.
+fn names_us(headers: &HeaderMap) -> bool {
+    headers.get(header::HOST).is_none_or(|host| host.to_str().is_ok_and(|host| guard::is_here(host, None)))
 }
 
 /// By which clients ask how things are. However many ask, or hang up before they know, the daemon is asked
@@ -93,7 +112,6 @@ impl Asked {
 }
 
 async fn answer(request: &Request<Incoming>, asked: &Asked) -> Response<Full<Bytes>> {
-    const TEXT: &str = "text/plain; charset=utf-8";
     let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
     let (status, kind, body) = match request.uri().path() {
         _ if !is_read => (StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET and HEAD\n".to_owned()),
@@ -110,7 +128,11 @@ async fn answer(request: &Request<Incoming>, asked: &Asked) -> Response<Full<Byt
         },
         _ => (StatusCode::NOT_FOUND, TEXT, "there are /metrics, /healthz and /readyz\n".to_owned()),
     };
-    let mut response = Response::new(Full::new(Bytes::from(body)));
+    text(status, kind, body)
+}
+
+fn text(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
     response
@@ -121,6 +143,22 @@ mod tests {
     use std::{future::poll_fn, pin::pin, task::Poll};
 
     use super::*;
+
+    #[test]
+    fn a_page_of_another_site_does_not_read_what_is_for_this_machine() {
+        let is_answered = |host: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::HOST, host.parse().unwrap());
+            names_us(&headers)
+        };
+        for host in ["127.0.0.1:9100", "localhost:9100", "[::1]:9100", "localhost"] {
+            assert!(is_answered(host), "{host}");
+        }
+        assert!(names_us(&HeaderMap::new()), "no browser");
+        for host in ["evil.example:9100", "evil.example", "192.0.2.7:9100", ""] {
+            assert!(!is_answered(host), "{host}");
+        }
+    }
 
     #[test]
     fn clients_that_hang_up_leave_nothing_for_the_daemon_to_do() {

@@ -75,7 +75,7 @@ fn only<'a>(headers: &'a HeaderMap, name: &header::HeaderName) -> Option<&'a str
 }
 
 /// Whether a `Host` is a name of this machine, with any port.
-fn is_here(host: &str, names: Option<Names<'_>>) -> bool {
+pub fn is_here(host: &str, names: Option<Names<'_>>) -> bool {
     let (name, port) = match host.rsplit_once(':') {
         Some((name, port)) if !port.ends_with(']') => (name, Some(port)),
         _ => (host, None),

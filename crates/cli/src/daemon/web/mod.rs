@@ -23,7 +23,7 @@
 mod action;
 mod array;
 mod confirm;
-mod guard;
+pub mod guard;
 pub mod last_hour;
 mod live;
 mod page;
