@@ -146,7 +146,8 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
     let Begun { configuration, left_out, problems } =
         configuration::load_to_begin(arguments.configuration.config.as_deref())?;
     let folder = default_folder()?;
-    let _alone = socket::alone(&folder)?;
+    let state = state::folder();
+    let _alone = (socket::alone(&folder)?, socket::alone_with(&state)?);
     let (sender, messages) = channel();
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM])?;
     let of_signals = sender.clone();
@@ -163,7 +164,6 @@ pub fn run(arguments: &DaemonArguments) -> Result<(), Failure> {
     for problem in problems.iter().flat_map(|problems| &problems.0) {
         log.warn(&format!("the configuration has an error: {problem}"));
     }
-    let state = state::folder();
     let secretary = Secretary::new(&state, &configuration.alerts, arguments.alerts_by.as_deref(), &log)?;
     let daemon = Daemon {
         given: arguments.configuration.config.clone(),

@@ -4,7 +4,7 @@ use std::{
     fs,
     io::{self, BufRead, BufReader, Read, Write},
     os::unix::{
-        fs::{OpenOptionsExt, PermissionsExt},
+        fs::PermissionsExt,
         net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
@@ -22,7 +22,7 @@ use pinstripe_control::{
     response,
 };
 use rustix::{
-    fs::{FlockOperation, OFlags, flock},
+    fs::{FlockOperation, Mode, OFlags, flock, open},
     io::Errno,
 };
 use serde_json::Value;
@@ -30,6 +30,9 @@ use serde_json::Value;
 use super::{Message, threads};
 use crate::{failure::Failure, list};
 
+/// The files that are locked, in the folder of sockets and in that of the state.
+const LOCK: &str = "daemon.lock";
+const LOCK_OF_STATE: &str = "state.lock";
 /// Connections at a time; one more is closed.
 const CONNECTIONS_MAX: usize = 64;
 /// How long a connection may be silent, and its reader not read.
@@ -60,13 +63,10 @@ impl Socket {
 
 /// Sees to it that there is one daemon: the file is locked while it lives.
 pub fn alone(folder: &Path) -> Result<fs::File, Failure> {
-    let path = folder.join("daemon.lock");
+    let path = folder.join(LOCK);
     let failed = |error: io::Error| Failure::new(format!("can't lock {}: {error}", path.display()));
-    let mut options = fs::File::options();
-    options.write(true).create(true).truncate(false).mode(0o600);
-    let file = options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed()).open(&path).map_err(failed)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
+    match lock(&path) {
+        Ok(file) => Ok(file),
         Err(Errno::WOULDBLOCK) => {
             // One that has just begun doesn't say yet.
             let process = list::process(&folder.join(SOCKET));
@@ -78,6 +78,29 @@ pub fn alone(folder: &Path) -> Result<fs::File, Failure> {
         }
         Err(error) => Err(failed(error.into())),
     }
+}
+
+/// Sees to it that no other daemon has this state, whichever folder of sockets it has: two would tell each
+/// other's alerts to be over. Without room for the file, or the right to write it, there is no state to
+/// share.
+pub fn alone_with(state: &Path) -> Result<Option<fs::File>, Failure> {
+    let path = state.join(LOCK_OF_STATE);
+    match fs::create_dir_all(state).map_err(|_| Errno::ACCESS).and_then(|()| lock(&path)) {
+        Ok(file) => Ok(Some(file)),
+        Err(Errno::WOULDBLOCK) => Err(Failure::new(format!(
+            "a daemon with another folder of sockets has {} locked: name another folder for this one's state by PINSTRIPE_STATE_DIR; \
+             nothing was done",
+            path.display()
+        ))),
+        Err(_) => Ok(None),
+    }
+}
+
+fn lock(path: &Path) -> Result<fs::File, Errno> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = fs::File::from(open(path, flags, Mode::RUSR | Mode::WUSR)?);
+    flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(file)
 }
 
 impl Drop for Socket {

@@ -519,6 +519,30 @@ fn in_a_container_the_arrays_are_stopped_with_the_daemon() {
     assert!(examined.contains("clean"), "{examined}");
 }
 
+/// Each would tell the other's alerts to be over.
+#[test]
+fn two_daemons_with_folders_of_their_own_for_sockets_do_not_share_their_state() {
+    let configured = Configured::new(DATA);
+    let daemon = Daemon::start(&configured, &[]);
+    let state = configured.world.path("state").display().to_string();
+    let other = configured.world.path("other");
+    fs::create_dir(&other).unwrap();
+    let mut command = configured.world.command(&["daemon"]);
+    command.env("PINSTRIPE_CONFIG", configured.world.path("pinstripe.toml"));
+    command.env("PINSTRIPE_STATE_DIR", &state).env("PINSTRIPE_RUNTIME_DIR", &other);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let begun = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if begun.elapsed() >= PATIENCE {
+            child.kill().unwrap();
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    let ran = crate::world::Ran::of(&child.wait_with_output().unwrap());
+    ran.refused(1, &["state/state.lock locked", "PINSTRIPE_STATE_DIR", "nothing was done"]);
+    daemon.status().unwrap();
+}
+
 #[test]
 fn an_array_without_a_spare_gets_one_of_its_group() {
     let configured = Configured::new(&format!(

@@ -133,7 +133,7 @@ fn a_daemon_without_room_for_its_state_serves_tells_and_keeps_what_waited_when_t
     assert!(fs::read_to_string(&book).unwrap().contains("Degraded"));
     let mut names = state.names();
     names.sort();
-    assert_eq!(names, ["alerts.json", "events.jsonl"], "no attempt has left anything");
+    assert_eq!(names, ["alerts.json", "events.jsonl", "state.lock"], "no attempt has left anything");
     // The next one knows, and tells nothing twice.
     drop(daemon);
     let daemon = Daemon::start(&configured, &[]);
