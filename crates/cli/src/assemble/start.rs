@@ -238,7 +238,8 @@ impl Turn {
         let folder = default_folder()?;
         let uuid = wanted.uuid().map(|uuid| uuid.to_string()).unwrap_or_default();
         let stem = wanted.stem();
-        let name = if uuid.is_empty() { stem.clone() } else { uuid.replace(':', "") };
+        // No other lock ends so, whatever the array is called.
+        let name = if uuid.is_empty() { format!("{stem}.start") } else { uuid.replace(':', "") };
         let Some(lock) = lock_within(&folder, &name, limit, waits)? else {
             return Err(Failure::new(format!(
                 "another start of it is under way, and has not ended for {} seconds",
