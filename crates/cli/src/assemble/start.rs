@@ -2,7 +2,7 @@
 //! log in a file.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{Read, Seek, SeekFrom, Write},
     os::unix::{fs::OpenOptionsExt, process::ExitStatusExt},
     path::{Path, PathBuf},
@@ -39,6 +39,8 @@ const DELETED: &str = " (deleted)";
 /// What is shown of the log of a server that didn't start.
 const LOG_LINES: usize = 8;
 const LOG_BYTES_MAX: u64 = 16 << 10;
+/// Bytes of a log beside the sockets at a start.
+const BESIDE_BYTES_MAX: u64 = 1 << 20;
 
 /// A server that answers.
 pub struct Started {
@@ -123,7 +125,8 @@ pub fn start(wanted: &Wanted, words: &[String], limit: Duration) -> Result<Outco
     };
     let Turn { folder, stem, .. } = &turn;
     let own = wanted.entry.as_ref().and_then(|entry| entry.log.clone());
-    let mut log = Log::open(own.unwrap_or_else(|| folder.join(format!("{stem}.log"))))?;
+    let beside = || put_aside(folder.join(format!("{stem}.log")));
+    let mut log = Log::open(own.unwrap_or_else(beside))?;
     for words in wanted.left_out() {
         // A full disk is no reason not to start.
         let _ = writeln!(log.file, "pinstripe: {}", printable(&words));
@@ -294,6 +297,15 @@ fn no_follow() -> i32 {
     OFlags::NOFOLLOW.bits().cast_signed()
 }
 
+/// A log beside the sockets is in memory, as they are, and nothing else sees to it: where it has grown long
+/// it begins anew, and the one before goes.
+fn put_aside(path: PathBuf) -> PathBuf {
+    if path.symlink_metadata().is_ok_and(|metadata| metadata.len() >= BESIDE_BYTES_MAX) {
+        let _ = fs::rename(&path, path.with_extension("log.old"));
+    }
+    path
+}
+
 /// The file for the server's log.
 struct Log {
     path: PathBuf,
@@ -337,6 +349,27 @@ impl Log {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_log_beside_the_sockets_is_put_aside_in_place_of_the_one_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("data.log");
+        let names = || {
+            let all = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+            let mut all: Vec<_> = all.collect();
+            all.sort();
+            all
+        };
+        let write = |length: u64| File::create(&path).unwrap().set_len(length).unwrap();
+        write(BESIDE_BYTES_MAX - 1);
+        assert_eq!(put_aside(path.clone()), path);
+        assert_eq!(names(), ["data.log"]);
+        for _ in 0..2 {
+            write(BESIDE_BYTES_MAX);
+            put_aside(path.clone());
+            assert_eq!(names(), ["data.log.old"]);
+        }
+    }
 
     #[test]
     fn a_start_waits_for_another_one_as_long_as_its_limit_says() {
