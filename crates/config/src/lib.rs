@@ -533,7 +533,8 @@ impl Reader {
         for file::RawArray { mut array, auto: own } in arrays {
             array.auto = own.or(auto).unwrap_or(true);
             array.duties = array.duties.or(&configuration.duties);
-            for (name, setting) in &configuration.defaults {
+            let defaults: Vec<_> = defaults_for(&configuration.defaults, &array.settings).collect();
+            for (name, setting) in defaults {
                 array.settings.entry(name).or_insert_with(|| setting.clone());
             }
             if let Some(other) = configuration.arrays.iter().find(|other| is_twice(other, &array)) {
@@ -544,6 +545,23 @@ impl Reader {
         }
         Gathered { configuration, general, wrong }
     }
+}
+
+/// What `[defaults]` says of an array with these settings of its own. What only makes sense with another
+/// option, which this array lacks, is for others.
+pub fn defaults_for<'a>(
+    defaults: &'a Settings,
+    own: &Settings,
+) -> impl Iterator<Item = (&'static str, &'a Setting)> {
+    let goes_with = |name: &str| match name {
+        "dhchap-hosts" | "nvme-tls-hosts" => Some("nvme-tcp"),
+        "spare-pool-delay" => Some("spare-pool"),
+        _ => None,
+    };
+    defaults.iter().filter_map(move |(name, setting)| {
+        let has = |other: &str| own.contains_key(other) || defaults.contains_key(other);
+        goes_with(name).is_none_or(has).then_some((*name, setting))
+    })
 }
 
 /// What is wrong with the page's address.

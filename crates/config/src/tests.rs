@@ -331,6 +331,16 @@ fn only_the_usual_file_may_be_missing() {
 }
 
 #[test]
+fn a_default_that_goes_with_an_option_is_for_arrays_that_have_it() {
+    let text = "[defaults]\ndhchap-hosts = '/h'\nspare-pool-delay = 5\n\
+        [[array]]\nname = 'net'\nnvme-tcp = '127.0.0.1:4420'\n[[array]]\nname = 'own'\nspare-pool-delay = 7\n";
+    let configuration = Files::new(&[("main.toml", text)]).load().unwrap();
+    let keys = |index: usize| configuration.arrays[index].settings.keys().copied().collect::<Vec<_>>();
+    assert_eq!(keys(0), ["dhchap-hosts", "nvme-tcp"]);
+    assert_eq!(keys(1), ["spare-pool-delay"], "what it says itself counts, right or wrong");
+}
+
+#[test]
 fn a_glob_gives_what_it_matches_sorted_and_once() {
     use std::os::unix::ffi::OsStrExt;
     let files = Files::new(&[("b", ""), ("a", ""), (".hidden", "")]);

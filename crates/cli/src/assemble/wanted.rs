@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use pinstripe_config::{Array, Configuration, duties::Duties, expand, is_server};
+use pinstripe_config::{Array, Configuration, Settings, defaults_for, duties::Duties, expand, is_server};
 use pinstripe_control::place::{self, stem};
 use pinstripe_md::identity::{Uuid, short_name};
 
@@ -265,7 +265,6 @@ fn look(
     limit: Duration,
 ) -> (Vec<Wanted>, Vec<Wanted>, Vec<String>) {
     let (served, mut remarks) = Served::all();
-    let all = !which.scan || configuration.scan.all;
     let mut look = Look::at(configuration, &configuration.arrays.iter().collect::<Vec<_>>(), all, limit);
     remarks.append(&mut look.remarks);
     let entries = configuration.arrays.iter();
@@ -396,7 +395,8 @@ fn without_entry(
     all: &[&FoundArray],
     served: &[Served],
 ) -> Wanted {
-    let defaults = &configuration.defaults;
+    let own = Settings::new();
+    let defaults = defaults_for(&configuration.defaults, &own);
     let mut wanted = Wanted {
         label: found.short_name(),
         entry: None,
@@ -406,7 +406,7 @@ fn without_entry(
         found: Some(found),
         servers: Vec::new(),
         unit: None,
-        words: defaults.iter().flat_map(|(name, setting)| setting.words(name)).collect(),
+        words: defaults.flat_map(|(name, setting)| setting.words(name)).collect(),
         served: None,
         unclear: None,
         unread: seen.unread,
@@ -439,6 +439,7 @@ fn called_here(
         let by = own.map(|entry| if entry.name.is_some() { Entry::Name } else { Entry::Uuid });
         by.min().unwrap_or(Entry::None)
     };
+    let socket = |other: &FoundArray| folder.join(format!("{}.sock", other.short_name()));
     let claim = |other: &FoundArray| Claim {
         is_new: place::by_uuid(&other.uuid.to_string()) != Some(socket(other)),
         entry: entry(other),
