@@ -21,6 +21,8 @@ use crate::{called::host, state::in_memory};
 /// How long a program may take to send an alert.
 pub const SEND_LIMIT: Duration = Duration::from_mins(1);
 const SEND_LOOK: Duration = Duration::from_millis(20);
+/// Bytes of a line of a mail's text. 998 are allowed.
+const LINE_BYTES_MAX: usize = 900;
 
 /// How an alert is sent. Where to is for the configuration to say, at the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -199,10 +201,32 @@ fn mail(address: &str, tell: &Tell) -> String {
         line(&host()),
         subject.kind,
         line(&subject.array),
-        line(&open.message),
+        folded(&line(&open.message)),
         line(&subject.array),
         line(&host()),
     )
+}
+
+/// A text in lines that no mail server refuses (RFC 5322, section 2.1.1): the end of a server's log can make
+/// a long one.
+fn folded(text: &str) -> String {
+    let (mut all, mut length) = (String::new(), 0);
+    for word in text.split(' ') {
+        if length > 0 {
+            let fits = length + word.len() < LINE_BYTES_MAX;
+            all.push(if fits { ' ' } else { '\n' });
+            length = if fits { length + 1 } else { 0 };
+        }
+        for c in word.chars() {
+            if length + c.len_utf8() > LINE_BYTES_MAX {
+                all.push('\n');
+                length = 0;
+            }
+            all.push(c);
+            length += c.len_utf8();
+        }
+    }
+    all
 }
 
 #[cfg(test)]
@@ -239,6 +263,17 @@ pub mod tests {
         assert!(head.lines().all(|line| !line.starts_with("Bcc")), "{head}");
         assert!(head.contains("over: Degraded of da\u{fffd}ta"), "{head}");
         assert!(body.starts_with("over: slot 1\u{fffd}.\u{fffd}\n"), "{body}");
+    }
+
+    #[test]
+    fn no_line_of_a_mail_is_longer_than_mail_servers_take() {
+        let long = format!("{} {}", "word ".repeat(2000), "ü".repeat(2000));
+        let text = mail("root", &tell(&long, true));
+        assert!(text.lines().all(|line| line.len() <= 998), "{text}");
+        let (_, body) = text.split_once("\n\n").unwrap();
+        let (body, _) = body.split_once("\n\n").unwrap();
+        let plain = |text: &str| text.replace(['\n', ' '], "");
+        assert_eq!(plain(body), plain(&format!("over: {long}")), "nothing is lost");
     }
 
     #[test]
