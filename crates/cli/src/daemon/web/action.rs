@@ -8,6 +8,7 @@ use std::{path::Path, time::Duration};
 use pinstripe_control::{
     AddParameters, AddResult, Detail, DeviceResult, MemberName, ReplaceParameters,
     client::{Client, ClientError},
+    code,
     detail::Member,
     maintenance::{CheckParameters, CheckResult, SyncChange, SyncParameters, SyncResult},
     size::ByteSize,
@@ -37,6 +38,15 @@ pub enum Action {
     Add { device: String },
     /// Forget a device that was dropped.
     Remove { device: String },
+}
+
+/// Why it was not done, or not known to be.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Failed {
+    /// Nothing was done.
+    Nothing(String),
+    /// It was begun: a server goes on with a call whose client has gone.
+    Unknown(String),
 }
 
 /// Names and values of a query or a form.
@@ -118,17 +128,25 @@ impl Action {
     }
 
     /// Does it; a sentence on what came of it. Blocks.
-    pub fn carry_out(&self, control: &Path, uuid: &str) -> Result<String, String> {
+    pub fn carry_out(&self, control: &Path, uuid: &str) -> Result<String, Failed> {
+        self.carry_out_within(LIMIT, control, uuid)
+    }
+
+    fn carry_out_within(&self, limit: Duration, control: &Path, uuid: &str) -> Result<String, Failed> {
         let words = |error: ClientError| printable(&error.to_string());
-        let mut client = Client::connect(&control.to_string_lossy()).map_err(words)?;
-        client.set_timeout(Some(LIMIT)).map_err(words)?;
-        let detail: Detail = client.call("detail", Value::Null).map_err(words)?;
+        let nothing = |error: ClientError| Failed::Nothing(words(error));
+        let mut client = Client::connect(&control.to_string_lossy()).map_err(nothing)?;
+        client.set_timeout(Some(limit)).map_err(nothing)?;
+        let detail: Detail = client.call("detail", Value::Null).map_err(nothing)?;
         if detail.uuid != uuid {
-            return Err("another array is served now: nothing was done".to_owned());
+            return Err(Failed::Nothing("another array is served now: nothing was done".to_owned()));
         }
         // Something may have changed since the confirmation.
-        self.effects(&detail)?;
-        self.call(&mut client).map_err(words)
+        self.effects(&detail).map_err(Failed::Nothing)?;
+        self.call(&mut client).map_err(|error| {
+            let is_nothing = matches!(&error, ClientError::Call(call) if call.code != code::FAILED);
+            if is_nothing { Failed::Nothing(words(error)) } else { Failed::Unknown(words(error)) }
+        })
     }
 
     fn call(&self, client: &mut Client) -> Result<String, ClientError> {
@@ -146,6 +164,12 @@ impl Action {
             Self::Check => {
                 client.set_timeout(Some(CHECK_LIMIT))?;
                 match client.call::<CheckResult>("check", CheckParameters::default()) {
+                    Ok(CheckResult { unreadable_stripes, uncompared_stripes, .. })
+                        if unreadable_stripes > 0 || uncompared_stripes > 0 =>
+                    {
+                        let not = unreadable_stripes + uncompared_stripes;
+                        Ok(format!("{not} stripes could not be read, or not compared"))
+                    }
                     Ok(result) if result.mismatched_sectors == 0 => {
                         Ok("the parity matches the data".to_owned())
                     }
@@ -355,6 +379,25 @@ mod tests {
                 action.fields().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
             assert_eq!(Action::read(&own), Ok(action));
         }
+    }
+
+    #[test]
+    fn what_a_server_may_have_done_is_not_told_to_be_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let outcome = |name: &str, answer: Option<Value>| {
+            let control = folder.path().join(name);
+            crate::daemon::fake::server(&control, move |call| {
+                let detail = Some(serde_json::json!({ "result": sample::detail("data") }));
+                if call["method"] == "detail" { detail } else { answer.clone() }
+            });
+            let action = Action::Add { device: "/dev/new".to_owned() };
+            let uuid = sample::detail("data").uuid;
+            action.carry_out_within(Duration::from_millis(300), &control, &uuid)
+        };
+        let error = |code: i64| Some(serde_json::json!({ "error": { "code": code, "message": "why" } }));
+        assert!(matches!(outcome("refused", error(code::REFUSED)), Err(Failed::Nothing(_))));
+        assert!(matches!(outcome("failed", error(code::FAILED)), Err(Failed::Unknown(_))));
+        assert!(matches!(outcome("silent", None), Err(Failed::Unknown(_))));
     }
 
     #[test]

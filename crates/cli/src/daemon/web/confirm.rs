@@ -102,6 +102,11 @@ pub fn refused(why: &str, form: &str) -> Markup {
     page::message("Nothing was done", why, Some(form))
 }
 
+/// Says that something may have been done.
+pub fn unknown(why: &str, form: &str) -> Markup {
+    page::message("It is not known what was done: see the array", why, Some(form))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -52,7 +52,7 @@ use maud::{Markup, PreEscaped};
 use tokio::sync::{Semaphore, watch};
 
 use self::{
-    action::{Action, Fields, field},
+    action::{Action, Failed, Fields, field},
     live::Content,
     sessions::Sessions,
     view::View,
@@ -298,7 +298,14 @@ impl Site {
                 to("/")
             }
             (Err((status, why)), session) => {
-                html(status, confirm::refused(&why, session.map_or("", |session| session.form())))
+                let form = session.map_or("", |session| session.form());
+                html(
+                    status,
+                    match status {
+                        StatusCode::BAD_GATEWAY => confirm::unknown(&why, form),
+                        _ => confirm::refused(&why, form),
+                    },
+                )
             }
         }
     }
@@ -321,14 +328,22 @@ impl Site {
             // Here, for a client that hangs up ends what waits for this.
             match &outcome {
                 Ok(sentence) => (page.report)(label, format!("by the page: {sentence}")),
-                Err(why) => (page.report)(label, format!("by the page, and nothing was done: {why}")),
+                Err(Failed::Nothing(why)) => {
+                    (page.report)(label, format!("by the page, and nothing was done: {why}"));
+                }
+                Err(Failed::Unknown(why)) => (page.report)(label, format!("by the page, {UNKNOWN}: {why}")),
             }
             outcome
         });
-        done.await.map_err(|error| refused(error.to_string()))?.map_err(refused)
+        done.await.map_err(|error| refused(error.to_string()))?.map_err(|failed| match failed {
+            Failed::Nothing(why) => refused(why),
+            Failed::Unknown(why) => (StatusCode::BAD_GATEWAY, why),
+        })
     }
 }
 
+/// How the history has that.
+const UNKNOWN: &str = "and it is not known what was done";
 const NO_SESSION: &str = "refused: there is no session, or it is over: open the page and give its token\n";
 const NOT_SERVED: &str = "the array is not served now, or its server does not answer";
 
