@@ -8,6 +8,8 @@ use std::ffi::OsStr;
 use clap::{Command, CommandFactory};
 use clap_complete::{ArgValueCompleter, CompletionCandidate, env::CompleteEnv};
 
+use pinstripe_control::text::shell_word;
+
 use crate::{command_line::Cli, configuration, list};
 
 /// In the environment it says that a shell wants completions.
@@ -44,10 +46,26 @@ fn configured_arrays(current: &OsStr) -> Vec<CompletionCandidate> {
 
 fn candidates(current: &OsStr, names: impl Iterator<Item = (String, String)>) -> Vec<CompletionCandidate> {
     let begun = current.to_string_lossy();
-    // A name comes from a disk, and what a shell can't show it should not be given.
-    let is_usable = |name: &str| name.starts_with(&*begun) && !name.chars().any(char::is_control);
+    // A name comes from a disk, and bash takes it into its command line as it is: what it would read as
+    // anything but this one word, or as an option, it isn't given.
+    let is_usable =
+        |name: &str| name.starts_with(&*begun) && shell_word(name) == name && !name.starts_with('-');
     names
         .filter(|(name, _)| is_usable(name))
         .map(|(name, help)| CompletionCandidate::new(name).help(Some(help.into())))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_name_of_an_array_is_more_to_a_shell_than_a_word() {
+        let names = ["data", "$(touch x)", "a;reboot", "`id`", "a b", "*", "-x", "host:data", ""];
+        let offered =
+            candidates(OsStr::new(""), names.iter().map(|name| ((*name).to_owned(), String::new())));
+        let offered: Vec<_> = offered.iter().map(|candidate| candidate.get_value().to_owned()).collect();
+        assert_eq!(offered, ["data", "host:data"]);
+    }
 }
