@@ -155,3 +155,19 @@ impl Kept {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_events_that_no_server_of_this_version_tells_make_no_labels_without_end() {
+        let mut kept = Kept::new("data".to_owned(), Duration::ZERO);
+        for number in 0..2 * EVENTS_MAX {
+            kept.count(&format!("Event{number}"));
+        }
+        kept.count("Rebuild20");
+        kept.count("Event0");
+        assert_eq!((kept.events.len(), kept.events["Event0"]), (EVENTS_MAX, 2));
+    }
+}
