@@ -1,7 +1,9 @@
 //! What outlives a boot: files in one folder.
 
 use std::{
-    env, fs,
+    env,
+    ffi::OsString,
+    fs,
     io::{self, Write},
     path::{Path, PathBuf},
 };
@@ -13,8 +15,18 @@ const VARIABLE: &str = "PINSTRIPE_STATE_DIR";
 const FOLDER: &str = "/var/lib/pinstripe";
 
 pub fn folder() -> PathBuf {
-    let given = env::var_os(VARIABLE).map(PathBuf::from).filter(|path| path.is_absolute());
-    given.unwrap_or_else(|| PathBuf::from(FOLDER))
+    folder_of(rustix::process::geteuid().is_root(), |name| env::var_os(name))
+}
+
+/// Users other than root can't write the system's folder, and have one of their own (the XDG Base Directory
+/// Specification).
+fn folder_of(is_root: bool, variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
+    let folder = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    if let Some(given) = folder(VARIABLE) {
+        return given;
+    }
+    let own = folder("XDG_STATE_HOME").or_else(|| Some(folder("HOME")?.join(".local/state")));
+    own.filter(|_| !is_root).map_or_else(|| PathBuf::from(FOLDER), |own| own.join("pinstripe"))
 }
 
 /// A file that needs no disk: one that is full or takes no writes may be what is to be told of.
@@ -30,4 +42,22 @@ pub fn replace(folder: &Path, name: &str, text: &[u8]) -> io::Result<()> {
     file.as_file().sync_all()?;
     file.persist(folder.join(name)).map_err(|error| error.error)?;
     fs::File::open(folder)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_user_has_a_folder_that_it_may_write() {
+        let home = |name: &str| (name == "HOME").then(|| OsString::from("/home/a"));
+        let all = |name: &str| (name != VARIABLE).then(|| OsString::from(format!("/of/{name}")));
+        let given = |_: &str| Some(OsString::from("/given"));
+        assert_eq!(folder_of(true, home), Path::new(FOLDER));
+        assert_eq!(folder_of(true, given), Path::new("/given"));
+        assert_eq!(folder_of(false, home), Path::new("/home/a/.local/state/pinstripe"));
+        assert_eq!(folder_of(false, all), Path::new("/of/XDG_STATE_HOME/pinstripe"));
+        assert_eq!(folder_of(false, given), Path::new("/given"));
+        assert_eq!(folder_of(false, |_| None), Path::new(FOLDER));
+    }
 }
