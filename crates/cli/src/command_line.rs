@@ -435,7 +435,8 @@ pub struct ServeArguments {
     #[arg(long, value_name = "ID", num_args = 0..=1, require_equals = true, default_missing_value = "any")]
     pub ublk: Option<UblkNumber>,
     /// Serve the array to a virtual machine too, as a vhost-user-blk device on this unix socket, which only
-    /// this user may use. QEMU must share the machine's memory (share=on)
+    /// this user may use unless --socket-mode, --socket-owner or --socket-group says otherwise. QEMU must
+    /// share the machine's memory (share=on)
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub vhost_user: Option<PathBuf>,
     /// Serve the array as this file too, by the kernel's FUSE. It is mounted over an empty or a new file, for
