@@ -77,6 +77,9 @@ pub struct Kept {
     /// The alerts that aren't over.
     pub open: Book,
     unsent: Vec<Delivery>,
+    /// Those that were configured; an earlier version does not say.
+    #[serde(default)]
+    ways: Option<Vec<Way>>,
 }
 
 impl Kept {
@@ -382,10 +385,14 @@ impl Keeper {
         ways: BTreeMap<Way, Sender<Post>>,
         file: Sender<Paper>,
     ) -> Self {
-        let Kept { open, unsent } = kept;
+        let Kept { open, unsent, ways: before } = kept;
         let mut keeper = Self { alerts, ways, file, open, unsent: BTreeMap::new(), next: 0, changed: false };
         for delivery in unsent {
             keeper.add(delivery);
+        }
+        if let Some(before) = before.filter(|before| *before != keeper.configured()) {
+            keeper.tell_new_ways(&before);
+            keeper.changed = true;
         }
         keeper
     }
@@ -423,8 +430,7 @@ impl Keeper {
         match page {
             Page::Tell(tells, book) => {
                 (self.open, self.changed) = (book, true);
-                let alerts = now(&self.alerts);
-                let ways: Vec<Way> = Way::ALL.into_iter().filter(|way| way.is_configured(&alerts)).collect();
+                let ways = self.configured();
                 let deliveries = tells.into_iter().flat_map(|tell| {
                     let delivery = move |way| Delivery { way, tell: tell.clone(), tries: 0, not_before: 0 };
                     ways.clone().into_iter().map(delivery)
@@ -442,13 +448,17 @@ impl Keeper {
         Vec::new()
     }
 
-    /// Has alerts sent so from now on. A way that was not there before tells what isn't over, too: its end
-    /// comes after its begin.
+    /// Has alerts sent so from now on.
     fn set_ways(&mut self, alerts: Alerts) -> Vec<u64> {
-        let before = now(&self.alerts);
-        let is_new = |way: &Way| way.is_configured(&alerts) && !way.is_configured(&before);
-        let new: Vec<Way> = Way::ALL.into_iter().filter(is_new).collect();
+        let before = self.configured();
         *self.alerts.lock().unwrap_or_else(PoisonError::into_inner) = alerts;
+        self.changed = true;
+        self.tell_new_ways(&before)
+    }
+
+    /// Has what isn't over told by ways that were not there before: its end comes after its begin.
+    fn tell_new_ways(&mut self, before: &[Way]) -> Vec<u64> {
+        let new: Vec<Way> = self.configured().into_iter().filter(|way| !before.contains(way)).collect();
         let mut numbers = Vec::new();
         for tell in self.open.raised() {
             for way in &new {
@@ -456,8 +466,12 @@ impl Keeper {
                 numbers.push(self.add(Delivery { way: *way, tell, tries: 0, not_before: 0 }));
             }
         }
-        self.changed |= !numbers.is_empty();
         numbers
+    }
+
+    fn configured(&self) -> Vec<Way> {
+        let alerts = now(&self.alerts);
+        Way::ALL.into_iter().filter(|way| way.is_configured(&alerts)).collect()
     }
 
     fn send(&self, numbers: Vec<u64>) {
@@ -470,7 +484,8 @@ impl Keeper {
     }
 
     fn text(&self) -> Vec<u8> {
-        let kept = Kept { open: self.open.clone(), unsent: self.unsent.values().cloned().collect() };
+        let unsent = self.unsent.values().cloned().collect();
+        let kept = Kept { open: self.open.clone(), unsent, ways: Some(self.configured()) };
         serde_json::to_vec(&kept).unwrap_or_default()
     }
 }
@@ -689,7 +704,10 @@ mod tests {
         let told = || fs::read_to_string(folder.path().join("told")).unwrap_or_default();
         wait_for("told", || !told().is_empty());
         next.finish(LIMIT);
-        assert_eq!(Kept::of(folder.path()), Kept { open: book, unsent: Vec::new() });
+        assert_eq!(
+            Kept::of(folder.path()),
+            Kept { open: book, unsent: Vec::new(), ways: Some(vec![Way::Program]) }
+        );
         secretary(folder.path(), &program(folder.path(), "echo $* >>\"${0%/*}/told\"")).finish(LIMIT);
         assert_eq!(told(), "raised Degraded data\n", "once");
     }
@@ -709,6 +727,23 @@ mod tests {
         secretary.finish(LIMIT);
         assert_eq!(told(), "raised Degraded data\n");
         assert_eq!(Kept::of(folder.path()).unsent, []);
+    }
+
+    #[test]
+    fn a_way_that_is_new_to_the_next_daemon_tells_what_is_not_over_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let (tells, book) = tell();
+        let first = secretary(folder.path(), &Alerts::default());
+        first.ask(Errand::Tell(tells, book));
+        first.finish(LIMIT);
+        let alerts = program(folder.path(), "echo $* >>\"${0%/*}/told\"");
+        let told = || fs::read_to_string(folder.path().join("told")).unwrap_or_default();
+        for _ in 0..2 {
+            let next = secretary(folder.path(), &alerts);
+            wait_for("told", || !told().is_empty());
+            next.finish(LIMIT);
+        }
+        assert_eq!(told(), "raised Degraded data\n");
     }
 
     #[test]
