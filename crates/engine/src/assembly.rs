@@ -9,6 +9,7 @@ pub mod create;
 pub(crate) mod decide;
 mod disowned;
 mod error;
+mod majority;
 pub(crate) mod newly_degraded;
 mod unfit;
 
@@ -36,7 +37,7 @@ use crate::{
     geometry::{Geometry, GeometryError, ParityGeometry, ParityLayout, Raid0Geometry, Raid0Layout},
     members::LogArea,
     mutants::{Mutant, active},
-    offload::fence,
+    offload::fence::{self, FenceError},
     options::ArrayOptions,
     supervision::bounded::Bounded,
     units::to_usize,
@@ -123,10 +124,9 @@ impl Assembled {
 async fn attach(found: &[Found], options: &ArrayOptions) -> Result<u64, AssembleError> {
     let array = freshest(found)?.array;
     let devices = || found.iter().map(|member| &member.device);
+    // No other host is kept from the members for a start that is refused.
+    majority::check(found, options)?;
     if options.takeover && !options.force {
-        let seated = |member: &&Found| matches!(member.superblock.role_in(&array), Role::Slot(_));
-        let present = found.iter().filter(seated).count();
-        fence::check_majority(present, to_usize(array.raid_disks))?;
         fence::check_fences(devices())?;
     }
     Ok(fence::attach(devices(), array.set_uuid.0, options.takeover).await?)
@@ -192,6 +192,11 @@ async fn assemble_attached(
         && fence::outlast(found.iter().map(|member| &member.device), options.tell_wait).await;
     if (is_attached || has_waited) && !active(Mutant::ReadBeforeAttach) {
         read_again(&mut found, options.wanted).await?;
+    }
+    if is_attached && let Err(too_few) = majority::check(&found, options) {
+        let servers = found.iter().map(|member| &member.device).filter(|device| device.offload().is_some());
+        let attached = servers.map(|device| device.info().name.clone()).collect();
+        return Err(FenceError::Partly { attached, cause: Box::new(too_few) }.into());
     }
     if !options.read_only && !active(Mutant::AssembledUnflushed) {
         unfit.flush(&mut found).await?;

@@ -20,7 +20,8 @@ pub struct ArrayOptions {
     pub expected: Option<Uuid>,
     /// Serve reads only; nothing on the members changes.
     pub read_only: bool,
-    /// Assemble although dirty and degraded, or with stale members' superblocks: data may be lost.
+    /// Assemble although dirty and degraded, or with stale members' superblocks: data may be lost. Also with
+    /// so few members on servers that another host may have an array with the rest.
     pub force: bool,
     /// Assemble although members are missing that were there the last time; `force` and `read_only` include
     /// it.

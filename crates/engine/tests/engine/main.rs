@@ -23,6 +23,7 @@ mod log_crashes;
 mod log_limits;
 mod logs;
 mod maintenance;
+mod majority;
 mod membership;
 mod memory;
 mod offload;

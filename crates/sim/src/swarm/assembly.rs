@@ -59,9 +59,9 @@ pub(super) fn assemble(swarm: &mut Swarm) -> Result<bool, Verdict> {
                 bed.summary.forced += 1;
                 force = true;
             }
-            Err(AssembleError::Fence(FenceError::TooFew { .. })) if !force => {
-                // C23: a takeover may go on with all members; or by force, where a user knows that no other
-                // host takes over.
+            Err(AssembleError::Fence(error)) if !force && is_too_few(&error) => {
+                // C23: it may go on with all members; or by force, where a user knows that no other host has
+                // an array with the rest.
                 bed.summary.refusals += 1;
                 forced = takeover::is_hopeless(bed)?;
                 force = forced.is_some();
@@ -79,6 +79,14 @@ pub(super) fn assemble(swarm: &mut Swarm) -> Result<bool, Verdict> {
             }
             Err(error) => return Err(Verdict::Refused(format!("assembly: {error}"))),
         }
+    }
+}
+
+fn is_too_few(error: &FenceError) -> bool {
+    match error {
+        FenceError::TooFew { .. } => true,
+        FenceError::Partly { cause, .. } => is_too_few(cause),
+        _ => false,
     }
 }
 

@@ -10,6 +10,10 @@
 use std::{cell::Cell, rc::Rc, sync::Arc};
 
 use pinstripe_engine::{array::Array, io::volume::Volume};
+use pinstripe_md::{
+    superblock::Superblock,
+    units::{DeviceNumber, MemberSlot},
+};
 use pinstripe_runtime::shard;
 
 use super::{
@@ -17,7 +21,7 @@ use super::{
     client::UserState,
     hosts::{STEPS_MAX, server_node},
 };
-use crate::Fault;
+use crate::{Fault, checks::superblock};
 
 /// What the stale client writes: no stamp of the ledger's.
 const FOREIGN: u8 = 0xee;
@@ -76,13 +80,26 @@ fn begin(bed: &mut Testbed, is_patient: bool) {
     }
 }
 
-/// A takeover was refused for want of members (C23): they are brought. If so few are members still that
-/// it must be forced: which slots have a member.
+/// A start was refused for want of members (C23): they are brought. If so few are members still that it must
+/// be forced: which slots have a member.
 pub(super) fn is_hopeless(bed: &mut Testbed) -> Result<Option<Vec<bool>>, Verdict> {
     bed.hosts.start_servers();
     bed.hosts.disks.iter().for_each(|disk| disk.fault(&Fault::Return));
     let survey = bed.hosts.survey()?;
-    if 2 * survey.seats.iter().flatten().count() > survey.seats.len() {
+    let array = &survey.freshest.array;
+    let current = |superblock: &Superblock| superblock.array.events + 1 >= array.events;
+    let here: Vec<DeviceNumber> = bed
+        .hosts
+        .present()
+        .filter_map(|(_, disk)| superblock(disk))
+        .filter(current)
+        .map(|superblock| superblock.member.dev_number)
+        .collect();
+    let slots = (0..u16::MAX).zip(&survey.seats).map(|(slot, _)| array.devices_in(MemberSlot(slot)));
+    let named: Vec<Vec<DeviceNumber>> =
+        slots.map(Iterator::collect).filter(|slot: &Vec<_>| !slot.is_empty()).collect();
+    let whole = named.iter().filter(|devices| devices.iter().all(|device| here.contains(device)));
+    if 2 * whole.count() > named.len() {
         return Ok(None);
     }
     suspect(bed);
