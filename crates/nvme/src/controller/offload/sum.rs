@@ -52,10 +52,19 @@ impl Sum {
 
     /// Notes that the part of `place` has come. False if it had come before.
     pub fn note(&mut self, place: u8) -> bool {
-        let bit = 1 << u64::from(place & 63);
-        let new = self.places & bit == 0;
-        self.places |= bit;
+        let new = !self.has(place);
+        self.places |= bit(place);
         new
+    }
+
+    /// Whether the part of `place` has come.
+    pub fn has(&self, place: u8) -> bool {
+        self.places & bit(place) != 0
+    }
+
+    /// The operation is over: its bytes go, and which parts had come is still known.
+    pub fn end(&mut self) {
+        *self = Self { places: self.places, ..Self::default() };
     }
 
     /// Whether not more have come than there should be.
@@ -99,4 +108,8 @@ impl Sum {
         let all = self.wait.is_some_and(|wait| u32::from(wait) == self.places.count_ones());
         if all && self.own == 0 && !self.taken { self.so_far.take() } else { None }
     }
+}
+
+fn bit(place: u8) -> u64 {
+    1 << u64::from(place & 63)
 }

@@ -60,6 +60,11 @@ impl Operation {
         matches!(self.stage, Stage::Open | Stage::Prepared(..) | Stage::Committing)
     }
 
+    /// Whether it can still be dropped.
+    fn is_uncommitted(&self) -> bool {
+        matches!(self.stage, Stage::Open | Stage::Prepared(..))
+    }
+
     fn become_stage(&mut self, stage: Stage) {
         self.stage = stage;
         self.wake();
@@ -154,7 +159,7 @@ impl Table {
             self.held -= 1;
             self.dropped += u64::from(matches!(stage, Stage::Dropped));
         }
-        operation.sum = Sum::default();
+        operation.sum.end();
         operation.become_stage(stage);
         if number < self.oldest {
             self.operations.remove(&number);
@@ -163,11 +168,10 @@ impl Table {
 
     /// Drops what isn't committed and for which `which` holds.
     fn drop_where(&mut self, which: impl Fn(&Operation) -> bool) {
-        let open = |operation: &Operation| matches!(operation.stage, Stage::Open | Stage::Prepared(..));
         let numbers: Vec<u64> = self
             .operations
             .iter()
-            .filter(|(_, operation)| open(operation) && which(operation))
+            .filter(|(_, operation)| operation.is_uncommitted() && which(operation))
             .map(|(number, _)| *number)
             .collect();
         for number in numbers {
@@ -294,16 +298,15 @@ impl Table {
         }
         let key = self.key(ticket);
         let Some(operation) = self.operations.get_mut(&number) else { return Err(Status::INTERNAL) };
-        if operation.length != length {
-            self.end_open(number);
+        let is_open = matches!(operation.stage, Stage::Open);
+        // Once all parts have come, what was not one of them is one too many.
+        if operation.length != length || (!is_open && !operation.sum.has(place)) {
+            if operation.is_uncommitted() {
+                self.end(number, Stage::Dropped);
+            }
             return Err(Status::INVALID_FIELD);
         }
-        if !operation.sum.note(place) && !active(Mutant::PeerNotDeduplicated) {
-            return Ok(Taken::Again);
-        }
-        if !matches!(operation.stage, Stage::Open) {
-            // All parts were there. Either this is one that was added, or one too many; which isn't known any
-            // more.
+        if !is_open || (!operation.sum.note(place) && !active(Mutant::PeerNotDeduplicated)) {
             return Ok(Taken::Again);
         }
         // One part too many, or a part for an operation that sums nothing up here.
@@ -546,6 +549,42 @@ mod tests {
             assert!(matches!(table.commit(ticket(7, 1), 0), Ok(Commit::Wait(_))));
             table.written(key, true);
             assert!(matches!(table.commit(ticket(7, 1), 0), Ok(Commit::Done)));
+            assert_eq!(bring(&mut table, 7, 3, 0x0f), Ok(false), "also when it is applied");
+            assert_eq!(table.held(), 0);
+        });
+    }
+
+    #[test]
+    fn a_part_too_many_after_all_have_come_drops_what_is_not_committed() {
+        on_a_shard(|| {
+            let mut table = Table::new(4);
+            let prepared = |table: &mut Table, number: u64, parts: Option<(u16, u8)>| {
+                let Ok(key) = table.begin(&beginning(number, parts), 0) else { panic!("it begins") };
+                if parts.is_some() {
+                    assert_eq!(bring(table, number, 3, 1), Ok(true));
+                    assert!(sum(table, key).is_ready());
+                }
+                assert_eq!(table.prepared(key, 0, part(1, 512).freeze()), Ok(()));
+                key
+            };
+            // The second one sums nothing up.
+            for (number, parts) in [(7, Some((1, 0))), (8, None)] {
+                prepared(&mut table, number, parts);
+                assert_eq!(bring(&mut table, number, 4, 1), Err(Status::INVALID_FIELD));
+                assert_eq!(table.commit(ticket(number, 1), 0).map(|_| ()), Err(Status::DROPPED));
+            }
+            prepared(&mut table, 9, Some((1, 0)));
+            let longer = table.peer(ticket(9, 1), 3, part(1, 1024), 0).map(|_| ());
+            assert_eq!(longer, Err(Status::INVALID_FIELD));
+            assert_eq!(table.commit(ticket(9, 1), 0).map(|_| ()), Err(Status::DROPPED));
+            let key = prepared(&mut table, 10, Some((1, 0)));
+            assert!(matches!(table.commit(ticket(10, 1), 0), Ok(Commit::Write(..))));
+            for _ in 0..2 {
+                assert_eq!(bring(&mut table, 10, 4, 1), Err(Status::INVALID_FIELD));
+            }
+            table.written(key, true);
+            assert_eq!(bring(&mut table, 10, 4, 1), Err(Status::INVALID_FIELD));
+            assert!(matches!(table.commit(ticket(10, 1), 0), Ok(Commit::Done)), "it is written all the same");
             assert_eq!(table.held(), 0);
         });
     }
