@@ -111,7 +111,8 @@ async fn attach<S: BlockService>(
     });
     let granted = granted.await?;
     if granted == Grant::Now {
-        return guarded.with(|state| still_there(session, state));
+        // A controller that dies from here on is detached by what kills it: that takes the state afterwards.
+        return Ok(());
     }
     // What was admitted before is over when this is answered (C22).
     if !active(Mutant::AttachNotDrained) {

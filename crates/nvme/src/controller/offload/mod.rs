@@ -205,6 +205,17 @@ impl GuardedState {
 }
 
 impl Guarded {
+    fn new(number: u32, uuid: [u8; 16], state: GuardedState) -> Self {
+        Self {
+            number,
+            uuid,
+            changes: AtomicUsize::new(0),
+            guarded: AtomicBool::new(state.fence.refuses_some()),
+            state: Mutex::new(state),
+            changed: Signal::default(),
+        }
+    }
+
     pub fn with<T>(&self, work: impl FnOnce(&mut GuardedState) -> T) -> T {
         let mut state = lock(&self.state);
         let value = work(&mut state);
@@ -212,13 +223,20 @@ impl Guarded {
         value
     }
 
-    /// Lets a controller change the namespace until the guard goes, or not. It counts before it looks, and an
-    /// Attach that raises the epoch looks at the count after raising: so one of them sees the other (C22).
+    /// Counts a change, and only then looks. An Attach that raises the epoch looks at the count after
+    /// raising: so one of them sees the other (C22).
+    fn counted<T>(self: &Arc<Self>, look: impl FnOnce(&Self) -> T) -> (Change, T) {
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        let change = Change(Arc::clone(self));
+        let seen = look(self);
+        (change, seen)
+    }
+
+    /// Lets a controller change the namespace until the guard goes, or not.
     pub async fn admit(self: &Arc<Self>, controller: u16) -> Option<Change> {
         loop {
-            self.changes.fetch_add(1, Ordering::SeqCst);
-            let change = Change(Arc::clone(self));
-            if !self.guarded.load(Ordering::SeqCst) {
+            let (change, is_guarded) = self.counted(|guarded| guarded.guarded.load(Ordering::SeqCst));
+            if !is_guarded {
                 return Some(change);
             }
             match self.with(|state| state.fence.admits(controller)) {
@@ -296,14 +314,8 @@ impl Server {
                 None => None,
             };
             let state = GuardedState { fence: Fence::new(record.as_ref()), table: Table::new(slots) };
-            Ok(Arc::new(Guarded {
-                number: u32::try_from(index + 1).unwrap_or(u32::MAX),
-                uuid: *uuid,
-                changes: AtomicUsize::new(0),
-                guarded: AtomicBool::new(state.fence.refuses_some()),
-                state: Mutex::new(state),
-                changed: Signal::default(),
-            }))
+            let number = u32::try_from(index + 1).unwrap_or(u32::MAX);
+            Ok(Arc::new(Guarded::new(number, *uuid, state)))
         };
         let namespaces = uuids.iter().enumerate().map(guarded).collect::<io::Result<_>>()?;
         Ok(Self {
@@ -422,4 +434,44 @@ pub(super) fn is_operation(code: u8) -> bool {
 /// Whether an admin command is.
 pub(super) fn is_admin(code: u8) -> bool {
     matches!(code, admin::ATTACH | admin::DETACH | admin::QUERY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    /// C22: else it would land after the next host's Attach was answered.
+    #[test]
+    fn an_epoch_that_rises_while_a_change_looks_whether_it_may_be_waits_for_it() {
+        let state = GuardedState { fence: Fence::default(), table: Table::new(1) };
+        let guarded = Arc::new(Guarded::new(1, [1; 16], state));
+        let attach = Attach {
+            array: [7; 16],
+            epoch: 1,
+            generation: 0,
+            peer: false,
+            takeover: false,
+            alone: false,
+            incarnation: [0; 16],
+            instance: [9; 16],
+            peers: Vec::new(),
+        };
+        let (change, ()) = guarded.counted(|guarded| {
+            let raised = guarded.with(|state| state.fence.attach(&attach, 2, [2; 16], Members::default()));
+            assert_eq!(raised, Ok(fence::Grant::Raises));
+            assert!(now(guarded.drain()).is_none());
+        });
+        drop(change);
+        assert!(now(guarded.drain()).is_some());
+        assert!(now(guarded.admit(1)).is_some_and(|change| change.is_none()), "it is refused");
+    }
+
+    fn now<T>(future: impl Future<Output = T>) -> Option<T> {
+        match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+            std::task::Poll::Ready(value) => Some(value),
+            std::task::Poll::Pending => None,
+        }
+    }
 }

@@ -75,15 +75,20 @@ impl EpochStore for EpochFiles {
 }
 
 fn replace(path: &Path, bytes: &[u8]) -> Result<(), NotStored> {
+    replace_by(path, bytes, File::sync_all)
+}
+
+/// The same, with `sync` to make a file or directory durable.
+fn replace_by(path: &Path, bytes: &[u8], sync: impl Fn(&File) -> io::Result<()>) -> Result<(), NotStored> {
     let new = path.with_extension("new");
     let mut file = File::create(&new)?;
     file.write_all(bytes)?;
-    file.sync_all()?;
+    sync(&file)?;
     // Opened before: what fails from here on leaves the one or the other.
     let directory = path.parent().map(File::open).transpose()?;
     let unknown = |error| NotStored { error, is_unchanged: false };
     fs::rename(&new, path).map_err(unknown)?;
-    directory.map_or(Ok(()), |directory| directory.sync_all()).map_err(unknown)
+    directory.map_or(Ok(()), |directory| sync(&directory)).map_err(unknown)
 }
 
 fn encode(record: &EpochRecord) -> [u8; BYTES] {
@@ -205,6 +210,37 @@ mod tests {
         fs::create_dir(path.with_extension("new")).unwrap();
         assert!(replace(&path, &bytes).is_err());
         assert_eq!(files.load(&[1; 16]).unwrap(), Some(record(7)));
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    /// What a power failure leaves: the record before, until the new one and then its name are durable.
+    #[test]
+    fn a_record_is_durable_before_it_has_the_name_and_so_is_the_name_before_the_answer() {
+        let directory = std::env::temp_dir().join(format!("pinstripe-durable-{}", std::process::id()));
+        fs::create_dir(&directory).unwrap();
+        let files = EpochFiles::open(&directory).unwrap();
+        let path = files.path(&[1; 16]);
+        replace(&path, &encode(&record(7))).unwrap();
+        let named = || files.load(&[1; 16]).unwrap().unwrap().epoch;
+        let bytes = encode(&record(8));
+        // Which call fails, what the store says of the record then, and the epoch that has the name.
+        for (fails, is_unchanged, epoch) in [(0, Some(true), 7), (1, Some(false), 8), (2, None, 8)] {
+            replace(&path, &encode(&record(7))).unwrap();
+            let synced = std::cell::RefCell::new(Vec::new());
+            let stored = replace_by(&path, &bytes, |file| {
+                let metadata = file.metadata()?;
+                synced.borrow_mut().push((
+                    metadata.is_dir(),
+                    metadata.len() * u64::from(metadata.is_file()),
+                    named(),
+                ));
+                if synced.borrow().len() > fails { Err(io::ErrorKind::Other.into()) } else { Ok(()) }
+            });
+            assert_eq!(stored.map_err(|error| error.is_unchanged).err(), is_unchanged);
+            let all = [(false, BYTES as u64, 7), (true, 0, 8)];
+            assert_eq!(*synced.borrow(), all[..2.min(fails + 1)]);
+            assert_eq!(named(), epoch);
+        }
         fs::remove_dir_all(&directory).unwrap();
     }
 }
