@@ -5,6 +5,7 @@
 //!   taken over   START_RECOVERY ─── every shard fetches for its queue ─ END_RECOVERY (requests go on)
 //!   left         every shard finishes what is under way, and fetches no more: the next program takes it over
 //!   the end      dirty pages are written ─ STOP (what is under way is answered) ─ tags end ─ DELETE
+//!   both         a long discard or zeroing ends after a piece
 //! ```
 //!
 //! Queue `q` belongs to shard `q`, or to fewer shards in turn if the server that died had more. Shards with a
@@ -81,7 +82,8 @@ trait Helper {
 
 impl<S: BlockService> Helper for Worker<S> {
     fn help(self: Rc<Self>, data: Data, request: Request) -> Helped {
-        Box::pin(async move { self.carry_out(&data, request).await })
+        // What is long and could be cut off isn't handed over.
+        Box::pin(async move { self.carry_out(&data, request, || false).await })
     }
 }
 
@@ -222,11 +224,8 @@ impl FrontEnd for Ublk {
     /// The device stays, and its requests wait for the next program. It takes the device over as if this one
     /// had died.
     fn leave<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, Vec<Connected>> {
-        let leave = || async {
-            TAGS.with_borrow(|tags| tags.iter().for_each(|(_, leave)| leave.want()));
-        };
         Box::pin(async move {
-            on_shards(shards, leave).await;
+            on_shards(shards, || async { with_tags(Leave::want) }).await;
             ended(shards).await;
             Vec::new()
         })
@@ -279,17 +278,20 @@ impl Ublk {
 
 /// Takes a device of this process away.
 pub(super) async fn end(device: u32, shards: &[ShardHandle], journal: &ServerLog) {
-    let stopped = blocking(move || {
-        write_dirty_pages(device);
-        Driver::open()?.stop(device)
-    });
-    if let Err(error) = stopped.await {
+    blocking(move || write_dirty_pages(device)).await;
+    // STOP waits for what is under way, and what comes after it fails.
+    on_shards(shards, || async { with_tags(Leave::hurry) }).await;
+    if let Err(error) = blocking(move || Driver::open()?.stop(device)).await {
         return journal.warn(&format!("{error}; `pinstripe ublk delete {device}` takes it away"));
     }
     ended(shards).await;
     if let Err(error) = blocking(move || Driver::open()?.delete(device)).await {
         journal.warn(&format!("{error}; `pinstripe ublk delete {device}` takes it away"));
     }
+}
+
+fn with_tags(end: fn(&Leave)) {
+    TAGS.with_borrow(|tags| tags.iter().for_each(|(_, leave)| end(leave)));
 }
 
 /// Waits until no tag is served any more.

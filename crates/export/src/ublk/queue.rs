@@ -27,6 +27,8 @@ use crate::{
 
 /// What a fetch ends with when the device is stopped.
 const STOPPED: i32 = errno::NO_DEVICE;
+/// What a request ends with of which no more shall be done here ([`ServiceError::Stopping`]).
+const CUT_OFF: i32 = errno::NO_DEVICE;
 
 /// A queue of the driver, or what stands for it in a test.
 pub trait RequestQueue {
@@ -98,15 +100,23 @@ pub enum Ended {
 #[derive(Default)]
 pub struct Leave {
     wanted: Cell<bool>,
+    /// What is long ends after a piece.
+    is_short: Cell<bool>,
     wake: Wake,
 }
 
 impl Leave {
-    /// Ends the tag after the request that is under way. One that comes afterwards is given to the next
-    /// process.
+    /// Ends the tag after the request that is under way, or after a piece of a long one. What wasn't done to
+    /// its end, and what comes afterwards, is given to the next process.
     pub fn want(&self) {
         self.wanted.set(true);
+        self.hurry();
         self.wake.wake();
+    }
+
+    /// Ends what is long after a piece: it fails, unless the tag is left.
+    pub fn hurry(&self) {
+        self.is_short.set(true);
     }
 
     fn wanted(&self) -> impl Future<Output = ()> {
@@ -144,21 +154,27 @@ pub async fn serve_tag<Q: RequestQueue>(
         let answered = match limits.request(&queue.request(tag)) {
             Ok(request) => {
                 let data = queue.data(tag);
-                let here = async |data| worker.carry_out(&data, request).await;
+                let here = async |data| worker.carry_out(&data, request, || leave.is_short.get()).await;
                 spread.carry_out(data, request, here).await
             }
             Err(Refused(errno)) => Err(errno),
         };
+        if leave.wanted.get() && answered == Err(CUT_OFF) {
+            // It has no result yet: the kernel issues it again to the next process, which does all of it.
+            return Ended::Left;
+        }
         result = Some(answered.unwrap_or_else(|errno| -errno));
     }
 }
 
 impl<S: BlockService> Worker<S> {
-    /// Bytes that were read or written, or an error number.
+    /// Bytes that were read or written, or an error number. A long discard or zeroing ends between two pieces
+    /// when it `is_over`.
     pub async fn carry_out(
         &self,
         data: &impl RequestData,
         Request { operation, range, fua }: Request,
+        is_over: impl Fn() -> bool,
     ) -> Result<i32, i32> {
         let Self { service, share } = self;
         let Range { offset, length: bytes } = range;
@@ -183,11 +199,11 @@ impl<S: BlockService> Worker<S> {
             Operation::Flush => service.flush().await,
             Operation::Discard => {
                 let discard = async |at, length| service.discard(at, length, fua).await;
-                in_pieces(offset, bytes, service.discard_granularity(), discard).await
+                in_pieces(offset, bytes, service.discard_granularity(), is_over, discard).await
             }
             Operation::WriteZeroes { may_punch } => {
                 let zero = async |at, length| service.write_zeroes(at, length, fua, may_punch).await;
-                in_pieces(offset, bytes, service.discard_granularity(), zero).await
+                in_pieces(offset, bytes, service.discard_granularity(), is_over, zero).await
             }
         };
         done.map(|()| 0).map_err(error_number)
@@ -230,6 +246,8 @@ pub(crate) mod tests {
         pub read_only: bool,
         pub fails: Rc<Cell<Option<ServiceError>>>,
         pub asked: Rc<RefCell<Vec<String>>>,
+        /// Done when it is asked for something.
+        pub meanwhile: Option<Rc<dyn Fn()>>,
     }
 
     impl Memory {
@@ -242,11 +260,15 @@ pub(crate) mod tests {
                 read_only: false,
                 fails: Rc::default(),
                 asked: Rc::default(),
+                meanwhile: None,
             }
         }
 
         fn note(&self, what: String) -> Result<(), ServiceError> {
             self.asked.borrow_mut().push(what);
+            if let Some(act) = &self.meanwhile {
+                act();
+            }
             self.fails.get().map_or(Ok(()), Err)
         }
     }
@@ -443,6 +465,32 @@ pub(crate) mod tests {
         for (answers, expected) in [(0, vec![]), (1, vec![4096]), (2, vec![4096, 1024])] {
             let (results, asked, _, ended) = served_and_left(&requests, None, true, STOPPED, Some(answers));
             assert_eq!((&results, asked.len(), ended), (&expected, answers, Ended::Left));
+        }
+    }
+
+    #[test]
+    fn a_long_request_ends_after_a_piece_when_its_device_ends_and_without_a_result_when_that_is_left() {
+        let want: fn(&Leave) = Leave::want;
+        let hurry: fn(&Leave) = Leave::hurry;
+        let ends = [(want, Ended::Left, None), (hurry, Ended::Stopped, Some(-CUT_OFF))];
+        for (operation, (end, ended, result)) in
+            [3, 5, 5 | 1 << 15].into_iter().flat_map(|operation| ends.map(|end| (operation, end)))
+        {
+            run(&RuntimeConfig::unpinned(1), move |_| async move {
+                let long = Descriptor { operation, sectors: 1 << 20, start: 0, address: 0 };
+                let requests = RefCell::new([long].into());
+                let script = Rc::new(Script { requests, end: Cell::new(STOPPED), ..Script::default() });
+                let wish = Rc::clone(&script);
+                let memory =
+                    Memory { meanwhile: Some(Rc::new(move || end(&wish.leave))), ..Memory::new(1 << 30) };
+                let share = Share::new(Arc::new(Budget::new(1 << 20)));
+                let worker = Worker { service: memory.clone(), share };
+                let limits = Limits::new(&memory);
+                let became = serve_tag(&*script, 3, &worker, &limits, &Spread::none(), &script.leave).await;
+                assert_eq!((became, memory.asked.borrow().len()), (ended, 1), "operation {operation}");
+                assert_eq!(script.results.borrow().first().copied(), result);
+            })
+            .unwrap();
         }
     }
 

@@ -9,8 +9,10 @@ use super::{QUEUES_MAX, wire::ConfigPart};
 pub const CONFIG_BYTES: usize = 256;
 /// The unit of sectors, whatever the logical block is.
 pub const SECTOR_BYTES: u32 = 512;
-/// Ranges of one discard or zeroing.
-pub const RANGES_MAX: u32 = 16;
+/// Ranges of one discard.
+pub const DISCARD_RANGES_MAX: u32 = 16;
+/// Ranges of one zeroing, which may have to write zeroes: a monitor that takes a queue back waits for all.
+pub const ZERO_RANGES_MAX: u32 = 1;
 /// Segments that a driver should give a request: those that a ring of 128, QEMU's usual one, has room for.
 const SEGMENTS_MAX: u32 = 126;
 /// Bytes of one discard at most.
@@ -129,10 +131,10 @@ fn config(service: &impl BlockService) -> [u8; CONFIG_BYTES] {
         write_back: 1,
         queues: QUEUES_MAX.to_le(),
         discard_sectors_max: (DISCARD_BYTES_MAX / SECTOR_BYTES).to_le(),
-        discard_ranges_max: RANGES_MAX.to_le(),
+        discard_ranges_max: DISCARD_RANGES_MAX.to_le(),
         discard_alignment: u32::try_from(granularity).unwrap_or(block / SECTOR_BYTES).to_le(),
         zero_sectors_max: (ZERO_BYTES_MAX / SECTOR_BYTES).to_le(),
-        zero_ranges_max: RANGES_MAX.to_le(),
+        zero_ranges_max: ZERO_RANGES_MAX.to_le(),
         zero_may_unmap: 1,
         ..Config::default()
     };
@@ -185,7 +187,8 @@ mod tests {
         assert_eq!(space[12..16], SEGMENTS_MAX.to_le_bytes());
         assert_eq!(space[20..24], 512_u32.to_le_bytes());
         assert_eq!((space[32], &space[34..36]), (1, &64_u16.to_le_bytes()[..]));
-        assert_eq!(space[40..44], RANGES_MAX.to_le_bytes());
+        assert_eq!(space[40..44], DISCARD_RANGES_MAX.to_le_bytes());
+        assert_eq!(space[52..56], ZERO_RANGES_MAX.to_le_bytes());
         assert_eq!((space[56], space[57]), (1, 0));
         assert!(space[60..].iter().all(|byte| *byte == 0));
     }

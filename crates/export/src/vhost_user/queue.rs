@@ -11,7 +11,7 @@ use std::{
 };
 
 use pinstripe_block::{
-    BlockService,
+    BlockService, ServiceError,
     budget::{Budget, Share},
     first_of::{First, first_of},
     wake::Wake,
@@ -71,6 +71,16 @@ enum QueueError {
     NoRoom,
 }
 
+/// Why a request isn't given back.
+#[derive(Debug, Error)]
+enum NotGiven {
+    #[error(transparent)]
+    Broken(#[from] Broken),
+    /// The session ended before it was done. It stays noted, and the next server does all of it.
+    #[error("left to the next server")]
+    Left,
+}
+
 /// What a session tells a running queue, and what that comes to. Any shard may use it.
 #[derive(Default)]
 pub(super) struct Control {
@@ -81,6 +91,8 @@ pub(super) struct Control {
 #[derive(Default)]
 struct Orders {
     stop: bool,
+    /// The session is over.
+    is_over: bool,
     call: Option<NewCall>,
     /// The queue has stopped: the first request that it hasn't taken.
     came_to: Option<u16>,
@@ -99,6 +111,15 @@ impl Control {
     /// Has the queue stop after what is under way.
     pub(super) fn stop(&self) {
         self.change(|orders| orders.stop = true);
+    }
+
+    /// The same at the session's end, for which nothing long is done to its end.
+    pub(super) fn end(&self) {
+        self.change(|orders| (orders.stop, orders.is_over) = (true, true));
+    }
+
+    fn is_over(&self) -> bool {
+        lock(&self.orders).is_over
     }
 
     pub(super) fn call(&self, event: Option<EventFile>) {
@@ -150,7 +171,7 @@ pub(super) async fn run<S: BlockService>(start: Start<S>) {
     let came_to = match Queue::open(start) {
         Ok((queue, kick, left)) => {
             let queue = Rc::new(queue);
-            queue.work(&kick, left, &control).await.unwrap_or_else(raise);
+            queue.work(&kick, left).await.unwrap_or_else(raise);
             queue.idle.wait_for(|| (queue.count.get() == 0).then_some(())).await;
             queue.ring.borrow().next_available()
         }
@@ -173,6 +194,7 @@ struct Queue<S> {
     ring: RefCell<Ring>,
     noted: Option<(Arc<GuestMemory>, RefCell<Tracker>)>,
     share: Share,
+    control: Arc<Control>,
     alarm: Arc<Alarm>,
     call: RefCell<Option<Rc<Event>>>,
     is_calling: Cell<bool>,
@@ -214,6 +236,7 @@ impl<S: BlockService> Queue<S> {
             ring: RefCell::new(ring),
             noted,
             share: Share::new(start.budget),
+            control: start.control,
             alarm: start.alarm,
             call: RefCell::new(call.map(Rc::new)),
             is_calling: Cell::new(false),
@@ -226,12 +249,7 @@ impl<S: BlockService> Queue<S> {
         Ok((queue, Event::attach(start.kick), left))
     }
 
-    async fn work(
-        self: &Rc<Self>,
-        kick: &Event,
-        left: Vec<u16>,
-        control: &Control,
-    ) -> Result<(), QueueError> {
+    async fn work(self: &Rc<Self>, kick: &Event, left: Vec<u16>) -> Result<(), QueueError> {
         for head in left {
             let mut chain = Chain::default();
             self.ring.borrow().walk(&*self.memory, head, &mut chain)?;
@@ -241,7 +259,7 @@ impl<S: BlockService> Queue<S> {
         self.call().await;
         loop {
             let (stop, call) = {
-                let mut orders = lock(&control.orders);
+                let mut orders = lock(&self.control.orders);
                 (orders.stop, orders.call.take())
             };
             if stop {
@@ -258,7 +276,7 @@ impl<S: BlockService> Queue<S> {
             if self.ring.borrow_mut().ask_for_kick(&*self.memory)? {
                 continue;
             }
-            if let First::Other(kicked) = first_of(control.news(), kick.wait()).await {
+            if let First::Other(kicked) = first_of(self.control.news(), kick.wait()).await {
                 kicked?;
             }
         }
@@ -298,7 +316,8 @@ impl<S: BlockService> Queue<S> {
     async fn serve(self: Rc<Self>, chain: Chain) {
         let given = match self.answer(&chain).await {
             Ok(written) => self.give_back(chain.head, written),
-            Err(broken) => Err(broken),
+            Err(NotGiven::Left) => Ok(false),
+            Err(NotGiven::Broken(broken)) => Err(broken),
         };
         self.under_way.borrow_mut()[usize::from(chain.head)] = false;
         self.spare.borrow_mut().push(chain);
@@ -312,7 +331,7 @@ impl<S: BlockService> Queue<S> {
     }
 
     /// Carries a request out and puts its status behind what it gives. How many bytes were written.
-    async fn answer(&self, chain: &Chain) -> Result<u32, Broken> {
+    async fn answer(&self, chain: &Chain) -> Result<u32, NotGiven> {
         let room = chain.writable_bytes().checked_sub(1).ok_or(Broken::Request)?;
         let given = chain.readable_bytes().checked_sub(HEADER_BYTES as u64).ok_or(Broken::Request)?;
         let mut header = [0; HEADER_BYTES];
@@ -333,7 +352,7 @@ impl<S: BlockService> Queue<S> {
         operation: Operation,
         given: u64,
         room: u64,
-    ) -> Result<Result<u64, Failed>, Broken> {
+    ) -> Result<Result<u64, Failed>, NotGiven> {
         Ok(match operation {
             Operation::Read(range) => self.read(chain, range).await?.map(|()| range.length),
             Operation::Write(range) => self.write(chain, range).await?.map(|()| 0),
@@ -355,16 +374,24 @@ impl<S: BlockService> Queue<S> {
         piece_end(at, stop, granularity)
     }
 
-    async fn read(&self, chain: &Chain, range: Range) -> Result<Result<(), Failed>, Broken> {
+    /// Whether a request that isn't done yet is for the next server, which finds it noted.
+    fn is_left(&self) -> bool {
+        self.noted.is_some() && self.control.is_over()
+    }
+
+    async fn read(&self, chain: &Chain, range: Range) -> Result<Result<(), Failed>, NotGiven> {
         let (mut at, stop) = (range.offset, range.offset + range.length);
         while at < stop {
             let end = self.data_end(at, stop);
             let piece = with_memory(&self.share, size(end - at), async || {
-                let (read, buffer) = self.service.read(at, shard::buffer(size(end - at))).await;
-                match read {
-                    Ok(()) => chain.write(&*self.memory, at - range.offset, &buffer).map(Ok),
-                    Err(error) => Ok(Err(error)),
+                if self.is_left() {
+                    return Err(NotGiven::Left);
                 }
+                let (read, buffer) = self.service.read(at, shard::buffer(size(end - at))).await;
+                Ok(match read {
+                    Ok(()) => Ok(chain.write(&*self.memory, at - range.offset, &buffer)?),
+                    Err(error) => Err(error),
+                })
             });
             if let Err(error) = piece.await? {
                 return Ok(Err(error.into()));
@@ -374,14 +401,17 @@ impl<S: BlockService> Queue<S> {
         Ok(Ok(()))
     }
 
-    async fn write(&self, chain: &Chain, range: Range) -> Result<Result<(), Failed>, Broken> {
+    async fn write(&self, chain: &Chain, range: Range) -> Result<Result<(), Failed>, NotGiven> {
         let (mut at, stop) = (range.offset, range.offset + range.length);
         while at < stop {
             let end = self.data_end(at, stop);
             let piece = with_memory(&self.share, size(end - at), async || {
+                if self.is_left() {
+                    return Err(NotGiven::Left);
+                }
                 let mut buffer = shard::buffer(size(end - at));
                 chain.read(&*self.memory, HEADER_BYTES as u64 + at - range.offset, &mut buffer)?;
-                Ok::<_, Broken>(self.service.write(at, buffer.freeze(), self.fua).await)
+                Ok(self.service.write(at, buffer.freeze(), self.fua).await)
             });
             if let Err(error) = piece.await? {
                 return Ok(Err(error.into()));
@@ -391,8 +421,9 @@ impl<S: BlockService> Queue<S> {
         Ok(Ok(()))
     }
 
-    /// A discard, or a zeroing if `zeroes`. Its ranges are checked before any is done.
-    async fn ranges(&self, chain: &Chain, given: u64, zeroes: bool) -> Result<Result<(), Failed>, Broken> {
+    /// A discard, or a zeroing if `zeroes`. Its ranges are checked before any is done. At the session's end
+    /// it ends, too: it fails, or is left.
+    async fn ranges(&self, chain: &Chain, given: u64, zeroes: bool) -> Result<Result<(), Failed>, NotGiven> {
         let mut data = vec![0; size(given)];
         debug_assert!(data.len().is_multiple_of(RANGE_BYTES));
         chain.read(&*self.memory, HEADER_BYTES as u64, &mut data)?;
@@ -402,15 +433,18 @@ impl<S: BlockService> Queue<S> {
         };
         let granularity = self.service.discard_granularity();
         for Range { offset, length, may_punch } in ranges {
-            let done = in_pieces(offset, length, granularity, async |at, length| {
+            let is_over = || self.control.is_over();
+            let done = in_pieces(offset, length, granularity, is_over, async |at, length| {
                 if zeroes {
                     self.service.write_zeroes(at, length, self.fua, may_punch).await
                 } else {
                     self.service.discard(at, length, self.fua).await
                 }
             });
-            if let Err(error) = done.await {
-                return Ok(Err(error.into()));
+            match done.await {
+                Ok(()) => {}
+                Err(ServiceError::Stopping) if self.is_left() => return Err(NotGiven::Left),
+                Err(error) => return Ok(Err(error.into())),
             }
         }
         Ok(Ok(()))

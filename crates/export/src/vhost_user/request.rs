@@ -3,7 +3,7 @@
 use pinstripe_block::{BlockService, ServiceError};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::config::{DISCARD_BYTES_MAX, RANGES_MAX, SECTOR_BYTES, ZERO_BYTES_MAX};
+use super::config::{DISCARD_BYTES_MAX, DISCARD_RANGES_MAX, SECTOR_BYTES, ZERO_BYTES_MAX, ZERO_RANGES_MAX};
 
 /// Bytes of a request's header.
 pub const HEADER_BYTES: usize = size_of::<Header>();
@@ -143,11 +143,11 @@ impl Limits {
             kind::FLUSH => Operation::Flush,
             kind::NAME => Operation::Name,
             kind::DISCARD => {
-                self.check_ranges(given)?;
+                self.check_ranges(given, DISCARD_RANGES_MAX)?;
                 Operation::Discard
             }
             kind::WRITE_ZEROES => {
-                self.check_ranges(given)?;
+                self.check_ranges(given, ZERO_RANGES_MAX)?;
                 Operation::WriteZeroes
             }
             _ => return Err(Failed::Unsupported),
@@ -158,9 +158,9 @@ impl Limits {
         if self.read_only { Err(Failed::Io) } else { Ok(()) }
     }
 
-    fn check_ranges(&self, given: u64) -> Result<(), Failed> {
+    fn check_ranges(&self, given: u64, count_max: u32) -> Result<(), Failed> {
         let is_whole = given > 0 && given.is_multiple_of(RANGE_BYTES as u64);
-        let is_few = given / RANGE_BYTES as u64 <= RANGES_MAX.into();
+        let is_few = given / RANGE_BYTES as u64 <= count_max.into();
         if is_whole && is_few { self.check_writable() } else { Err(Failed::Io) }
     }
 
@@ -250,7 +250,8 @@ mod tests {
         assert_eq!(ask(4, 0, 0), Ok(Operation::Flush));
         assert_eq!(ask(8, 0, 20), Ok(Operation::Name));
         assert_eq!(ask(11, 32, 0), Ok(Operation::Discard));
-        assert_eq!(ask(13, 256, 0), Ok(Operation::WriteZeroes));
+        assert_eq!(ask(11, 256, 0), Ok(Operation::Discard));
+        assert_eq!(ask(13, 16, 0), Ok(Operation::WriteZeroes));
         for unknown in [2, 3, 5, 14, 16, u32::MAX] {
             assert_eq!(ask(unknown, 0, 0), Err(Failed::Unsupported), "{unknown}");
         }
@@ -283,6 +284,7 @@ mod tests {
         for given in [0, 15, 17, 16 * 17] {
             assert_eq!(limits(false).request(&header(11, 0), given, 0), Err(Failed::Io), "{given}");
         }
+        assert_eq!(limits(false).request(&header(13, 0), 32, 0), Err(Failed::Io), "several ranges");
         assert_eq!(ranges(end, 8, 0, false), Err(Failed::Io));
         assert_eq!(ranges(0, 0, 0, false), Err(Failed::Io));
     }

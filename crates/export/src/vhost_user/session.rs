@@ -4,7 +4,7 @@
 //! A queue runs when all is there: memory, size, place, kick, and leave to run. What changes any of that
 //! stops it first, after what is under way, and starts it again. So a queue's own settings never change.
 
-use std::{io, os::fd::OwnedFd, pin::pin, sync::Arc};
+use std::{io, os::fd::OwnedFd, pin::pin, rc::Rc, sync::Arc};
 
 use pinstripe_block::{
     BlockService,
@@ -48,7 +48,8 @@ pub struct Backend<S> {
     pub name: [u8; NAME_BYTES],
 }
 
-/// How a session ended. In each case what was under way is finished.
+/// How a session ended. In each case nothing is under way any more. What is noted in flight and wasn't done
+/// is left to the next session; of what isn't noted, discards and zeroings fail after a piece.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Ended {
     /// The monitor has closed its connection.
@@ -101,10 +102,18 @@ pub async fn serve<S: BlockService>(
         {
             settled();
         }
-        if let Err(error) = session.handle(&header, request).await {
-            break Ended::Failed(error.to_string());
+        // A queue that is to be stopped may have long requests under way.
+        let socket = Rc::clone(&session.socket);
+        let over = first_of(&mut stop, first_of(alarm.raised(), socket.hung_up()));
+        match first_of(over, session.handle(&header, request)).await {
+            First::One(First::One(())) => break Ended::Stopped,
+            First::One(First::Other(First::One(why))) => break Ended::Failed(why),
+            First::One(First::Other(First::Other(()))) => break Ended::Closed,
+            First::Other(Ok(())) => {}
+            First::Other(Err(error)) => break Ended::Failed(error.to_string()),
         }
     };
+    session.running().for_each(Control::end);
     session.pause_all().await;
     ended
 }
@@ -129,7 +138,7 @@ struct QueueState {
 }
 
 struct Session<'a, S> {
-    socket: MessageSocket,
+    socket: Rc<MessageSocket>,
     backend: &'a Backend<S>,
     service: S,
     offered: u64,
@@ -145,7 +154,7 @@ impl<'a, S: BlockService> Session<'a, S> {
     fn new(connection: Connection, backend: &'a Backend<S>) -> Self {
         let service = (backend.service)();
         Self {
-            socket: MessageSocket::attach(connection),
+            socket: Rc::new(MessageSocket::attach(connection)),
             backend,
             offered: config::features(&service),
             service,
@@ -273,16 +282,22 @@ impl<'a, S: BlockService> Session<'a, S> {
     /// The settings of a queue, which doesn't run.
     async fn paused(&mut self, queue: u16) -> &mut QueueState {
         let state = &mut self.queues[usize::from(queue)];
-        if let Some(control) = state.running.take() {
+        if let Some(control) = &state.running {
             control.stop();
             state.base = control.stopped().await;
+            // Not before: the session may end while this waits, and then waits again.
+            state.running = None;
         }
         state
     }
 
+    fn running(&self) -> impl Iterator<Item = &Control> {
+        self.queues.iter().filter_map(|state| state.running.as_deref())
+    }
+
     async fn pause_all(&mut self) {
         // All at once, and then each.
-        self.queues.iter().filter_map(|state| state.running.as_ref()).for_each(|control| control.stop());
+        self.running().for_each(Control::stop);
         for queue in 0..QUEUES_MAX {
             self.paused(queue).await;
         }

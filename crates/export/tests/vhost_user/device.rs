@@ -151,19 +151,17 @@ fn what_a_dead_server_left_is_carried_out_in_order_and_what_it_answered_is_not()
     with_server(1, &disk, |path| {
         let mut monitor = Monitor::connect(path, memory());
         monitor.set_up(FEATURES, 1);
-        let wanted = [&[0; 16][..], &1_u16.to_ne_bytes(), &RING.to_ne_bytes(), &[0; 4]].concat();
-        monitor.say(31, &wanted, &[]);
-        let (described, file) = monitor.receive(31);
-        let file = file.expect("a file comes with it");
+        let inflight = monitor.new_inflight();
+        let file = &inflight.1;
         let put =
-            |at: u64, bytes: &[u8]| assert_eq!(rustix::io::pwrite(&file, bytes, at).unwrap(), bytes.len());
+            |at: u64, bytes: &[u8]| assert_eq!(rustix::io::pwrite(file, bytes, at).unwrap(), bytes.len());
         let entry = |head: u64| 16 + 16 * head;
         put(8, &[1_u16, RING, 4, 0].map(u16::to_ne_bytes).concat());
         for (slot, counter) in [(0_u64, 12_u64), (1, 10), (2, 11)] {
             put(entry(4 * slot), &[1]);
             put(entry(4 * slot) + 8, &counter.to_ne_bytes());
         }
-        monitor.say(32, &described, &[file.as_fd()]);
+        monitor.use_inflight(&inflight);
         // Slot 1 was the last to be given back: the ring says so, and this memory doesn't yet.
         monitor.plug(0);
         monitor.put(0x2000 + 2, &1_u16.to_le_bytes());
@@ -183,7 +181,7 @@ fn what_a_dead_server_left_is_carried_out_in_order_and_what_it_answered_is_not()
         assert_eq!(monitor.answer(0).0, 3);
         assert_eq!(disk.log(), ["flush"]);
         let mut left = vec![0; 16 * usize::from(RING)];
-        rustix::io::pread(&file, &mut left, 16).unwrap();
+        rustix::io::pread(file, &mut left, 16).unwrap();
         assert!(left.iter().step_by(16).all(|is_under_way| *is_under_way == 0));
         assert_eq!(monitor.stop(0), 4);
     });

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 mod device;
+mod ending;
 mod flipping;
 mod hostile;
 mod monitor;

@@ -184,11 +184,27 @@ impl Monitor {
         self.front_end.receive(request).expect("the server answers")
     }
 
+    /// Has the server make memory for requests under way, for one queue: what describes it, and its file.
+    pub fn new_inflight(&self) -> (Vec<u8>, OwnedFd) {
+        let wanted = [&[0; 16][..], &1_u16.to_ne_bytes(), &RING.to_ne_bytes(), &[0; 4]].concat();
+        self.say(31, &wanted, &[]);
+        let (described, file) = self.receive(31);
+        (described, file.expect("a file comes with it"))
+    }
+
+    pub fn use_inflight(&self, (described, file): &(Vec<u8>, OwnedFd)) {
+        self.say(32, described, &[file.as_fd()]);
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.front_end.is_closed()
+    }
+
     /// Waits until the server has closed the connection.
     pub fn wait_for_end(&self) {
         let is_closed = (0..60_000).any(|_| {
             std::thread::sleep(Duration::from_millis(1));
-            self.front_end.is_closed()
+            self.is_closed()
         });
         assert!(is_closed, "the server has not closed the connection");
     }

@@ -4,7 +4,7 @@ use std::{
     path::Path,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -22,23 +22,33 @@ use pinstripe_runtime::{
 pub const DISK_BYTES: usize = 4 << 20;
 pub const NAME: &[u8; 20] = b"0123456789abcdef0123";
 
-/// A disk in memory, which all shards share, and which can have its writes wait.
+/// A disk in memory, which all shards share, and which can have its writes and discards wait.
 #[derive(Clone)]
 pub struct Disk(Arc<State>);
 
 struct State {
+    size_bytes: u64,
     bytes: Mutex<Vec<u8>>,
     log: Mutex<Vec<String>>,
     is_held: AtomicBool,
+    /// How many of those that are held may go all the same.
+    passes: AtomicUsize,
     changed: Signal,
 }
 
 impl Disk {
     pub fn new() -> Self {
+        Self::that_seems_larger(DISK_BYTES as u64)
+    }
+
+    /// Behind [`DISK_BYTES`] it can only be discarded.
+    pub fn that_seems_larger(size_bytes: u64) -> Self {
         let state = State {
+            size_bytes,
             bytes: Mutex::new(vec![0; DISK_BYTES]),
             log: Mutex::default(),
             is_held: AtomicBool::new(false),
+            passes: AtomicUsize::new(0),
             changed: Signal::default(),
         };
         Self(Arc::new(state))
@@ -58,6 +68,24 @@ impl Disk {
         self.0.changed.notify();
     }
 
+    /// Lets one go that is held, if there is one before `is_over`.
+    pub fn let_pass(&self, is_over: impl Fn() -> bool) {
+        self.0.passes.store(1, Ordering::SeqCst);
+        self.0.changed.notify();
+        while self.0.passes.load(Ordering::SeqCst) > 0 && !is_over() {
+            std::thread::yield_now();
+        }
+    }
+
+    async fn go(&self) {
+        let pass = |passes: usize| passes.checked_sub(1);
+        let may_go = || {
+            !self.0.is_held.load(Ordering::SeqCst)
+                || self.0.passes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, pass).is_ok()
+        };
+        self.0.changed.wait_until(may_go).await;
+    }
+
     fn note(&self, what: String) {
         self.0.log.lock().unwrap().push(what);
     }
@@ -65,7 +93,7 @@ impl Disk {
 
 impl BlockService for Disk {
     fn size_bytes(&self) -> u64 {
-        DISK_BYTES as u64
+        self.0.size_bytes
     }
 
     fn block_size(&self) -> u32 {
@@ -88,7 +116,7 @@ impl BlockService for Disk {
 
     async fn write(&self, offset: u64, data: Slice, fua: bool) -> Result<(), ServiceError> {
         self.note(format!("write {offset} {} {fua}", data.len()));
-        self.0.changed.wait_until(|| !self.0.is_held.load(Ordering::SeqCst)).await;
+        self.go().await;
         let at = usize::try_from(offset).unwrap();
         self.0.bytes.lock().unwrap()[at..at + data.len()].copy_from_slice(&data);
         Ok(())
@@ -101,6 +129,7 @@ impl BlockService for Disk {
 
     async fn discard(&self, offset: u64, length: u64, fua: bool) -> Result<(), ServiceError> {
         self.note(format!("discard {offset} {length} {fua}"));
+        self.go().await;
         Ok(())
     }
 
@@ -120,6 +149,15 @@ impl BlockService for Disk {
 
 /// Serves `disk` while `test` runs, which gets the socket's path. How each session ended.
 pub fn with_server<T>(shards: usize, disk: &Disk, test: impl FnOnce(&Path) -> T) -> (T, Vec<Ended>) {
+    with_server_to_stop(shards, disk, |path, _| test(path))
+}
+
+/// The same with a `test` that may have the server stop.
+pub fn with_server_to_stop<T>(
+    shards: usize,
+    disk: &Disk,
+    test: impl FnOnce(&Path, &dyn Fn()) -> T,
+) -> (T, Vec<Ended>) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("vhost");
     let stop: Arc<(AtomicBool, Signal)> = Arc::default();
@@ -131,9 +169,12 @@ pub fn with_server<T>(shards: usize, disk: &Disk, test: impl FnOnce(&Path) -> T)
         })
         .unwrap()
     });
-    let value = test(&path);
-    stop.0.store(true, Ordering::SeqCst);
-    stop.1.notify();
+    let want_end = || {
+        stop.0.store(true, Ordering::SeqCst);
+        stop.1.notify();
+    };
+    let value = test(&path, &want_end);
+    want_end();
     (value, server.join().unwrap())
 }
 

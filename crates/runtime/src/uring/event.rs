@@ -120,6 +120,12 @@ impl MessageSocket {
         if files.len() > MESSAGE_FILES_MAX { Err(too_many_files()) } else { Ok(count) }
     }
 
+    /// Waits until the other end has closed, or sends nothing more, whatever there is still to receive.
+    pub async fn hung_up(&self) {
+        let wait = Operation::new(Kind::HangUp, &self.descriptor);
+        let _ = Pending::start(&self.descriptor, Payload::None, wait).await;
+    }
+
     /// Sends `bytes`, with a file or none.
     pub async fn send(&self, bytes: &[u8], file: Option<&OwnedFd>) -> io::Result<()> {
         let mut done = 0;
@@ -286,12 +292,14 @@ mod tests {
             let task = shard::spawn_joined(async move {
                 one.send(b"with", Some(&file)).await.unwrap();
                 one.send(b"out", None).await.unwrap();
+                assert!(shard::timeout(1_000_000, one.hung_up()).await.is_none());
             });
             let (mut bytes, mut files) = ([0; 7], Vec::new());
             assert!(other.receive(&mut bytes, &mut files).await.unwrap());
             assert_eq!((&bytes, files.len()), (b"without", 1));
             assert!(files.remove(0).into_event().is_ok());
             task.join().await;
+            other.hung_up().await;
             assert!(!other.receive(&mut bytes, &mut files).await.unwrap());
         });
         seen.unwrap();
