@@ -109,6 +109,11 @@ impl Driver {
         }
     }
 
+    /// All devices that the driver shows us, in the order of their numbers.
+    pub fn all(&mut self) -> Result<Vec<DeviceInfo>, UblkError> {
+        without_hidden(devices(), |number| self.info(number))
+    }
+
     /// Makes a device. What has come of it; its number is chosen if none is given.
     pub fn add(&mut self, number: Option<u32>, mut wanted: DeviceInfo) -> Result<DeviceInfo, UblkError> {
         let number = number.unwrap_or(ANY);
@@ -160,10 +165,32 @@ impl UblkError {
         let busy = rustix::io::Errno::BUSY.raw_os_error();
         matches!(self, Self::Refused { source, .. } if source.raw_os_error() == Some(busy))
     }
+
+    /// Whether the driver shows the device to other programs only. Of one that an unprivileged program has
+    /// made (`UBLK_F_UNPRIVILEGED_DEV`) it tells nothing to those that don't name its path, root included.
+    fn is_hidden(&self) -> bool {
+        use rustix::io::Errno;
+        let hides =
+            |errno| [Errno::INVAL, Errno::PERM, Errno::ACCESS].map(Errno::raw_os_error).contains(&errno);
+        matches!(self, Self::Refused { source, .. } if source.raw_os_error().is_some_and(hides))
+    }
+}
+
+/// Those of the devices that a look shows. One may go between two looks, and one that is hidden is never
+/// ours.
+fn without_hidden(
+    numbers: Vec<u32>,
+    mut look: impl FnMut(u32) -> Result<Option<DeviceInfo>, UblkError>,
+) -> Result<Vec<DeviceInfo>, UblkError> {
+    let seen = numbers.into_iter().filter_map(|number| match look(number) {
+        Err(error) if error.is_hidden() => None,
+        looked => looked.transpose(),
+    });
+    seen.collect()
 }
 
 /// The numbers of all devices, in order.
-pub fn devices() -> Vec<u32> {
+fn devices() -> Vec<u32> {
     let entries = fs::read_dir(CLASS).into_iter().flatten().flatten();
     let number = |entry: fs::DirEntry| entry.file_name().to_str()?.strip_prefix("ublkc")?.parse().ok();
     let mut numbers: Vec<u32> = entries.filter_map(number).collect();
@@ -185,9 +212,8 @@ pub fn server_path(device: u32) -> PathBuf {
 pub fn list(as_json: bool) -> Result<(), Failure> {
     let mut driver = Driver::open()?;
     let mut shown = Vec::new();
-    for number in devices() {
-        // One may go between the two looks.
-        let Some(info) = driver.info(number)? else { continue };
+    for info in driver.all()? {
+        let number = info.device;
         let parameters = driver.parameters(number).unwrap_or_default();
         shown.push((number, info, parameters.device_sectors.saturating_mul(512)));
     }
@@ -304,6 +330,28 @@ mod tests {
         for force in [false, true] {
             assert!(kept_by(&info(state::LIVE, 7), &[], force).unwrap().contains("process 7"));
         }
+    }
+
+    #[test]
+    fn a_device_that_another_program_keeps_to_itself_hides_none_of_the_others() {
+        use rustix::io::Errno;
+
+        let refused = |device, errno: Errno| {
+            let source = io::Error::from(errno);
+            UblkError::Refused { device, what: "can't be looked at", source }
+        };
+        let hidden = [Errno::INVAL, Errno::PERM, Errno::ACCESS];
+        let seen = without_hidden((0..5).collect(), |number| match number {
+            0..3 => Err(refused(number, hidden[number as usize])),
+            3 => Ok(Some(info(state::QUIESCED, 7))),
+            _ => Ok(None),
+        });
+        assert_eq!(seen.unwrap(), [info(state::QUIESCED, 7)]);
+        let failed = without_hidden(vec![0, 3], |number| match number {
+            0 => Err(refused(0, Errno::IO)),
+            _ => Ok(Some(info(state::QUIESCED, 7))),
+        });
+        assert!(failed.is_err(), "an error of another kind may hide one of ours");
     }
 
     #[test]

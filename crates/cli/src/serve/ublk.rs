@@ -55,7 +55,7 @@ use crate::{
     failure::Failure,
     log, memory,
     on_shards::on_shards,
-    ublk::{Driver, Named, block_path, device_info, devices, server_path, users, wait_for_udev},
+    ublk::{Driver, Named, block_path, device_info, server_path, users, wait_for_udev},
 };
 
 /// Its one argument is checked when it is read.
@@ -433,12 +433,7 @@ fn left_behind(driver: &mut Driver, wanted: Option<u32>, mark: u64) -> Result<Op
             found => Ok(found),
         };
     }
-    for number in devices() {
-        if let Some(info) = driver.info(number)?.filter(|info| info.mark == mark) {
-            return Ok(Some(info));
-        }
-    }
-    Ok(None)
+    Ok(driver.all()?.into_iter().find(|info| info.mark == mark))
 }
 
 /// Refuses to serve requests of a device that the array doesn't fit.
