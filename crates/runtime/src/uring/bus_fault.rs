@@ -2,9 +2,14 @@
 //! no pages behind its end, and touching them is a SIGBUS, which would end the process.
 //!
 //! Mappings of such files are *guarded*: they stand in a table that the signal's handler reads. A fault in
-//! one of them puts zeroes in the place of the whole mapping and marks it as *lost*; the access goes on. The
-//! mark is set before the zeroes come, so whatever read a zero finds the mark. A fault anywhere else is what
-//! it was before: the handler gives the signal back to the one that was installed before it.
+//! one of them marks it as *lost* and puts zeroes in the place of the page; the access goes on. The mark is
+//! set before the zeroes come, so whatever read a zero finds the mark, on another thread, too. A fault
+//! anywhere else is what it was before: the handler gives the signal back to the one that was installed
+//! before it.
+//!
+//! Only a page is replaced, for another program chose how long the mapping is. A kernel that counts what it
+//! has promised (`vm.overcommit_memory=2`) may refuse so much private memory: the access would fault again
+//! and end the process. By RLIMIT_DATA nothing else would get memory any more.
 
 use std::{
     io,
@@ -34,6 +39,8 @@ struct Slot {
     start: AtomicUsize,
     /// The address behind it. Zero: the slot is free.
     end: AtomicUsize,
+    /// Bytes of its pages.
+    page: AtomicUsize,
     lost: AtomicBool,
 }
 
@@ -43,28 +50,34 @@ impl Slot {
             version: AtomicUsize::new(0),
             start: AtomicUsize::new(0),
             end: AtomicUsize::new(0),
+            page: AtomicUsize::new(0),
             lost: AtomicBool::new(false),
         }
     }
 
     /// With [`CHANGES`] held.
-    fn set(&self, start: usize, end: usize) {
+    fn set(&self, start: usize, end: usize, page: usize) {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
         fence(Ordering::SeqCst);
         self.start.store(start, Ordering::Relaxed);
         self.end.store(end, Ordering::Relaxed);
+        self.page.store(page, Ordering::Relaxed);
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 
-    /// The mapping, if `address` lies in it.
-    fn range_around(&self, address: usize) -> Option<(usize, usize)> {
+    /// Start and length of the page, if `address` lies in the mapping.
+    fn page_around(&self, address: usize) -> Option<(usize, usize)> {
         let version = self.version.load(Ordering::Acquire);
         let (start, end) = (self.start.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed));
+        let page = self.page.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
         // The slot of a mapping that is being used doesn't change.
         let is_whole = version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version;
-        (is_whole && start <= address && address < end).then_some((start, end))
+        if !is_whole || page == 0 || !(start..end).contains(&address) {
+            return None;
+        }
+        Some((address - (address - start) % page, page))
     }
 }
 
@@ -74,14 +87,14 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// Guards the `length` bytes at `start`: whole pages of a mapping of the caller's.
-    pub(super) fn new(start: usize, length: usize) -> io::Result<Self> {
+    /// Guards the `length` bytes at `start`: whole pages, of `page` bytes each, of a mapping of the caller's.
+    pub(super) fn new(start: usize, length: usize, page: usize) -> io::Result<Self> {
         install()?;
         let _change = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
         let free = TABLE.iter().find(|slot| slot.end.load(Ordering::Relaxed) == 0);
         let slot = free.ok_or_else(|| io::Error::other("too many files of other programs are mapped"))?;
         slot.lost.store(false, Ordering::Relaxed);
-        slot.set(start, start + length);
+        slot.set(start, start + length, page);
         Ok(Self { slot })
     }
 
@@ -95,7 +108,7 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         let _change = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
-        self.slot.set(0, 0);
+        self.slot.set(0, 0, 0);
     }
 }
 
@@ -132,16 +145,16 @@ extern "C" fn handle(_signal: c_int, info: *mut libc::siginfo_t, _context: *mut 
     // SAFETY: as above. A signal that was sent (kill(2)) has no address.
     let is_sent = unsafe { (*info).si_code } <= 0;
     for slot in TABLE.iter().filter(|_| !is_sent) {
-        let Some((start, end)) = slot.range_around(address) else { continue };
+        let Some((start, length)) = slot.page_around(address) else { continue };
         slot.lost.store(true, Ordering::SeqCst);
         let (protection, flags) = (
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
         );
         let place: *mut c_void = std::ptr::with_exposed_provenance_mut(start);
-        // SAFETY: the range is a mapping that is used at this moment, so its guard, and with it the mapping,
-        // are alive; all of it is another program's memory, in which nothing of ours is.
-        let mapped = unsafe { libc::mmap(place, end - start, protection, flags, -1, 0) };
+        // SAFETY: the page is of a mapping that is used at this moment, so its guard, and with it the
+        // mapping, are alive; all of it is another program's memory, in which nothing of ours is.
+        let mapped = unsafe { libc::mmap(place, length, protection, flags, -1, 0) };
         // SAFETY: as above.
         unsafe { *libc::__errno_location() = errno };
         if mapped != libc::MAP_FAILED {

@@ -181,11 +181,13 @@ impl Mapping {
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), mapped, protection, flags, file, 0) }?;
         let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| invalid("a mapping at address 0"))?;
         let mut mapping = Self { base, mapped, size, guard: None };
-        mapping.guard = Some(Guard::new(base.as_ptr().expose_provenance(), mapped)?);
+        mapping.guard = Some(Guard::new(base.as_ptr().expose_provenance(), mapped, page)?);
         Ok(mapping)
     }
 
+    /// Where to touch so many bytes. Nothing touches what is lost, where each page would fault anew.
     fn at(&self, offset: usize, length: usize) -> Result<*mut u8, GuestFault> {
+        self.done(())?;
         let is_inside = offset.checked_add(length).is_some_and(|end| end <= self.size);
         // SAFETY: it lies in the mapping, as was checked just now.
         if is_inside { Ok(unsafe { self.base.as_ptr().add(offset) }) } else { Err(GuestFault::Outside) }
@@ -341,6 +343,36 @@ mod tests {
         // The table's place is used again, and what was lost isn't remembered.
         let memory = GuestMemory::map(vec![region(0, 32 * PAGE, 0, &shrunk)]).unwrap();
         assert!(memory.read(0, &mut bytes).is_ok());
+    }
+
+    /// Tells the child that the next test starts that it is one.
+    const IS_CHILD: &str = "PINSTRIPE_TEST_LITTLE_PRIVATE_MEMORY";
+
+    /// The limit is one of a whole process.
+    #[test]
+    fn a_loss_takes_no_more_private_memory_than_a_page() {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+        if std::env::var_os(IS_CHILD).is_none() {
+            let name = "uring::guest_memory::tests::a_loss_takes_no_more_private_memory_than_a_page";
+            let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+            let output = child.args([name, "--exact"]).env(IS_CHILD, "1").output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+            return;
+        }
+        let huge = file(1 << 30);
+        let memory = GuestMemory::map(vec![region(0, 1 << 30, 0, &huge)]).unwrap();
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmData:")).unwrap();
+        let used_kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+        let limit = Rlimit { current: Some((used_kib << 10) + (16 << 20)), ..getrlimit(Resource::Data) };
+        setrlimit(Resource::Data, limit).unwrap();
+        rustix::fs::ftruncate(&huge, PAGE).unwrap();
+        assert_eq!(memory.read(1 << 29, &mut [0; 512]), Err(GuestFault::Lost));
+        if Vec::<u8>::new().try_reserve_exact(4 << 20).is_err() {
+            // Without memory not even a panic comes to its end.
+            std::process::exit(1);
+        }
     }
 
     #[test]
