@@ -8,7 +8,6 @@ use std::{
     any::Any,
     collections::VecDeque,
     mem::MaybeUninit,
-    os::fd::OwnedFd,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
@@ -24,7 +23,7 @@ const LOOK_NANOSECONDS: u64 = 100_000_000;
 /// Threads for work that blocks.
 const BLOCKING_THREADS: usize = 16;
 /// Threads for files of other programs. Each may keep one for ever, and no other work waits for that.
-const SENT_FILE_THREADS: usize = 8;
+pub(super) const SENT_FILE_THREADS: usize = 8;
 /// Files of other programs that may wait to be closed.
 const UNCLOSED_MAX: usize = 64;
 /// Threads for work that computes.
@@ -64,10 +63,10 @@ pub async fn with_sent_files<T: Send + 'static>(work: impl FnOnce() -> T + Send 
     SENT_FILES.run(false, work).await
 }
 
-/// Closes a file of another program, some time.
-pub(super) fn close_elsewhere(file: OwnedFd) {
-    SENT_FILES.queue(Box::new(move || drop(file)));
-    // Where the system gives no thread now, a later one closes it.
+/// Drops what holds a file of another program, some time.
+pub(super) fn drop_elsewhere(what: impl Send + 'static) {
+    SENT_FILES.queue(Box::new(move || drop(what)));
+    // Where the system gives no thread now, a later one drops it.
     SENT_FILES.staff();
 }
 

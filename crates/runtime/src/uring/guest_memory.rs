@@ -17,7 +17,7 @@ use rustix::{
     mm::{MapFlags, ProtFlags},
 };
 
-use super::{bus_fault::Guard, sent_file::SentFile};
+use super::{blocking::drop_elsewhere, bus_fault::Guard, sent_file::SentFile};
 
 /// File systems whose pages come from memory: a fault in them waits for no device and no other program.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
@@ -51,7 +51,8 @@ pub struct GuestRegion {
     pub file: SentFile,
 }
 
-/// All regions of a machine.
+/// All regions of a machine. They are unmapped off the shards: when the machine has ended before, all of its
+/// memory is freed with our mapping, which takes a second for some gigabytes.
 pub struct GuestMemory {
     regions: Vec<Region>,
 }
@@ -135,6 +136,12 @@ impl GuestMemory {
             Some((region, region.offset + usize::try_from(offset).ok()?, length.min(left)))
         });
         found.ok_or(GuestFault::Outside)
+    }
+}
+
+impl Drop for GuestMemory {
+    fn drop(&mut self) {
+        drop_elsewhere(std::mem::take(&mut self.regions));
     }
 }
 
@@ -249,7 +256,7 @@ fn invalid(what: &'static str) -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::blocking::SENT_FILE_THREADS, *};
 
     const PAGE: u64 = 4096;
 
@@ -372,6 +379,44 @@ mod tests {
         if Vec::<u8>::new().try_reserve_exact(4 << 20).is_err() {
             // Without memory not even a panic comes to its end.
             std::process::exit(1);
+        }
+    }
+
+    #[test]
+    fn memory_is_unmapped_by_no_thread_that_has_something_else_to_do() {
+        use std::sync::mpsc::{Receiver, Sender, channel};
+
+        /// Keeps the thread that drops it.
+        struct Keeps(Sender<()>, Receiver<()>);
+
+        impl Drop for Keeps {
+            fn drop(&mut self) {
+                self.0.send(()).unwrap();
+                let _ = self.1.recv();
+            }
+        }
+
+        let is_mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().contains("/memfd:dropped");
+        let file = rustix::fs::memfd_create("dropped", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, PAGE).unwrap();
+        let memory = GuestMemory::map(vec![region(0, PAGE, 0, &file)]).unwrap();
+        // All threads on which it may be unmapped are kept.
+        let (begin, begun) = channel();
+        let release: Vec<_> = (0..SENT_FILE_THREADS)
+            .map(|_| {
+                let (release, released) = channel();
+                drop_elsewhere(Keeps(begin.clone(), released));
+                release
+            })
+            .collect();
+        for _ in &release {
+            begun.recv().unwrap();
+        }
+        drop(memory);
+        assert!(is_mapped(), "this thread has unmapped it");
+        drop(release);
+        while is_mapped() {
+            std::thread::yield_now();
         }
     }
 

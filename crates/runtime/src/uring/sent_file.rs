@@ -9,7 +9,7 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
 };
 
-use super::blocking::close_elsewhere;
+use super::blocking::drop_elsewhere;
 
 /// Any file. It is closed off the shards.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl AsFd for SentFile {
 impl Drop for SentFile {
     fn drop(&mut self) {
         if let Some(file) = self.0.take() {
-            close_elsewhere(file);
+            drop_elsewhere(file);
         }
     }
 }
