@@ -19,7 +19,9 @@ use rustix::{
 
 use super::{blocking::drop_elsewhere, bus_fault::Guard, sent_file::SentFile};
 
-/// File systems whose pages come from memory: a fault in them waits for no device and no other program.
+/// File systems whose pages come from memory. A fault in them waits for no program that has to answer, as one
+/// in a file of FUSE would. It waits where the host has swapped a page out (`mlock` of the machine's memory
+/// prevents that), and while the monitor punches a hole there.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 /// Bytes of one region at most: more than any machine has, and far from where sums overflow.
