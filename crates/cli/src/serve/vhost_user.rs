@@ -4,7 +4,13 @@
 //! 0's, the queues are divided over all shards. A monitor whose connection ends, or that is cut off because
 //! it broke the protocol, may come again: QEMU does with `reconnect=1`, and its machine's requests go on.
 
-use std::{cell::RefCell, net::SocketAddr, path::PathBuf, rc::Rc, sync::Arc};
+use std::{
+    cell::RefCell,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    rc::Rc,
+    sync::Arc,
+};
 
 use pinstripe_block::first_of::{First, first_of};
 use pinstripe_engine::io::service::VolumeService;
@@ -39,7 +45,9 @@ struct VhostUser {
     path: PathBuf,
     name: [u8; 20],
     /// From when the array is there until connections are taken.
-    backend: RefCell<Option<(Backend<VolumeService>, ServerLog)>>,
+    backend: RefCell<Option<Backend<VolumeService>>>,
+    /// From when the array is there.
+    journal: Option<ServerLog>,
     /// The monitor that has the device.
     client: Rc<RefCell<Option<String>>>,
 }
@@ -52,6 +60,7 @@ fn bind<'a>(arguments: &'a ServeArguments, identity: Identity<'a>) -> Binding<'a
             path: path.clone(),
             name: disk_name(namespace_uuid(identity.uuid)),
             backend: RefCell::default(),
+            journal: None,
             client: Rc::default(),
         }) as Bound))
     })
@@ -72,7 +81,8 @@ impl FrontEnd for VhostUser {
                 budget: memory::budget(),
                 name: self.name,
             };
-            self.backend.replace(Some((backend, journal.clone())));
+            self.backend.replace(Some(backend));
+            self.journal = Some(journal.clone());
             Ok(())
         })
     }
@@ -86,7 +96,9 @@ impl FrontEnd for VhostUser {
     }
 
     fn accept(&self, way: Accepting<'_>) -> Vec<JoinHandle<()>> {
-        let (Some(listener), Some((backend, journal))) = (self.listener.take(), self.backend.take()) else {
+        let (Some(listener), Some(backend), Some(journal)) =
+            (self.listener.take(), self.backend.take(), self.journal.clone())
+        else {
             return Vec::new();
         };
         way.leavers.note(PROTOCOL, &listener);
@@ -113,6 +125,16 @@ impl FrontEnd for VhostUser {
         self.client.borrow().iter().cloned().collect()
     }
 
+    /// Its session has ended before, as in each change of the program. So its machine notices nothing, and a
+    /// socket that is bound anew would change nothing: its monitor comes again.
+    fn disown(&self) -> Task<'_, ()> {
+        Box::pin(async {
+            if let Some(journal) = &self.journal {
+                journal.warn(&disowned(&self.path));
+            }
+        })
+    }
+
     /// The one session has ended before.
     fn stop<'a>(&'a self, _: &'a [ShardHandle]) -> Task<'a, ()> {
         Box::pin(async {})
@@ -123,6 +145,14 @@ impl FrontEnd for VhostUser {
         self.backend.take();
         Box::pin(async {})
     }
+}
+
+fn disowned(path: &Path) -> String {
+    format!(
+        "a virtual machine that has its disk by {} goes on with the next program all the same. Its flushes may succeed there over what \
+         was lost: start it anew, and check what is on the disk",
+        path.display()
+    )
 }
 
 /// Serves a monitor until it or the server ends.
@@ -155,6 +185,12 @@ fn disk_name(uuid: [u8; 16]) -> [u8; 20] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_machine_that_notices_no_loss_is_named_with_what_to_do() {
+        let said = disowned(Path::new("/run/data.vhost"));
+        assert!(said.contains("/run/data.vhost") && said.contains("start it anew"), "{said}");
+    }
 
     #[test]
     fn a_disk_is_named_by_the_uuid() {
