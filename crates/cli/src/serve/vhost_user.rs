@@ -36,6 +36,8 @@ pub const KIND: Kind = Kind { check: |_| Ok(()), bind };
 
 const PROTOCOL: &str = "vhost-user";
 
+/// How long a connection may take to say that it wants the disk, for which others wait.
+const HANDSHAKE_NANOSECONDS: u64 = 30_000_000_000;
 /// Pause after a connection that could not be taken or was cut off: its monitor comes again at once.
 const PAUSE_NANOSECONDS: u64 = 100_000_000;
 
@@ -80,6 +82,7 @@ impl FrontEnd for VhostUser {
                 service: Arc::new(move || array.service()),
                 budget: memory::budget(),
                 name: self.name,
+                patience_nanoseconds: HANDSHAKE_NANOSECONDS,
             };
             self.backend.replace(Some(backend));
             self.journal = Some(journal.clone());

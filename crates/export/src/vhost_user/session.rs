@@ -33,7 +33,8 @@ use super::{
     wire::{HEADER_BYTES, Header, QueueNumber, Request, RingAddress, Violation, protocol_feature},
 };
 
-/// How long a monitor may take to read an answer, and its files to be mapped.
+/// How long a monitor may take to read an answer, or to send the rest of a message, and its files to be
+/// mapped.
 const MONITOR_NANOSECONDS: u64 = 10_000_000_000;
 
 /// What monitors are served with.
@@ -46,6 +47,8 @@ pub struct Backend<S> {
     pub budget: Arc<Budget>,
     /// By which the machine knows the disk.
     pub name: [u8; NAME_BYTES],
+    /// How long a monitor may take to say that the device is its own. Meanwhile others wait for it.
+    pub patience_nanoseconds: u64,
 }
 
 /// How a session ended. In each case nothing is under way any more. What is noted in flight and wasn't done
@@ -67,6 +70,8 @@ enum SessionError {
     Violation(#[from] Violation),
     #[error("the connection: {0}")]
     Connection(io::Error),
+    #[error("it didn't say in time that it wants the disk")]
+    Silent,
     #[error("its memory can't be used: {0}")]
     Memory(io::Error),
     #[error("its monitor sent the ring of queue {0} to where there is no memory")]
@@ -88,9 +93,12 @@ pub async fn serve<S: BlockService>(
     let mut session = Session::new(connection, backend);
     let mut settled = Some(settled);
     let mut stop = pin!(stop);
+    let begun = shard::waited();
     let ended = loop {
         let alarm = Arc::clone(&session.alarm);
-        let (header, request) = match first_of(&mut stop, first_of(alarm.raised(), session.next())).await {
+        let patience = settled.as_ref().map(|_| backend.patience_nanoseconds);
+        let next = session.next_within(patience.map(|limit| limit.saturating_sub(shard::waited() - begun)));
+        let (header, request) = match first_of(&mut stop, first_of(alarm.raised(), next)).await {
             First::One(()) => break Ended::Stopped,
             First::Other(First::One(why)) => break Ended::Failed(why),
             First::Other(First::Other(Ok(None))) => break Ended::Closed,
@@ -167,20 +175,39 @@ impl<'a, S: BlockService> Session<'a, S> {
         }
     }
 
+    /// The next message; `None` if there will be none. It must come within `nanoseconds`, if they are given.
+    async fn next_within(
+        &self,
+        nanoseconds: Option<u64>,
+    ) -> Result<Option<(Header, Request<SentFile>)>, SessionError> {
+        let Some(nanoseconds) = nanoseconds else { return self.next().await };
+        shard::timeout(nanoseconds, self.next()).await.unwrap_or(Err(SessionError::Silent))
+    }
+
     /// The next message; `None` if there will be none.
     async fn next(&self) -> Result<Option<(Header, Request<SentFile>)>, SessionError> {
         let (mut bytes, mut files) = ([0; HEADER_BYTES], Vec::new());
-        if !self.socket.receive(&mut bytes, &mut files).await.map_err(SessionError::Connection)? {
+        if !self.socket.receive(&mut bytes[..1], &mut files).await.map_err(SessionError::Connection)? {
             return Ok(None);
         }
-        let header = Header::parse(&bytes)?;
-        let mut payload = vec![0; usize::try_from(header.size).unwrap_or(0)];
-        if !payload.is_empty()
-            && !self.socket.receive(&mut payload, &mut files).await.map_err(SessionError::Connection)?
-        {
-            return Err(SessionError::Connection(io::ErrorKind::UnexpectedEof.into()));
+        let message = async {
+            self.receive(&mut bytes[1..], &mut files).await?;
+            let header = Header::parse(&bytes)?;
+            let mut payload = vec![0; usize::try_from(header.size).unwrap_or(0)];
+            self.receive(&mut payload, &mut files).await?;
+            Ok::<_, SessionError>(Some((header, Request::parse(&header, &payload, files)?)))
+        };
+        let late = || Err(SessionError::Connection(io::ErrorKind::TimedOut.into()));
+        shard::timeout(MONITOR_NANOSECONDS, message).await.unwrap_or_else(late)
+    }
+
+    /// Receives the rest of a message.
+    async fn receive(&self, bytes: &mut [u8], files: &mut Vec<SentFile>) -> Result<(), SessionError> {
+        match self.socket.receive(bytes, files).await {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(SessionError::Connection(io::ErrorKind::UnexpectedEof.into())),
+            Err(error) => Err(SessionError::Connection(error)),
         }
-        Ok(Some((header, Request::parse(&header, &payload, files)?)))
     }
 
     async fn handle(&mut self, header: &Header, request: Request<SentFile>) -> Result<(), SessionError> {

@@ -141,6 +141,18 @@ fn send_slow_to_close(monitor: &mut Monitor, disk: &Disk, request: u32) -> TcpSt
 }
 
 #[test]
+fn a_connection_that_does_not_want_the_disk_keeps_it_from_no_other_one() {
+    let disk = Disk::new();
+    let ((), ended) = with_server(1, &disk, |path| {
+        let silent = Monitor::connect(path, memory());
+        let mut other = Monitor::running(path, 1);
+        assert_eq!(other.write(0, 0, &[1; 512]), 0);
+        silent.wait_for_end();
+    });
+    assert_eq!(ended[0], Ended::Failed("it didn't say in time that it wants the disk".into()));
+}
+
+#[test]
 fn a_file_that_is_slow_to_close_keeps_no_shard_waiting() {
     let disk = Disk::new();
     let ((), ended) = with_server(1, &disk, |path| {

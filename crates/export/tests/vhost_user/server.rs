@@ -20,6 +20,8 @@ use pinstripe_runtime::{
 };
 
 pub const DISK_BYTES: usize = 4 << 20;
+/// How long monitors may take until they want the disk.
+const PATIENCE_NANOSECONDS: u64 = 2_000_000_000;
 pub const NAME: &[u8; 20] = b"0123456789abcdef0123";
 
 /// A disk in memory, which all shards share, and which can have its writes and discards wait.
@@ -191,6 +193,7 @@ pub async fn serve_all<S: BlockService>(
         service: Arc::new(service),
         budget: Arc::clone(&budget),
         name: *NAME,
+        patience_nanoseconds: PATIENCE_NANOSECONDS,
     };
     let stopped = || stop.1.wait_until(|| stop.0.load(Ordering::SeqCst));
     let mut ended = Vec::new();
