@@ -30,6 +30,11 @@ use super::{
 };
 use crate::pieces::{PIECE_BYTES, in_pieces, piece_end, with_memory};
 
+/// Requests that are begun at a time, before others of the shard have a turn.
+const BEGUN_AT_ONCE: usize = 64;
+/// Chains that are kept for the next requests, and the segments that one of them may have.
+const SPARE_MAX: usize = 64;
+const SPARE_SEGMENTS_MAX: usize = 256;
 /// How long a machine may take to be told of answers. It takes no time unless its event is full.
 const CALL_NANOSECONDS: u64 = 1_000_000_000;
 
@@ -270,8 +275,8 @@ impl<S: BlockService> Queue<S> {
                 // What was told by the one before may have been missed.
                 self.call().await;
             }
-            self.take_all()?;
-            // A machine that kicks without end has no more than its turn.
+            self.take_some()?;
+            // A machine that asks without end has no more than its turn.
             shard::yield_now().await;
             if self.ring.borrow_mut().ask_for_kick(&*self.memory)? {
                 continue;
@@ -282,13 +287,12 @@ impl<S: BlockService> Queue<S> {
         }
     }
 
-    /// Begins what is available, but no more than the ring has room for.
-    fn take_all(self: &Rc<Self>) -> Result<(), Broken> {
-        let room = self.under_way.borrow().len();
-        for _ in 0..room {
+    /// Begins what is available, a few requests at a time.
+    fn take_some(self: &Rc<Self>) -> Result<(), Broken> {
+        for _ in 0..BEGUN_AT_ONCE {
             let mut chain = self.spare.borrow_mut().pop().unwrap_or_default();
             if !self.ring.borrow_mut().next(&*self.memory, &mut chain)? {
-                self.spare.borrow_mut().push(chain);
+                self.keep(chain);
                 return Ok(());
             }
             if self.under_way.borrow()[usize::from(chain.head)] {
@@ -300,6 +304,14 @@ impl<S: BlockService> Queue<S> {
             self.begin(chain)?;
         }
         Ok(())
+    }
+
+    /// Keeps a chain's memory for a next request, but not more than usual ones need.
+    fn keep(&self, chain: Chain) {
+        let mut spare = self.spare.borrow_mut();
+        if spare.len() < SPARE_MAX && chain.segments_max() <= SPARE_SEGMENTS_MAX {
+            spare.push(chain);
+        }
     }
 
     fn begin(self: &Rc<Self>, chain: Chain) -> Result<(), Broken> {
@@ -320,7 +332,7 @@ impl<S: BlockService> Queue<S> {
             Err(NotGiven::Broken(broken)) => Err(broken),
         };
         self.under_way.borrow_mut()[usize::from(chain.head)] = false;
-        self.spare.borrow_mut().push(chain);
+        self.keep(chain);
         match given {
             Ok(true) => self.call().await,
             Ok(false) => {}

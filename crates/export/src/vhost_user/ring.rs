@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Each word is read once, and what was read is what is checked and used. A chain has at most as many
-//! descriptors as its table has, and [`CHAIN_MAX`], so it ends.
+//! descriptors as each of its tables, and [`CHAIN_MAX`] in all, so it ends.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -95,6 +95,11 @@ pub struct Chain {
 }
 
 impl Chain {
+    /// Segments for which it has memory.
+    pub(super) fn segments_max(&self) -> usize {
+        self.readable.capacity() + self.writable.capacity()
+    }
+
     /// Bytes that the machine gives.
     pub fn readable_bytes(&self) -> u64 {
         self.readable.iter().map(|segment| u64::from(segment.length)).sum()
@@ -226,7 +231,10 @@ impl Ring {
                     return Err(Broken::Table);
                 }
                 count = u16::try_from(entries).map_err(|_| Broken::Table)?;
-                (table, index, left, is_indirect) = (at, 0, count.min(CHAIN_MAX), true);
+                let taken = chain.readable.len() + chain.writable.len();
+                let room = usize::from(CHAIN_MAX).saturating_sub(taken);
+                left = count.min(u16::try_from(room).unwrap_or(0));
+                (table, index, is_indirect) = (at, 0, true);
                 continue;
             }
             left = left.checked_sub(1).ok_or(Broken::Endless)?;
@@ -401,6 +409,27 @@ mod tests {
         let mut plain = Ring::new(LAYOUT, &driver.memory, 0, false, true).unwrap();
         let refused = plain.next(&driver.memory, &mut Chain::default());
         assert_eq!(refused, Err(Broken::Table), "it wasn't negotiated");
+    }
+
+    #[test]
+    fn a_table_at_a_chains_end_makes_it_no_longer_than_a_chain_may_be() {
+        let layout = Layout { descriptors: 0, available: 0x1000, used: 0x1400, size: 256 };
+        let walked = |direct: u16, indirect: u16| {
+            let driver = Driver { memory: zeroes(0x4000), ring: DriverRing::new(layout, 0, true) };
+            for index in 0..direct {
+                driver.descriptor(0, index, 0, 1, flag::NEXT, index + 1);
+            }
+            driver.descriptor(0, direct, 0x2000, 16 * u32::from(indirect), flag::INDIRECT, 0);
+            for index in 0..indirect {
+                let flags = if index + 1 < indirect { flag::NEXT } else { 0 };
+                driver.descriptor(0x2000, index, 0, 1, flags, index + 1);
+            }
+            let ring = Ring::new(layout, &driver.memory, 0, true, true).unwrap();
+            let mut chain = Chain::default();
+            ring.walk(&driver.memory, 0, &mut chain).map(|()| chain.readable_bytes())
+        };
+        assert_eq!(walked(200, 56), Ok(256));
+        assert_eq!(walked(200, 57), Err(Broken::Endless));
     }
 
     #[test]
