@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 
 use super::{
-    inflight::Tracker,
+    inflight::{Tracker, give_back},
     memory::Bytes,
     ring::{Chain, Layout, Ring},
     wire::{HEADER_BYTES, Header, Request},
@@ -61,9 +61,10 @@ fn machine(data: &[u8], mode: u8) {
             assert!(writable / 2 + 64 <= writable, "more was written than the machine takes");
         }
         if let Some(tracker) = &mut tracker {
-            let _ = tracker.take(&memory, chain.head).and_then(|()| tracker.give(&memory, chain.head));
+            let _ = tracker.take(&memory, chain.head);
         }
-        if ring.complete(&memory, chain.head, 1).is_err() {
+        let noted = tracker.as_ref().map(|tracker| (&memory, tracker));
+        if give_back(&mut ring, &memory, noted, chain.head, 1).is_err() {
             break;
         }
         let _ = ring.wants_call(&memory).and_then(|_| ring.ask_for_kick(&memory));

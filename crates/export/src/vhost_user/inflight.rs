@@ -16,7 +16,7 @@
 
 use super::{
     GuestMemory,
-    ring::Broken,
+    ring::{Broken, Ring},
     wire::{Inflight, Violation},
 };
 
@@ -112,25 +112,48 @@ impl Tracker {
     }
 
     /// A request is about to be given back.
-    pub fn give(&self, memory: &impl GuestMemory, head: u16) -> Result<(), Broken> {
+    fn give(&self, memory: &impl GuestMemory, head: u16) -> Result<(), Broken> {
         let last = memory.load(self.at + LAST_BATCH)?;
         memory.store(self.entry(head)? + NEXT, last)?;
         Ok(memory.store(self.at + LAST_BATCH, head)?)
     }
 
     /// It was given back: the ring's used index is `used` now.
-    pub fn clear(&self, memory: &impl GuestMemory, head: u16, used: u16) -> Result<(), Broken> {
+    fn clear(&self, memory: &impl GuestMemory, head: u16, used: u16) -> Result<(), Broken> {
         memory.store(self.entry(head)?, 0)?;
         Ok(memory.store(self.at + USED, used)?)
     }
 }
 
+/// Gives a request back that has `written` bytes in its writable memory. In this order, so that at
+/// whatever store the server dies, the next one can tell whether the machine has the answer.
+pub fn give_back(
+    ring: &mut Ring,
+    memory: &impl GuestMemory,
+    noted: Option<(&impl GuestMemory, &Tracker)>,
+    head: u16,
+    written: u32,
+) -> Result<(), Broken> {
+    if let Some((noted, tracker)) = noted {
+        tracker.give(noted, head)?;
+    }
+    ring.complete(memory, head, written)?;
+    if let Some((noted, tracker)) = noted {
+        tracker.clear(noted, head, ring.used())?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
+    use std::cell::{Cell, RefCell};
+
+    use pinstripe_runtime::uring::guest_memory::GuestFault;
 
     use super::*;
-    use crate::vhost_user::memory::Bytes;
+    use crate::{
+        vhost_user::{memory::Bytes, ring::Layout},
+    };
 
     fn zeroes(length: usize) -> Bytes {
         Bytes(RefCell::new(vec![0; length]))
@@ -159,31 +182,68 @@ mod tests {
         assert!(memory.0.borrow()[..192].iter().all(|byte| *byte == 0), "another queue's part");
     }
 
+    /// Memory of a server that dies after so many stores.
+    struct Mortal<'a>(&'a Bytes, &'a Cell<usize>);
+
+    impl Mortal<'_> {
+        fn live(&self) -> Result<(), GuestFault> {
+            let left = self.1.get().checked_sub(1).ok_or(GuestFault::Lost)?;
+            self.1.set(left);
+            Ok(())
+        }
+    }
+
+    impl GuestMemory for Mortal<'_> {
+        fn read(&self, at: u64, into: &mut [u8]) -> Result<(), GuestFault> {
+            self.0.read(at, into)
+        }
+
+        fn write(&self, at: u64, data: &[u8]) -> Result<(), GuestFault> {
+            self.live()?;
+            self.0.write(at, data)
+        }
+
+        fn load(&self, at: u64) -> Result<u16, GuestFault> {
+            self.0.load(at)
+        }
+
+        fn store(&self, at: u64, value: u16) -> Result<(), GuestFault> {
+            self.live()?;
+            self.0.store(at, value)
+        }
+    }
+
     /// Each moment at which a server can die while it gives a request back.
     #[test]
     fn a_request_is_carried_out_again_unless_the_machine_has_seen_its_answer() {
-        for died_after in 0..4 {
-            let memory = zeroes(usize::try_from(bytes(2, SIZE)).unwrap());
+        let layout = Layout { descriptors: 0, available: 0x400, used: 0x800, size: SIZE };
+        let mut answers = Vec::new();
+        for stores in 0.. {
+            let (machine, memory) = (zeroes(0x1000), zeroes(usize::try_from(bytes(2, SIZE)).unwrap()));
+            machine.store(0x802, 9).unwrap();
             let (mut tracker, _) = open(&memory, 9);
             for head in [3, 4, 1] {
                 tracker.take(&memory, head).unwrap();
             }
-            tracker.give(&memory, 1).unwrap();
-            tracker.clear(&memory, 1, 10).unwrap();
-            let mut used = 10;
-            if died_after > 0 {
-                tracker.give(&memory, 3).unwrap();
-            }
-            if died_after > 1 {
-                used = 11;
-            }
-            if died_after > 2 {
-                tracker.clear(&memory, 3, 11).unwrap();
-            }
+            let mut ring = Ring::new(layout, &machine, 12, true, true).unwrap();
+            give_back(&mut ring, &machine, Some((&memory, &tracker)), 1, 0).unwrap();
+            let left = Cell::new(stores);
+            let (dying, noted) = (Mortal(&machine, &left), Mortal(&memory, &left));
+            let given = give_back(&mut ring, &dying, Some((&noted, &tracker)), 3, 0);
+            let used = machine.load(0x802).unwrap();
             let expected: &[u16] = if used == 10 { &[3, 4] } else { &[4] };
-            assert_eq!(open(&memory, used).1, expected, "after step {died_after}");
+            assert_eq!(open(&memory, used).1, expected, "after {stores} stores");
             assert_eq!(open(&memory, used).1, expected, "the same when that one dies at once");
+            answers.push(used - 10);
+            if given.is_ok() {
+                break;
+            }
         }
+        assert_eq!(
+            answers,
+            [0, 0, 0, 0, 1, 1, 1],
+            "a store each: two of the note, two of the ring, two more"
+        );
     }
 
     #[test]

@@ -24,7 +24,7 @@ use thiserror::Error;
 
 use super::{
     config::feature,
-    inflight::Tracker,
+    inflight::{self, Tracker},
     request::{Failed, HEADER_BYTES, Limits, NAME_BYTES, Operation, RANGE_BYTES, Range},
     ring::{Broken, Chain, Layout, Ring},
 };
@@ -465,13 +465,9 @@ impl<S: BlockService> Queue<S> {
     /// Whether the machine wants to be told.
     fn give_back(&self, head: u16, written: u32) -> Result<bool, Broken> {
         let mut ring = self.ring.borrow_mut();
-        if let Some((memory, tracker)) = &self.noted {
-            tracker.borrow().give(&**memory, head)?;
-        }
-        ring.complete(&*self.memory, head, written)?;
-        if let Some((memory, tracker)) = &self.noted {
-            tracker.borrow().clear(&**memory, head, ring.used())?;
-        }
+        let tracker = self.noted.as_ref().map(|(memory, tracker)| (&**memory, tracker.borrow()));
+        let noted = tracker.as_ref().map(|(memory, tracker)| (*memory, &**tracker));
+        inflight::give_back(&mut ring, &*self.memory, noted, head, written)?;
         ring.wants_call(&*self.memory)
     }
 
