@@ -10,12 +10,22 @@
 //! and cleared after the request was given back. If the server dies between the used index and the clearing,
 //! `used index` here differs from the ring's, and `last batch head` names the entry that wasn't cleared.
 //!
+//! Behind the parts stands which disk the requests are for. A server that serves another one under the same
+//! path must not carry them out.
+//!
+//! ```text
+//!   magic 8, name 20, block 4, size 8, read-only 1                                  rounded up to 64
+//! ```
+//!
 //! So a request that was taken and not given back is carried out again by the next server. It is the same
 //! request: the driver keeps its memory until it is given back. Twice written is as good as once, because
 //! what came in between was under way at the same time, and has no order.
 
+use pinstripe_block::BlockService;
+
 use super::{
     GuestMemory,
+    request::NAME_BYTES,
     ring::{Broken, Ring},
     wire::{Inflight, Violation},
 };
@@ -47,6 +57,59 @@ pub fn check(inflight: &Inflight) -> Result<(), Violation> {
     let needed = bytes(inflight.queues, inflight.ring_size);
     let what = "the size of the memory for requests under way";
     if inflight.size >= needed { Ok(()) } else { Err(Violation::Value { what, value: inflight.size }) }
+}
+
+/// Bytes of a [`Disk`].
+pub const DISK_BYTES: usize = 64;
+const MAGIC: &[u8; 8] = b"pinstrip";
+
+/// The disk that requests are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Disk {
+    name: [u8; NAME_BYTES],
+    block_size: u32,
+    size_bytes: u64,
+    read_only: bool,
+}
+
+impl Disk {
+    /// That of `service`, which machines know by `name`.
+    pub fn new(name: [u8; NAME_BYTES], service: &impl BlockService) -> Self {
+        Self {
+            name,
+            block_size: service.block_size(),
+            size_bytes: service.size_bytes(),
+            read_only: service.read_only(),
+        }
+    }
+
+    /// As it stands behind the parts.
+    pub fn bytes(&self) -> [u8; DISK_BYTES] {
+        let mut bytes = [0; DISK_BYTES];
+        bytes[..8].copy_from_slice(MAGIC);
+        bytes[8..28].copy_from_slice(&self.name);
+        bytes[28..32].copy_from_slice(&self.block_size.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.size_bytes.to_le_bytes());
+        bytes[40] = self.read_only.into();
+        bytes
+    }
+
+    /// Whether this is the disk for which a server has made the memory of `inflight`. It may have grown. Of
+    /// memory that another back end has made nothing is known.
+    pub fn is_that_of(&self, memory: &impl GuestMemory, inflight: &Inflight) -> Result<bool, Broken> {
+        let at = bytes(inflight.queues, inflight.ring_size);
+        let mut noted = [0; DISK_BYTES];
+        if inflight.size < at + DISK_BYTES as u64 {
+            return Ok(true);
+        }
+        memory.read(at, &mut noted)?;
+        if !noted.starts_with(MAGIC) {
+            return Ok(true);
+        }
+        let (_, behind) = noted.split_at(32);
+        let size_bytes = behind.first_chunk().map_or(0, |size| u64::from_le_bytes(*size));
+        Ok(size_bytes <= self.size_bytes && noted == Self { size_bytes, ..*self }.bytes())
+    }
 }
 
 /// One queue's part.
@@ -152,6 +215,7 @@ mod tests {
 
     use super::*;
     use crate::{
+        ublk::tests::Memory,
         vhost_user::{memory::Bytes, ring::Layout},
     };
 
@@ -244,6 +308,35 @@ mod tests {
             [0, 0, 0, 0, 1, 1, 1],
             "a store each: two of the note, two of the ring, two more"
         );
+    }
+
+    #[test]
+    fn requests_are_for_the_disk_that_they_were_begun_for() {
+        let service = Memory::new(1 << 30);
+        let disk = Disk::new(*b"01234567890123456789", &service);
+        let inflight = Inflight {
+            size: bytes(2, SIZE) + DISK_BYTES as u64,
+            offset: 0,
+            queues: 2,
+            ring_size: SIZE,
+            padding: 0,
+        };
+        let memory = zeroes(usize::try_from(inflight.size).unwrap());
+        assert_eq!(disk.is_that_of(&memory, &inflight), Ok(true), "made by another back end");
+        memory.write(bytes(2, SIZE), &disk.bytes()).unwrap();
+        assert_eq!(disk.is_that_of(&memory, &inflight), Ok(true));
+        let grown = Disk { size_bytes: 2 << 30, ..disk };
+        assert_eq!(grown.is_that_of(&memory, &inflight), Ok(true));
+        for other in [
+            Disk { name: *b"01234567890123456780", ..disk },
+            Disk { block_size: 4096, ..disk },
+            Disk { size_bytes: 1 << 29, ..disk },
+            Disk { read_only: true, ..disk },
+        ] {
+            assert_eq!(other.is_that_of(&memory, &inflight), Ok(false), "{other:?}");
+        }
+        let shorter = Inflight { size: bytes(2, SIZE), ..inflight };
+        assert_eq!(disk.is_that_of(&memory, &shorter), Ok(true));
     }
 
     #[test]

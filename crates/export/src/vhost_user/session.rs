@@ -4,7 +4,7 @@
 //! A queue runs when all is there: memory, size, place, kick, and leave to run. What changes any of that
 //! stops it first, after what is under way, and starts it again. So a queue's own settings never change.
 
-use std::{io, os::fd::OwnedFd, pin::pin, rc::Rc, sync::Arc};
+use std::{io, os::fd::OwnedFd, os::unix::fs::FileExt, pin::pin, rc::Rc, sync::Arc};
 
 use pinstripe_block::{
     BlockService,
@@ -29,7 +29,7 @@ use super::{
     inflight,
     queue::{self, Alarm, Control, Noted, Start},
     request::NAME_BYTES,
-    ring::Layout,
+    ring::{Broken, Layout},
     wire::{HEADER_BYTES, Header, QueueNumber, Request, RingAddress, Violation, protocol_feature},
 };
 
@@ -80,6 +80,13 @@ enum SessionError {
     Features(u64),
     #[error("an event can't be used: {0}")]
     Event(io::Error),
+    #[error("the memory for requests under way: {0}")]
+    Inflight(#[from] Broken),
+    #[error(
+        "its machine's disk was another one when its requests were begun, or had another block, more bytes or another right to \
+         write: serve that array by this path, or start the machine anew"
+    )]
+    OtherDisk,
 }
 
 /// Serves one monitor until its connection or `stop` ends. `settled` is called when it has said that the
@@ -237,10 +244,13 @@ impl<'a, S: BlockService> Session<'a, S> {
             Request::Config(part) => return Ok(Answer::Bytes(config::answer(&self.service, part))),
             Request::StopQueue(queue) => return Ok(self.stop_queue(queue).await),
             Request::NewInflight(mut asked) => {
-                asked.size = inflight::bytes(asked.queues, asked.ring_size);
+                let parts = inflight::bytes(asked.queues, asked.ring_size);
+                asked.size = parts + inflight::DISK_BYTES as u64;
                 asked.offset = 0;
                 let file = shared_file("pinstripe-inflight", asked.size).map_err(SessionError::Memory)?;
-                return Ok(Answer::File(asked.as_bytes().to_vec(), file));
+                let file = std::fs::File::from(file);
+                file.write_all_at(&self.disk().bytes(), parts).map_err(SessionError::Memory)?;
+                return Ok(Answer::File(asked.as_bytes().to_vec(), file.into()));
             }
             Request::UseFeatures(features) => {
                 within(features, self.offered)?;
@@ -258,6 +268,9 @@ impl<'a, S: BlockService> Session<'a, S> {
                     GuestRegion { guest: 0, monitor: 0, size: place.size, offset: place.offset, file };
                 self.pause_all().await;
                 let memory = map(vec![region]).await?;
+                if !self.disk().is_that_of(&*memory, &place)? {
+                    return Err(SessionError::OtherDisk);
+                }
                 self.inflight = Some(Noted { memory, queues: place.queues, ring_size: place.ring_size });
             }
             Request::Call(queue, event) => self.use_call(queue, event.map(checked).transpose()?)?,
@@ -270,6 +283,10 @@ impl<'a, S: BlockService> Session<'a, S> {
             Request::Own | Request::ErrorEvent(_) | Request::SetConfig => {}
         }
         Ok(Answer::Done)
+    }
+
+    fn disk(&self) -> inflight::Disk {
+        inflight::Disk::new(self.backend.name, &self.service)
     }
 
     /// The monitor takes a queue back.

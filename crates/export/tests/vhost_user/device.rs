@@ -143,6 +143,25 @@ fn memory_that_changes_under_running_queues_is_used_from_then_on() {
     });
 }
 
+#[test]
+fn requests_that_were_begun_for_another_disk_are_not_carried_out() {
+    let disk = Disk::new();
+    let ((), ended) = with_server(1, &disk, |path| {
+        let mut monitor = Monitor::connect(path, memory());
+        monitor.set_up(FEATURES, 1);
+        let inflight = monitor.new_inflight();
+        let mut left = vec![0; rustix::fs::fstat(&inflight.1).unwrap().st_size.try_into().unwrap()];
+        rustix::io::pread(&inflight.1, &mut left, 0).unwrap();
+        // As a server of an array with another uuid has left it.
+        let name = left.windows(20).position(|bytes| bytes == server::NAME).expect("the disk's name");
+        rustix::io::pwrite(&inflight.1, b"f", name as u64).unwrap();
+        monitor.use_inflight(&inflight);
+        monitor.wait_for_end();
+    });
+    let [Ended::Failed(why)] = &ended[..] else { panic!("{ended:?}") };
+    assert!(why.contains("another one when its requests were begun"), "{why}");
+}
+
 /// The memory for requests under way as a server leaves it that was killed: two requests taken in the order
 /// 2, 0, a third one given back without its entry having been cleared.
 #[test]
