@@ -68,8 +68,8 @@ impl RateLimit {
         self.waiting.load(Relaxed)
     }
 
-    /// Waits until a request that moves so many bytes may go. When the limits are changed meanwhile, what came
-    /// later may go first.
+    /// Waits until a request that moves so many bytes may go. When the limits are changed meanwhile, what
+    /// came later may go first.
     #[inline]
     pub async fn pass(&self, bytes: u64) {
         if self.requests.is_limited() || self.bytes.is_limited() {

@@ -362,7 +362,8 @@ impl Array {
         Ok(Some(former).filter(|former| self.controller.can_come_back(former)))
     }
 
-    /// Whether a device was the member of a slot, now empty, that has data of rows that a crash may have torn.
+    /// Whether a device was the member of a slot, now empty, that has data of rows that a crash may have
+    /// torn.
     fn holds_torn(&self, found: &Found) -> bool {
         let snapshot = self.shared().snapshot();
         let Role::Slot(slot) = found.superblock.own_role() else { return false };

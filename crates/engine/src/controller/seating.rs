@@ -161,8 +161,8 @@ impl ArrayController {
         let slot = first.iter().flatten().copied().chain(0..snapshot.seats.len()).find(is_empty)?;
         let superblocks = self.superblocks.borrow();
         let (spare, _) = superblocks.membership.devices().find(|(_, record)| self.fits(record))?;
-        // C10: it could not get what rows that may be torn have in a slot, which the member that is away still
-        // has. Parity can be made of them.
+        // C10: it could not get what rows that may be torn have in a slot, which the member that is away
+        // still has. Parity can be made of them.
         (!self.shared().misses_torn_data(&snapshot)).then_some((spare, slot))
     }
 

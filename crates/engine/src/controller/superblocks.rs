@@ -102,8 +102,8 @@ impl Superblocks {
         if let Some(MergedBitmap { image, pages_unlike, outdated }) = merged {
             (own.bitmap, own.pages_unlike, own.outdated_bitmaps) = (Some(image), pages_unlike, outdated);
         }
-        // C9: a kernel clears bits behind a rebuild, and may say so only when something is written after it. What
-        // it has not said counts as said, but of a member that went in its last update.
+        // C9: a kernel clears bits behind a rebuild, and may say so only when something is written after it.
+        // What it has not said counts as said, but of a member that went in its last update.
         if let Some(bitmap) = &mut own.bitmap
             && !updated.is_of_own_update()
         {

@@ -49,8 +49,8 @@ impl ParityVolume {
         view.member(place).is_some_and(has_place) && !self.shared.options.read_only
     }
 
-    /// Whether the log of the member of a place has room for a range (in bytes, relative to the data) now, and
-    /// lists nothing else with it: it may count in larger units.
+    /// Whether the log of the member of a place has room for a range (in bytes, relative to the data) now,
+    /// and lists nothing else with it: it may count in larger units.
     pub(crate) fn has_room_in_list(&self, view: &View, place: usize, (offset, length): (u64, u64)) -> bool {
         let takes = |(member, _): (&Arc<Member>, _)| {
             let lists = &member.bad_blocks;

@@ -20,6 +20,7 @@ pub(crate) mod context;
 mod encode;
 mod gather;
 mod in_place;
+mod keep;
 mod offload;
 mod plan_facts;
 mod pre_read;
@@ -55,14 +56,11 @@ use crate::{
     shared::Answer,
     stripe::{
         image::Piece,
-        parity_cache::{Key, PAGE_BYTES, Parity},
+        parity_cache::PAGE_BYTES,
         table::{Claim, Entered},
     },
     units::to_u32,
 };
-
-/// Parity of runs up to this many bytes is worth keeping.
-const CACHED_RUN_MAX: u32 = 4 * PAGE_BYTES;
 
 /// Why a batch starts over.
 enum Aborted {
@@ -727,41 +725,6 @@ impl ParityVolume {
         }
     }
 
-    /// Before parity of a run is written, the cache must not have it any more (C13). What read-modify-write
-    /// needed was taken out when it was planned, or was not there.
-    fn forget_parity(&self, stripe: StripeId, run: &Run) {
-        if run.method != Method::Rmw && !active(Mutant::StaleParityCache) {
-            self.shared.cache.remove_rows(stripe.0, run.start, run.end);
-        }
-    }
-
-    /// After success the cache may have the rows that were written whole.
-    fn keep_parity(&self, snapshot: &Snapshot, stripe: StripeId, context: &mut WriteContext) {
-        let whole = context.missed.is_empty();
-        if !self.members.keeps_parity.get() || !whole {
-            return;
-        }
-        for (run, parity) in context.plan.runs().iter().zip(&mut context.parity) {
-            if run.length() > CACHED_RUN_MAX || active(Mutant::StaleParityCache) && run.method == Method::Full
-            {
-                continue;
-            }
-            for (bytes, parity) in parity.iter_mut().zip([Parity::P, Parity::Q]) {
-                let Some(bytes) = bytes.take() else { continue };
-                let rows = run.start.div_ceil(PAGE_BYTES)..run.end / PAGE_BYTES;
-                let key = |row| Key { stripe: stripe.0, row, parity, generation: cache_generation(snapshot) };
-                if run.length() == PAGE_BYTES && rows.len() == 1 {
-                    self.shared.cache.insert(key(rows.start), bytes);
-                    continue;
-                }
-                for row in rows {
-                    let part = bytes.slice((row * PAGE_BYTES - run.start) as usize, PAGE_BYTES as usize);
-                    self.shared.cache.insert(key(row), part);
-                }
-            }
-        }
-    }
-
     /// Waits until it is recorded which members failed a write of the batch, and which sectors they refused.
     /// Only then may the log forget the batch: a crash before finds the member current, with rows that don't
     /// match. False if the batch has to be written again.
@@ -790,11 +753,6 @@ fn needs_parity_from_data(snapshot: &Snapshot, map: StripeMap) -> bool {
     let absent = |slot: MemberSlot| snapshot.absent().contains(slot.index());
     snapshot.log.traits().batches == Batches::WholePages
         && map.q_slot().is_some_and(|q| absent(q) != absent(map.p_slot()))
-}
-
-/// The generation in the keys of cached parity (C13).
-fn cache_generation(snapshot: &Snapshot) -> u64 {
-    if active(Mutant::CacheIgnoresGeneration) { 1 } else { snapshot.generation }
 }
 
 /// Has the set timed, if `timed`. Returns the time of the start, else 0.

@@ -2,7 +2,8 @@
 //!
 //! A pure function. [`plan_into`] takes facts (where the chunks lie, which members can be read and written,
 //! which bytes are to be written) and fills a [`Plan`]. What is written follows from it: the image, and the
-//! parity of each run, on the members that can be written. It does no I/O, and after its vectors have grown to the shape of the load it doesn't allocate.
+//! parity of each run, on the members that can be written. It does no I/O, and after its vectors have grown
+//! to the shape of the load it doesn't allocate.
 //!
 //! # Runs
 //!

@@ -24,8 +24,8 @@ use crate::{
     shared::Shared,
 };
 
-/// What is read and written to be timed costs as much as several changes in place, and memory stays as fast as
-/// it is: it is timed by this factor more seldom.
+/// What is read and written to be timed costs as much as several changes in place, and memory stays as fast
+/// as it is: it is timed by this factor more seldom.
 const CHANGES_BY_SAMPLES: u32 = 8;
 
 /// See the module.

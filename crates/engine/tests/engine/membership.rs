@@ -590,7 +590,7 @@ fn a_member_does_not_come_back_by_bits_that_a_kernel_may_have_cleared() {
         disk.poke(at, image.as_bytes());
         disk.poke(4096, &superblock.encode(512).unwrap());
     }
-    // And so it stays, whoever updates it next.
+    // And so it stays, whatever updates it next.
     for _ in 0..2 {
         let left: Vec<_> = scene.disks[1..].iter().map(SimDisk::source).collect();
         scene.array = arrays::assemble(&mut scene.world, left, options()).unwrap();

@@ -202,8 +202,9 @@ impl<T: Stream + ?Sized> Link<T> {
         self.requests.get() == 1
     }
 
-    /// Lets a request of `bytes` in, when there is room. False if the connection has ended meanwhile, or if it
-    /// is to be left. After a true, what isn't handed over with the reply must be given to [`Link::release`].
+    /// Lets a request of `bytes` in, when there is room. False if the connection has ended meanwhile, or if
+    /// it is to be left. After a true, what isn't handed over with the reply must be given to
+    /// [`Link::release`].
     pub async fn reserve(&self, bytes: usize) -> bool {
         let over = || self.broken.get() || self.leaving.get();
         let room = || {

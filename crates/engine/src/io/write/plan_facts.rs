@@ -2,7 +2,7 @@
 
 use pinstripe_runtime::Slice;
 
-use super::cache_generation;
+use super::keep::cache_generation;
 use crate::{
     geometry::{MemberSlot, StripeId},
     io::parity::ParityVolume,
