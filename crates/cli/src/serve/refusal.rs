@@ -37,6 +37,7 @@ pub fn command(error: &CommandError) -> CallError {
         | E::Placement { .. }
         | E::AlreadyMember(_)
         | E::Copy { .. }
+        | E::HoldsTorn(_)
         | E::LogicalBlock { .. }
         | E::Bitmap(_)
         | E::RequestsUnderWay { .. }
