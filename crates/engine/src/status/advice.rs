@@ -39,6 +39,17 @@ pub(crate) enum TornData {
     Lost,
 }
 
+impl TornData {
+    /// Whether a member is away that has some, and whether one that is can come back by the bitmap.
+    pub(crate) fn of(is_away: bool, can_come_back: bool) -> Self {
+        match (is_away, can_come_back) {
+            (false, _) => Self::Here,
+            (true, true) => Self::Away,
+            (true, false) => Self::Lost,
+        }
+    }
+}
+
 impl Facts<'_> {
     /// The sentences, the most urgent first.
     pub(crate) fn advice(&self) -> Option<String> {

@@ -185,11 +185,7 @@ impl Array {
             failed: &failed,
             limit_ns: shared.member_limit_ns(),
             redundancy: shared.geometry.redundancy(),
-            torn_data: match (shared.misses_torn_data(&snapshot), intent.keeps_torn()) {
-                (false, _) => TornData::Here,
-                (true, true) => TornData::Away,
-                (true, false) => TornData::Lost,
-            },
+            torn_data: TornData::of(shared.misses_torn_data(&snapshot), intent.keeps_torn()),
         }
         .advice();
         Detail {
