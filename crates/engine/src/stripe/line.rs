@@ -202,13 +202,15 @@ mod tests {
         for by_node in [true, false] {
             let table = Table::new(2, 1, 1);
             let [first, second] = [0, 1].map(|stripe| table.try_claim(stripe).unwrap());
-            let (mut placed, mut first) = (Some(Asked::new(&table, 1, 10)), Some(first));
+            let (mut placed, mut first, mut second) =
+                (Some(Asked::new(&table, 1, 10)), Some(first), Some(second));
             let is_wanted = Cell::new(true);
             let mut claim = pin!(table.claim_if(0, 0, Some(20), || is_wanted.get()));
             let mut poll = || claim.as_mut().poll(&mut Context::from_waker(Waker::noop()));
             assert!(poll().is_pending());
             is_wanted.set(false);
             if by_node {
+                drop(second.take());
                 placed = None;
             } else {
                 first = None;
