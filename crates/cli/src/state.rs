@@ -8,30 +8,38 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::{
+    fs::{Access, MemfdFlags, access, memfd_create},
+    io::Errno,
+};
 
 /// Names another folder.
 const VARIABLE: &str = "PINSTRIPE_STATE_DIR";
 const FOLDER: &str = "/var/lib/pinstripe";
 
 pub fn folder() -> PathBuf {
-    folder_of(rustix::process::geteuid().is_root(), |name| env::var_os(name))
+    let may_write = rustix::process::geteuid().is_root() || access(FOLDER, Access::WRITE_OK).is_ok();
+    folder_of(may_write, |name| env::var_os(name))
 }
 
-/// Users other than root can't write the system's folder, and have one of their own (the XDG Base Directory
-/// Specification).
-fn folder_of(is_root: bool, variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
+/// Users that can't write the system's folder have one of their own (the XDG Base Directory Specification).
+fn folder_of(may_write: bool, variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
     let folder = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
     if let Some(given) = folder(VARIABLE) {
         return given;
     }
     let own = folder("XDG_STATE_HOME").or_else(|| Some(folder("HOME")?.join(".local/state")));
-    own.filter(|_| !is_root).map_or_else(|| PathBuf::from(FOLDER), |own| own.join("pinstripe"))
+    own.filter(|_| !may_write).map_or_else(|| PathBuf::from(FOLDER), |own| own.join("pinstripe"))
 }
 
 /// A file that needs no disk: one that is full or takes no writes may be what is to be told of.
 pub fn in_memory(name: &str) -> io::Result<fs::File> {
-    Ok(fs::File::from(memfd_create(name, MemfdFlags::CLOEXEC)?))
+    // Where such files must not be programs, it has to be said; before Linux 6.3 it can't be.
+    let file = match memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => memfd_create(name, MemfdFlags::CLOEXEC)?,
+        made => made?,
+    };
+    Ok(fs::File::from(file))
 }
 
 /// A file of the folder, whole or not at all, and for this user only.

@@ -123,6 +123,11 @@ pub fn main_process(unit: &str) -> Option<u32> {
     said.parse().ok().filter(|&process| process != 0)
 }
 
+/// Whether a unit was to be started, and isn't: it has failed, or is tried.
+pub fn is_not_up(unit: &str) -> bool {
+    MANAGER.state(unit).is_some_and(|state| state.is_not_up())
+}
+
 /// How the manager of units and its journal are asked.
 #[derive(Clone, Copy)]
 struct Manager<'a> {
@@ -201,6 +206,10 @@ struct UnitState {
 impl UnitState {
     fn is_active(&self) -> bool {
         matches!(self.active.as_str(), "active" | "reloading" | "refreshing")
+    }
+
+    fn is_not_up(&self) -> bool {
+        matches!(self.active.as_str(), "failed" | "activating")
     }
 
     /// Whether systemd waits to start it once more, after it failed.
@@ -380,6 +389,16 @@ mod tests {
         let does_not = Fake::new("case $1 in show) printf 'ActiveState=inactive\\nSubState=dead';; esac");
         let why = does_not.start(60 * SECOND).unwrap_err();
         assert_eq!(why, "systemctl says that it has started a@b.service, which is inactive");
+    }
+
+    #[test]
+    fn a_unit_that_has_failed_or_is_tried_again_is_not_one_that_was_stopped() {
+        for (active, is_not_up) in
+            [("failed", true), ("activating", true), ("inactive", false), ("active", false)]
+        {
+            let state = UnitState { active: active.to_owned(), sub: String::new() };
+            assert_eq!(state.is_not_up(), is_not_up, "{active}");
+        }
     }
 
     #[test]

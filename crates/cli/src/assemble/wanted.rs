@@ -286,7 +286,7 @@ fn look(
 pub fn of_one(configuration: &Configuration, entry: &Array, is_free: bool) -> Wanted {
     // Another one may be called the same, or it isn't known before a look.
     let own = entry.name.as_deref().map(short_name);
-    let is_rival = |name: &str| own.is_none_or(|own| own == short_name(name));
+    let is_rival = |name: &str| own.is_none_or(|own| in_dev(own) == in_dev(short_name(name)));
     let entries = configuration.arrays.iter();
     let entries: Vec<&Array> = entries.filter(|other| other.name.as_deref().is_none_or(is_rival)).collect();
     let mut look = Look::at(configuration, &entries, false, LIMIT);

@@ -24,7 +24,7 @@ use super::{
     mounts::{self, Mount, unit_of},
 };
 use crate::{
-    called::host,
+    called::{host, in_dev},
     command_line::ConfigUnitsArguments,
     failure::Failure,
     output,
@@ -108,7 +108,8 @@ fn written(path: &Path, text: &str) -> std::io::Result<()> {
 pub fn unit(configuration: &Configuration, entry: &Array) -> Option<String> {
     let short = |entry: &Array| entry.name.as_ref().map(|name| short_name(name).to_owned());
     let is_single = |name: &String| {
-        configuration.arrays.iter().filter(|other| short(other).as_ref() == Some(name)).count() == 1
+        let is_one = |other: &&Array| short(other).is_some_and(|other| in_dev(&other) == in_dev(name));
+        configuration.arrays.iter().filter(is_one).count() == 1
     };
     let name = short(entry).filter(|name| is_instance(name) && is_single(name));
     let instance = name.or_else(|| entry.uuid.map(|uuid| uuid.to_string()))?;
@@ -353,6 +354,18 @@ mod tests {
         let units: Vec<_> = configuration.arrays.iter().map(|entry| unit(&configuration, entry)).collect();
         let first = "pinstripe@6d41c174:a77e88e8:3d543c04:9a78354b.service".to_owned();
         assert_eq!(units, [Some(first), None, None]);
+    }
+
+    #[test]
+    fn arrays_of_names_that_udev_makes_one_have_units_of_their_uuids() {
+        let uuids = ["6d41c174:a77e88e8:3d543c04:9a78354b", "7d41c174:a77e88e8:3d543c04:9a78354b"];
+        let text = format!(
+            "[[array]]\nname = 'a b'\nuuid = '{}'\n[[array]]\nname = 'a_b'\nuuid = '{}'\n",
+            uuids[0], uuids[1]
+        );
+        let configuration = configuration(&text);
+        let units: Vec<_> = configuration.arrays.iter().map(|entry| unit(&configuration, entry)).collect();
+        assert_eq!(units, uuids.map(|uuid| Some(format!("pinstripe@{uuid}.service"))));
     }
 
     #[test]

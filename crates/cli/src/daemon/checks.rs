@@ -159,13 +159,12 @@ pub fn is_due(duties: &Duties, record: &Record, now: Moment, up: Duration) -> bo
     is_due && now.is_in(duties.check_window)
 }
 
-/// Since when a check is due, or when the next one is; none if the configuration wants none. `first`: when an
-/// array that was never checked was due.
+/// When the next check is due, or since when; none if the configuration wants none. One under way may take
+/// until then. `first`: when an array that was never checked was due.
 pub fn due(duties: &Duties, record: &Record, first: u64) -> Option<u64> {
     let Some(Every::Time(every)) = duties.check_every else { return None };
     Some(match record.begun {
         0 => first,
-        begun if record.open => begun,
         begun => begun.saturating_add(every.as_secs()),
     })
 }
@@ -425,6 +424,12 @@ mod tests {
         assert!(is_due(&duties("30d", "01:00-03:00"), &open, at(first + 1), HOUR), "it goes on");
         assert!(!is_due(&duties("30d", "03:00-04:00"), &open, at(first + 1), HOUR));
         assert!(!is_due(&duties("never", ""), &open, at(first + 1), HOUR));
+        // One that takes long is late when the next one is due.
+        for record in [&open, &done] {
+            assert_eq!(due(&duties("30d", ""), record, 7), Some(first + month));
+        }
+        assert_eq!(due(&duties("30d", ""), &never, 7), Some(7));
+        assert_eq!(due(&duties("never", ""), &open, 7), None);
         assert!(is_due(&duties("30d", ""), &done, at(first - month), HOUR), "the clock was wrong");
         assert!(!is_due(&duties("30d", ""), &done, at(first - 60), HOUR));
     }

@@ -26,6 +26,7 @@ use super::{
     tls::Tls,
     web::guard,
 };
+use crate::called::host;
 
 /// Connections at a time; further ones wait.
 const CONNECTIONS_MAX: usize = 128;
@@ -69,7 +70,10 @@ pub fn serve(
 
 /// Whether what a request asks for is this machine. Every browser says it.
 fn names_us(headers: &HeaderMap) -> bool {
-    headers.get(header::HOST).is_none_or(|host| host.to_str().is_ok_and(|host| guard::is_here(host, None)))
+    // A page can be of any name but this, which no name server of others gives away.
+    let own = |name: &str| name.eq_ignore_ascii_case(&host());
+    let is_own = |asked: &str| guard::is_here(asked, Some(&own));
+    headers.get(header::HOST).is_none_or(|asked| asked.to_str().is_ok_and(is_own))
 }
 
 /// By which clients ask how things are. However many ask, or hang up before they know, the daemon is asked
@@ -151,7 +155,7 @@ mod tests {
             headers.insert(header::HOST, host.parse().unwrap());
             names_us(&headers)
         };
-        for host in ["127.0.0.1:9100", "localhost:9100", "[::1]:9100", "localhost"] {
+        for host in ["127.0.0.1:9100", "localhost:9100", "[::1]:9100", "localhost", &host()] {
             assert!(is_answered(host), "{host}");
         }
         assert!(names_us(&HeaderMap::new()), "no browser");

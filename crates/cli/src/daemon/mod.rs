@@ -98,7 +98,7 @@ use crate::{
     log::{self, Entry},
     scan::block_device_generations,
     serve::{ServerLog, default_folder, severity},
-    state, supervisor,
+    state, supervisor, systemd,
 };
 
 /// How often it is tried again to listen where that could not be.
@@ -425,8 +425,10 @@ impl Daemon {
         for ((mut wanted, key), label) in all.into_iter().zip(keys).zip(labels) {
             wanted.label = label;
             let now = self.now();
-            let is_stopped =
-                !self.starts && wanted.uuid().is_some_and(|uuid| self.stopped.was(&uuid.to_string()));
+            // A restart ends a server as a person does. If it has failed, that is to be told.
+            let is_stopped = !self.starts
+                && wanted.uuid().is_some_and(|uuid| self.stopped.was(&uuid.to_string()))
+                && !wanted.unit.as_deref().is_some_and(systemd::is_not_up);
             let kept = self.arrays.entry(key.clone()).or_insert_with(|| {
                 let mut kept = Kept::new(wanted.label.clone(), now);
                 if is_stopped {

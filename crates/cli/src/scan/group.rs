@@ -92,6 +92,8 @@ fn settle(plain: &[Candidate], doubtful: Vec<Candidate>) -> (Vec<Candidate>, Vec
     let doubtful: Vec<(Candidate, Vec<Superblock>)> = doubtful.into_iter().map(possible).collect();
     let all_claims: Vec<_> = doubtful.iter().flat_map(|(_, all)| all.clone()).collect();
     let alike = |kind| all_claims.iter().filter(move |claim| claim.kind() == kind);
+    // One disk may be found by several paths.
+    let claims = |kind| alike(kind).map(|claim| claim.member.device_uuid).collect::<BTreeSet<_>>().len();
     // Of several devices that say that they are one member, one is it at most.
     let seats = |kind| alike(kind).map(|claim| claim.member.dev_number).collect::<BTreeSet<_>>().len();
     let (mut settled, mut contested) = (Vec::new(), Vec::new());
@@ -102,9 +104,7 @@ fn settle(plain: &[Candidate], doubtful: Vec<Candidate>) -> (Vec<Candidate>, Vec
             ([only], ..) => Some(only.clone()),
             // A client that can write on all members of its array leaves none without doubt. But the seats
             // that it can claim in another array are seldom as many as its own has members.
-            (_, Some(only), None)
-                if all.iter().all(|one| alike(one.kind()).count() <= seats(only.kind())) =>
-            {
+            (_, Some(only), None) if all.iter().all(|one| claims(one.kind()) <= seats(only.kind())) => {
                 Some(only.clone())
             }
             _ => None,
@@ -390,6 +390,12 @@ mod tests {
         // A member on which it has not written tells, whatever stands on the others.
         let own = [with(0, 1, Some((6, 0))), with(1, 1, Some((6, 1))), with(2, 1, None)];
         assert_eq!(contested(own.to_vec(), 1), (false, 3));
+        // Found by two paths, it is one device still.
+        let disk = with(0, 1, Some((6, 0)));
+        let by_id = Candidate { path: "/dev/disk/by-id/own".into(), ..disk.clone() };
+        let own = [disk, by_id, with(1, 1, None), with(2, 1, None)];
+        let (arrays, _) = group(own.to_vec());
+        assert!(arrays.iter().all(|found| found.contested.is_empty()));
     }
 
     #[test]

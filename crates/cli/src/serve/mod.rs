@@ -96,6 +96,8 @@ use crate::{
 const SCRUBS_NANOSECONDS: u64 = 2_000_000_000;
 /// Time that the last holders of a device get to let it go.
 const CLOSE_NANOSECONDS: u64 = 2_000_000_000;
+/// The same for what is asked of devices beside the array.
+const BESIDE_NANOSECONDS: u64 = 2_000_000_000;
 
 pub fn run(arguments: ServeArguments) -> Result<(), Failure> {
     if arguments.own_session {
@@ -561,6 +563,11 @@ impl Served {
             self.journal.warn(&why);
             why
         });
+        // What was asked of a device beside the array a moment ago ends by itself.
+        let stopped = shard::now();
+        while fitness::beside(&self.array).is_some() && shard::now() - stopped < BESIDE_NANOSECONDS {
+            shard::sleep(1_000_000).await;
+        }
         if let Some(why) = fitness::ends_clients(&self.array).or(unclean) {
             self.journal.warn(&format!("{why}: no client goes over to the next program"));
             self.front_ends.disown(left).await;

@@ -164,18 +164,7 @@ impl Action {
             Self::Check => {
                 client.set_timeout(Some(CHECK_LIMIT))?;
                 match client.call::<CheckResult>("check", CheckParameters::default()) {
-                    Ok(CheckResult { unreadable_stripes, uncompared_stripes, .. })
-                        if unreadable_stripes > 0 || uncompared_stripes > 0 =>
-                    {
-                        let not = unreadable_stripes + uncompared_stripes;
-                        Ok(format!("{not} stripes could not be read, or not compared"))
-                    }
-                    Ok(result) if result.mismatched_sectors == 0 => {
-                        Ok("the parity matches the data".to_owned())
-                    }
-                    Ok(result) => {
-                        Ok(format!("{} sectors of parity don't match the data", result.mismatched_sectors))
-                    }
+                    Ok(result) => Ok(checked(&result)),
                     Err(ClientError::Silent { .. }) => Ok("the check has begun".to_owned()),
                     Err(error) => Err(error),
                 }
@@ -354,6 +343,19 @@ fn add_effects(detail: &Detail, device: &str) -> Result<Vec<String>, String> {
     ])
 }
 
+/// What a check has come to.
+fn checked(result: &CheckResult) -> String {
+    let not_compared = result.unreadable_stripes + result.uncompared_stripes;
+    let not_compared =
+        (not_compared > 0).then(|| format!("{not_compared} stripes could not be read, or not compared"));
+    let mismatched = match result.mismatched_sectors {
+        0 if not_compared.is_some() => None,
+        0 => Some("the parity matches the data".to_owned()),
+        sectors => Some(format!("{sectors} sectors of parity don't match the data")),
+    };
+    mismatched.into_iter().chain(not_compared).collect::<Vec<_>>().join("; ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -361,6 +363,22 @@ mod tests {
 
     fn fields(pairs: &[(&str, &str)]) -> Fields {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn all_is_said_that_a_check_has_found() {
+        let said = |mismatched_sectors, unreadable_stripes, uncompared_stripes| {
+            let result: CheckResult = serde_json::from_value(serde_json::json!({
+                "stripes": 90, "mismatched_sectors": mismatched_sectors, "unreadable_stripes": unreadable_stripes,
+                "uncompared_stripes": uncompared_stripes, "complete": true, "next_sector": null,
+            }))
+            .unwrap();
+            checked(&result)
+        };
+        assert_eq!(said(0, 0, 0), "the parity matches the data");
+        assert_eq!(said(0, 1, 2), "3 stripes could not be read, or not compared");
+        let both = said(5000, 1, 0);
+        assert!(both.contains("5000 sectors of parity don't match") && both.contains("1 stripes"), "{both}");
     }
 
     #[test]

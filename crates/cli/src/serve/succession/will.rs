@@ -20,17 +20,14 @@ use pinstripe_runtime::{
     shard,
     uring::{inheritance, last_resort, run_wherever_the_process_may},
 };
-use rustix::{
-    fs::{MemfdFlags, Mode, OFlags},
-    io::Errno,
-};
+use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize, de::Error};
 use serde_json::Value;
 
 use super::{
     Agreed, Candidate, Connected, FORMAT, LIFE_SECONDS, LeftListener, Settings, Wish, candidate::with_role,
 };
-use crate::{failure::Failure, log};
+use crate::{failure::Failure, log, state};
 
 /// What goes over, as it is written down: what every format has, so that a program that can't read the rest
 /// can go back all the same. Descriptors are numbers.
@@ -120,12 +117,7 @@ pub struct Means {
 impl Means {
     pub fn new() -> io::Result<Self> {
         let program = rustix::fs::open("/proc/self/exe", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-        let flags = MemfdFlags::CLOEXEC;
-        // Where such files must not be programs, it has to be said; before Linux 6.3 it can't be.
-        let file = match rustix::fs::memfd_create("succession", flags | MemfdFlags::NOEXEC_SEAL) {
-            Err(Errno::INVAL) => rustix::fs::memfd_create("succession", flags)?,
-            made => made?,
-        };
+        let file = state::in_memory("succession")?;
         Ok(Self { program, file: file.into() })
     }
 }
