@@ -76,8 +76,8 @@ pub struct ArrayStatus {
     /// in seconds since the epoch.
     #[serde(default)]
     pub checked: Option<u64>,
-    /// When the configuration wants the next check, or since when, in seconds since the epoch; one under way may
-    /// take until then. Nothing without `check-every`.
+    /// When the configuration wants the next check, or since when, in seconds since the epoch; one under way
+    /// may take until then. Nothing without `check-every`.
     #[serde(default)]
     pub check_due: Option<u64>,
     /// How many sectors of 512 bytes did not match then.
