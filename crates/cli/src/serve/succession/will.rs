@@ -118,7 +118,7 @@ impl Means {
     pub fn new() -> io::Result<Self> {
         let program = rustix::fs::open("/proc/self/exe", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let file = state::in_memory("succession")?;
-        Ok(Self { program, file: file.into() })
+        Ok(Self { program, file })
     }
 }
 
