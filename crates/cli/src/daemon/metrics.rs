@@ -115,7 +115,7 @@ fn of_statuses(text: &mut Text, arrays: &[ArrayStatus]) {
     let help = "When the latest check that the configuration demands was over, since the epoch.";
     text.gauge("pinstripe_array_last_check_timestamp_seconds", help, times);
     let due = arrays.iter().filter_map(|array| Some((of(&array.array), array.check_due?)));
-    let help = "Since when the check that the configuration wants is due, or when the next one is.";
+    let help = "When the next check that the configuration wants is due, or since when. One under way may take so long.";
     text.gauge("pinstripe_array_check_due_timestamp_seconds", help, due);
     let found = arrays.iter().filter_map(|array| Some((of(&array.array), array.checked_mismatched_sectors?)));
     let help = "Sectors of 512 bytes with parity that did not match the data in that check.";

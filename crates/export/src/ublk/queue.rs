@@ -490,10 +490,10 @@ pub(crate) mod tests {
     fn a_long_request_ends_after_a_piece_when_its_device_ends_and_without_a_result_when_that_is_left() {
         let want: fn(&Leave) = Leave::want;
         let hurry: fn(&Leave) = Leave::hurry;
-        // Of a queue's last tag that is left, the whole is done.
+        // The last tag of a queue does the whole, and then this device stops.
         let ends = [
             (want, 1, Ended::Left, None),
-            (want, 0, Ended::Left, Some(0)),
+            (want, 0, Ended::Stopped, Some(0)),
             (hurry, 0, Ended::Stopped, Some(-CUT_OFF)),
         ];
         for (operation, (end, waiting, ended, result)) in

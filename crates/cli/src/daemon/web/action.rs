@@ -370,7 +370,8 @@ mod tests {
         let said = |mismatched_sectors, unreadable_stripes, uncompared_stripes| {
             let result: CheckResult = serde_json::from_value(serde_json::json!({
                 "stripes": 90, "mismatched_sectors": mismatched_sectors, "unreadable_stripes": unreadable_stripes,
-                "uncompared_stripes": uncompared_stripes, "complete": true, "next_sector": null,
+                "uncompared_stripes": uncompared_stripes, "corrected_sectors": 0, "unexplained_sectors": 0,
+                "corrected": [], "complete": true, "next_sector": null,
             }))
             .unwrap();
             checked(&result)
