@@ -241,9 +241,9 @@ fn go_on(lab: &Lab, geometry: &Geometry) -> Result<()> {
         "readd" => {
             for slot in geometry.missing {
                 let how = server.add(&geometry.file(lab, *slot))?;
-                ensure!(how == "bitmap", "slot {slot} is added {how}");
+                // The kernel may have cleared bits behind the rebuild of another device (C9).
+                ensure!(how == "full", "slot {slot} is added {how}");
             }
-            sectors_max = Some(READDED_SECTORS_MAX * geometry.missing.len() as u64);
         }
         "replace" | "rebuild" => {
             let offset = offset.context("the kernel has finished it")?;
