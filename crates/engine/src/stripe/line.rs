@@ -217,6 +217,7 @@ mod tests {
             }
             assert!(matches!(poll(), Poll::Ready(None)));
             drop((placed, first, second));
+            assert!(table.is_idle(), "it keeps a node or a bucket");
         }
     }
 
