@@ -11,18 +11,10 @@ use crate::{
     io::parity::ParityVolume,
     membership::snapshot::View,
     mutants::{Mutant, active},
+    plan::Written,
     shared::Answer,
     stripe::{decode::exponent, image::Piece, table::Claim},
-    units::to_u32,
 };
-
-/// A piece of one column.
-struct Part<'p> {
-    column: usize,
-    /// First byte within the chunk.
-    start: u32,
-    bytes: &'p [u8],
-}
 
 impl ParityVolume {
     /// Writes a piece so, if it can be, in a membership that seems to let it. Returns that membership's
@@ -35,7 +27,6 @@ impl ParityVolume {
     ) -> Option<u64> {
         let chunk = self.geometry.chunk_bytes();
         let (column, (start, end)) = ((piece.start / chunk) as usize, piece.rows(chunk));
-        let part = Part { column, start, bytes: &piece.data };
         // What has arrived joins, in a batch. Now and then one is read and written, so that it is known what
         // that costs.
         if end > chunk || self.has_arrivals(claim, (start, end)) || !self.members.is_untimed() {
@@ -51,7 +42,8 @@ impl ParityVolume {
         }
         let intended = inside.mark(stripe, rows).durable(Mutant::DataBeforeIntent).await.ok()?;
         let writing = inside.begin(intended, None).await.ok()?;
-        self.change_column(writing.view(), stripe, &part).then(|| inside.generation())
+        self.change_column(writing.view(), stripe, Written { column, start, end }, &piece.data)
+            .then(|| inside.generation())
     }
 
     fn has_arrivals(&self, claim: &Claim<'_, Piece, Answer>, rows: (u32, u32)) -> bool {
@@ -62,21 +54,21 @@ impl ParityVolume {
     }
 
     /// False if a device doesn't want it.
-    fn change_column(&self, view: &View, stripe: StripeId, part: &Part<'_>) -> bool {
+    fn change_column(&self, view: &View, stripe: StripeId, written: Written, new: &[u8]) -> bool {
+        let Written { column, start, end } = written;
         let map = self.geometry.slots(stripe);
-        let at = self.geometry.member_offset(stripe) + u64::from(part.start);
-        let new = part.bytes;
+        let at = self.geometry.member_offset(stripe) + u64::from(start);
         let range = |slot: usize| {
             let (member, device) = view.member(slot)?;
             device.in_place(member.data_offset + at, new.len())
         };
-        let Some(data) = range(map.data_slot(part.column).index()) else { return false };
+        let Some(data) = range(map.data_slot(column).index()) else { return false };
         let Some(p) = range(map.p_slot().index()) else { return false };
         // Nothing is kept of members in memory, but may be of others that have gone (C13).
-        self.shared.cache.remove_rows(stripe.0, part.start, part.start + to_u32(new.len()));
+        self.shared.cache.remove_rows(stripe.0, start, end);
         let members = if let Some(slot) = map.q_slot() {
             let Some(q) = range(slot.index()) else { return false };
-            let exponent = exponent(map, part.column);
+            let exponent = exponent(map, column);
             change_in_place([data, p, q], |[data, p, q]| {
                 self.kernel.update_pq(p, q, data, new, exponent);
                 data.copy_from_slice(new);
