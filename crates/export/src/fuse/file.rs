@@ -8,7 +8,7 @@ use pinstripe_runtime::{Buffer, block_bytes, shard};
 use super::request::Fill;
 use crate::{
     errno::{self, error_number},
-    pieces::piece_end,
+    pieces::in_pieces,
 };
 
 /// The file, on one shard.
@@ -93,22 +93,13 @@ impl<S: BlockService> File<S> {
             return self.zero_part(offset, end).await;
         }
         self.zero_part(offset, first).await?;
-        let mut at = first;
-        while at < last {
-            if is_over() {
-                return Err(errno::NO_DEVICE);
-            }
-            let until = piece_end(at, last, self.service.discard_granularity());
-            self.zero_blocks(at, until, fill.may_punch).await?;
-            at = until;
-        }
+        let zero = async |at, length| {
+            let _held = self.locks.shared(at, length).await;
+            self.service.write_zeroes(at, length, false, fill.may_punch).await
+        };
+        let granularity = self.service.discard_granularity();
+        in_pieces(first, last - first, granularity, is_over, zero).await.map_err(error_number)?;
         self.zero_part(last, end).await
-    }
-
-    async fn zero_blocks(&self, start: u64, end: u64, may_punch: bool) -> Result<(), i32> {
-        let length = end - start;
-        let _held = self.locks.shared(start, length).await;
-        self.service.write_zeroes(start, length, false, may_punch).await.map_err(error_number)
     }
 
     /// Zeroes less than a block, or nothing.
