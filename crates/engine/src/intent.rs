@@ -308,6 +308,10 @@ impl IntentTable {
     /// touched, so the next sweep sees only what happens from now on.
     pub fn sweep_candidates(&self) -> Vec<usize> {
         let idle = |region: &usize| {
+            // Only looked at: a large array has a million of them, few of which are ever dirty.
+            if self.regions[*region].load(Ordering::SeqCst) & STATE == CLEAN {
+                return false;
+            }
             let before = self.update(*region, |word| word & !TOUCHED);
             before & (STATE | TOUCHED | NEEDS_RESYNC | MISSED) == SET && self.is_quiet(*region)
         };

@@ -1,7 +1,7 @@
 //! What the volume of every level has on a shard.
 
 use std::{
-    cell::{OnceCell, RefCell},
+    cell::{Cell, OnceCell, RefCell},
     rc::Rc,
     sync::Arc,
 };
@@ -31,22 +31,42 @@ pub(crate) struct VolumeBase {
 }
 
 /// Values that are used again. A context that is lost with its task (a crash in the simulator) is no loss.
-pub(crate) struct Pooled<T>(RefCell<Vec<Box<T>>>);
+pub(crate) struct Pooled<T> {
+    values: RefCell<Vec<Box<T>>>,
+    /// Of these, as many have not been needed since the last look.
+    unneeded: Cell<usize>,
+    /// How many were given back since then.
+    given: Cell<u32>,
+}
+
+/// What is given back so often is looked at: what a burst needed, and nothing since, goes, half each time.
+const GIVEN: u32 = 4096;
 
 impl<T> Default for Pooled<T> {
     fn default() -> Self {
-        Self(RefCell::default())
+        Self { values: RefCell::default(), unneeded: Cell::new(0), given: Cell::new(0) }
     }
 }
 
 impl<T: Default> Pooled<T> {
     #[expect(clippy::unnecessary_box_returns, reason = "the box is what is used again")]
     pub(crate) fn take(&self) -> Box<T> {
-        self.0.borrow_mut().pop().unwrap_or_default()
+        let mut values = self.values.borrow_mut();
+        let value = values.pop();
+        self.unneeded.set(self.unneeded.get().min(values.len()));
+        value.unwrap_or_default()
     }
 
     pub(crate) fn give(&self, value: Box<T>) {
-        self.0.borrow_mut().push(value);
+        let mut values = self.values.borrow_mut();
+        values.push(value);
+        self.given.set(self.given.get() + 1);
+        if self.given.get() == GIVEN {
+            // The first ones: the last are in the processor's caches.
+            values.drain(..self.unneeded.get().div_ceil(2));
+            self.given.set(0);
+            self.unneeded.set(values.len());
+        }
     }
 }
 
@@ -145,5 +165,33 @@ impl VolumeBase {
         failed
             .filter_map(|(place, error)| self.members.report(view, place, Operation::Flush, 0, error))
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_burst_needed_goes_when_it_is_over() {
+        let pool = Pooled::<u64>::default();
+        let burst: Vec<_> = (0..1000).map(|_| pool.take()).collect();
+        burst.into_iter().for_each(|value| pool.give(value));
+        let length = || pool.values.borrow().len();
+        assert_eq!(length(), 1000);
+        let at_a_time = |count: usize| {
+            let taken: Vec<_> = (0..count).map(|_| pool.take()).collect();
+            taken.into_iter().for_each(|value| pool.give(value));
+        };
+        for _ in 0..16 * GIVEN / 4 {
+            at_a_time(4);
+        }
+        assert_eq!(length(), 4, "four are needed at a time");
+        // What is needed now and then stays.
+        for _ in 0..4 {
+            at_a_time(100);
+            (0..GIVEN / 4).for_each(|_| at_a_time(4));
+        }
+        assert!(length() >= 50, "{}", length());
     }
 }

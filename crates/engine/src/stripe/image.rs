@@ -84,6 +84,11 @@ impl Image {
         }
     }
 
+    /// Whether it has had far more pieces than it was made for.
+    pub(crate) fn has_outgrown(&self, pieces: usize) -> bool {
+        self.parts.capacity() > 32 * pieces
+    }
+
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.parts.clear();

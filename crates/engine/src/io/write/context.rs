@@ -126,8 +126,13 @@ impl WriteContext {
         self.parity.clear();
     }
 
-    /// Lets go of every buffer and of all that was found out; the vectors are used again.
+    /// Lets go of every buffer and of all that was found out; the vectors are used again, unless a rare batch
+    /// has made them large.
     pub(super) fn end(&mut self) {
+        if self.image.has_outgrown(ROOM) {
+            *self = Self::default();
+            return;
+        }
         self.image.clear();
         self.let_go();
         self.avoid = Set64::EMPTY;
