@@ -1,7 +1,7 @@
 //! Pages in full: what a batch leaves alone of a page that it touches is read and becomes a part of the
 //! batch.
 //!
-//! The log knows only whole pages of 4 KiB, but the array may be written in blocks of 512 bytes. The claim is
+//! Logs know only whole pages of 4 KiB, but the array may be written in blocks of 512 bytes. The claim is
 //! held, so what is read is what stands there until the batch is through, whatever becomes of the membership
 //! meanwhile.
 
@@ -26,12 +26,14 @@ struct Gap {
 }
 
 impl ParityVolume {
-    /// Fills `image` up to whole pages. Extents must be built anew afterwards.
+    /// Fills `image` up to whole pages, without a look at the slots of `avoid`. Extents must be built anew
+    /// afterwards.
     pub(crate) async fn widen(
         &self,
         view: &View,
         stripe: StripeId,
         image: &mut Image,
+        avoid: Set64,
     ) -> Result<(), IoError> {
         let geometry = &self.geometry;
         if geometry.logical_block() >= PAGE_BYTES {
@@ -40,11 +42,14 @@ impl ParityVolume {
         let chunk = geometry.chunk_bytes();
         image.build_extents(chunk);
         let gaps = gaps(image.extents());
+        if gaps.is_empty() {
+            return Ok(());
+        }
         let mut row = self.rows.take();
         let mut result = Ok(());
         for gap in gaps {
             let range = (gap.start, gap.end);
-            let want = Want { columns: Set64::only(gap.column), parity: false, avoid: Set64::EMPTY };
+            let want = Want { columns: Set64::only(gap.column), parity: false, avoid };
             result = self.read_row(view, stripe, range, want, &mut row).await;
             let Some(data) = row.data.get_mut(gap.column).and_then(Option::take).filter(|_| result.is_ok())
             else {

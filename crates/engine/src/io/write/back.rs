@@ -6,7 +6,10 @@ use std::{collections::BTreeSet, sync::Arc};
 use pinstripe_md::units::{SECTOR_BYTES, Sector};
 use pinstripe_runtime::{Slice, shard};
 
-use super::Aborted;
+use super::{
+    context::WriteContext,
+    stripe_write::{Aborted, StripeWrite},
+};
 use crate::{
     consistency::{
         Log, Precedence,
@@ -19,7 +22,7 @@ use crate::{
     },
     error::IoError,
     geometry::{MemberSlot, ParityGeometry, Set64, StripeId},
-    io::{entry::Moved, parity::ParityVolume, row::Want, write::context::WriteContext},
+    io::{entry::Moved, parity::ParityVolume, row::Want},
     members::missed::Missed,
     membership::snapshot::View,
     mutants::{Mutant, active},
@@ -54,26 +57,15 @@ pub(super) fn caching_journal(view: &View) -> Option<&Arc<Journal>> {
     }
 }
 
-impl ParityVolume {
-    /// See [`caching_journal`].
-    pub(crate) fn caching_journal(&self) -> Option<Arc<Journal>> {
-        self.members.ask(|view| caching_journal(view).map(Arc::clone))
-    }
-
-    pub(crate) fn cache_key(&self, stripe: StripeId) -> Key {
-        Key { slot: self.shared.stripes.bucket_number(stripe.0), stripe: stripe.0 }
-    }
-
+impl StripeWrite<'_> {
     /// Acknowledges a batch from the journal, or has it written through.
     pub(super) async fn write_back(
-        &self,
+        &mut self,
         journal: &Arc<Journal>,
-        stripe: StripeId,
         claim: &mut Claim<'_, Piece, Answer>,
-        context: &mut WriteContext,
     ) -> Back {
         loop {
-            match self.try_write_back(journal, stripe, claim, context).await {
+            match self.try_write_back(journal, claim).await {
                 Ok(Some(generation)) => return Back::Answered(self.shared.durable(generation).await),
                 // What can't be read to fill a page may be mended by a write that goes to the members.
                 Ok(None) | Err(Aborted::Fatal(IoError::Unreadable { .. })) => break,
@@ -88,7 +80,7 @@ impl ParityVolume {
         }
         let left = active(Mutant::CachedLeftBehind);
         let written = loop {
-            match if left { Ok(()) } else { self.write_out_claimed(stripe).await } {
+            match if left { Ok(()) } else { self.write_out_claimed(self.stripe).await } {
                 // What is to be written without parity met another membership.
                 Err(IoError::MembershipChanged) => {}
                 written => break written,
@@ -97,7 +89,7 @@ impl ParityVolume {
         match written {
             Ok(()) => Back::Through { is_alone: false },
             Err(IoError::Unreadable { .. }) => {
-                self.carry(journal, stripe, context);
+                self.carry(journal);
                 Back::Through { is_alone: true }
             }
             Err(error) => Back::Answered(Err(error)),
@@ -105,57 +97,69 @@ impl ParityVolume {
     }
 
     /// Has a batch take along what is cached of the rows that it writes: with it there may be enough of them.
-    fn carry(&self, journal: &Journal, stripe: StripeId, context: &mut WriteContext) {
+    fn carry(&mut self, journal: &Journal) {
         let chunk = self.geometry.chunk_bytes();
-        context.image.build_extents(chunk);
-        let extents = context.image.extents();
+        let mut pages = journal.cached_stripe(self.cache_key(self.stripe));
+        let image = &mut self.context.image;
+        image.build_extents(chunk);
+        let extents = image.extents();
         let is_written = |row: u32| extents.iter().any(|e| e.start < row + PAGE_BYTES && row < e.end());
-        let mut pages = journal.cached_stripe(self.cache_key(stripe));
         pages.retain(|(start, _)| is_written(start % chunk));
         for (start, page) in &pages {
-            context.image.fill(*start, page);
+            image.fill(*start, page);
         }
-        context.carried = starts_of(&pages);
+        self.context.carried = starts_of(&pages);
     }
 
     /// What a part of a batch has carried is on the members. It must leave the cache before the next part
     /// may wait for room, for then what is cached of the stripe is logged again, behind this part.
-    pub(super) fn let_carried_go(&self, stripe: StripeId, context: &mut WriteContext) {
+    pub(super) fn let_carried_go(&mut self) {
         let Some(journal) = self.caching_journal() else { return };
-        let chunk = self.geometry.chunk_bytes();
-        let (image, carried) = (&context.image, &mut context.carried);
+        let geometry = &self.volume.geometry;
+        let WriteContext { image, carried, .. } = &mut *self.context;
         let is_written = |start: &mut u32| {
-            let (column, row) = (self.geometry.column_of(*start).0, *start % chunk);
+            let (column, row) = (geometry.column_of(*start).0, *start % geometry.chunk_bytes());
             image.find(column, row, row + PAGE_BYTES).is_some()
         };
         let written: Vec<u32> = carried.extract_if(.., is_written).collect();
-        journal.written_out(self.cache_key(stripe), &written);
+        journal.written_out(self.cache_key(self.stripe), &written);
     }
 
     /// The generation under which the batch was logged; `None` if it can't be cached.
     async fn try_write_back(
-        &self,
+        &mut self,
         journal: &Arc<Journal>,
-        stripe: StripeId,
         claim: &mut Claim<'_, Piece, Answer>,
-        context: &mut WriteContext,
     ) -> Result<Option<u64>, Aborted> {
         // Nothing is written to a member here, and the journal looks for itself whether the membership is
         // still the one.
-        let inside = self.enter().await?;
+        let volume = self.volume;
+        let inside = volume.enter().await?;
         let view = inside.view();
         // The mode is the journal's own affair, which looks at it when it sets room aside.
         if !view.snapshot.can_write_back() {
             return Ok(None);
         }
-        self.join(claim, context);
-        let (geometry, key) = (&self.geometry, self.cache_key(stripe));
-        fill_from_cache(journal, key, geometry.chunk_bytes(), &mut context.image);
-        self.widen(view, stripe, &mut context.image).await?;
-        context.image.build_extents(geometry.chunk_bytes());
-        let pages = pages_of(geometry, stripe, &context.image);
-        let logged = journal.log_data(&self.log_view(view), key, pages).await?;
+        self.join(claim);
+        let (geometry, key, stripe) = (&volume.geometry, volume.cache_key(self.stripe), self.stripe);
+        let image = &mut self.context.image;
+        fill_from_cache(journal, key, geometry.chunk_bytes(), image);
+        volume.widen(view, stripe, image, Set64::EMPTY).await?;
+        image.build_extents(geometry.chunk_bytes());
+        let pages = pages_of(geometry, stripe, image);
+        let logged = journal.log_data(&volume.log_view(view), key, pages).await?;
         Ok(logged.then(|| inside.generation()))
+    }
+}
+
+impl ParityVolume {
+    /// See [`caching_journal`].
+    pub(crate) fn caching_journal(&self) -> Option<Arc<Journal>> {
+        self.members.ask(|view| caching_journal(view).map(Arc::clone))
+    }
+
+    pub(crate) fn cache_key(&self, stripe: StripeId) -> Key {
+        Key { slot: self.shared.stripes.bucket_number(stripe.0), stripe: stripe.0 }
     }
 
     /// Writes out what is cached of a stripe, and of any other that has the same claim. The caller holds it.
@@ -364,7 +368,7 @@ impl ParityVolume {
         for (start, data) in data {
             context.image.add(Piece { start, data, fua: false });
         }
-        let answer = Box::pin(self.write_members_until_done(stripe, None, &mut context)).await;
+        let answer = Box::pin(self.stripe_write(stripe, &mut context).write_through(None)).await;
         self.note_if_torn(stripe, answer.is_err());
         context.end();
         self.write_contexts.give(context);

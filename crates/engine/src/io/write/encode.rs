@@ -2,11 +2,15 @@
 
 use pinstripe_runtime::{Buffer, Slice, shard};
 
-use super::{needs_parity_from_data, pre_read::PreRead};
+use super::{
+    context::WriteContext,
+    pre_read::PreRead,
+    stripe_write::{StripeWrite, needs_parity_from_data},
+};
 use crate::{
     error::IoError,
     geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeMap},
-    io::{parity::ParityVolume, write::context::WriteContext},
+    io::parity::ParityVolume,
     membership::snapshot::Snapshot,
     mutants::{Mutant, active},
     plan::{Method, Reconstruction, Run},
@@ -17,23 +21,20 @@ use crate::{
     },
 };
 
-impl ParityVolume {
+impl StripeWrite<'_> {
     /// Computes the new parity of every run. From here on the image doesn't change.
-    pub(super) fn encode(
-        &self,
-        map: StripeMap,
-        snapshot: &Snapshot,
-        context: &mut WriteContext,
-    ) -> Result<(), IoError> {
-        let (totals, counters) = (context.plan.totals(), self.counters());
+    pub(super) fn encode(&mut self, snapshot: &Snapshot) -> Result<(), IoError> {
+        let (volume, map) = (self.volume, self.map);
+        let WriteContext { plan, image, pre_read, parity, remote, .. } = &mut *self.context;
+        let (totals, counters) = (plan.totals(), volume.counters());
         counters.full_runs.add(totals.full_runs.into());
         counters.rmw_runs.add(totals.rmw_runs.into());
         counters.rcw_runs.add(totals.rcw_runs.into());
         counters.cache_hits.add(totals.cached_bytes / u64::from(PAGE_BYTES));
-        context.parity.clear();
-        for (number, run) in context.plan.runs().iter().enumerate() {
-            if context.remote.takes(number) {
-                context.parity.push([None, None]);
+        parity.clear();
+        for (number, run) in plan.runs().iter().enumerate() {
+            if remote.takes(number) {
+                parity.push([None, None]);
                 continue;
             }
             let writes =
@@ -42,20 +43,21 @@ impl ParityVolume {
             if needs_parity_from_data(snapshot, map) {
                 targets = [true, true];
             }
-            let (image, pre_read) = (&context.image, &mut context.pre_read);
-            let parity = match run.method {
+            let bytes = match run.method {
                 Method::DataOnly => [None, None],
-                Method::Rmw => self.encode_delta(map, run, targets, image, pre_read),
+                Method::Rmw => volume.encode_delta(map, run, targets, image, pre_read),
                 Method::Full => {
-                    self.encode_whole(map, run, targets, Reconstruction::None, image, pre_read)?
+                    volume.encode_whole(map, run, targets, Reconstruction::None, image, pre_read)?
                 }
-                Method::Rcw(recovery) => self.encode_whole(map, run, targets, recovery, image, pre_read)?,
+                Method::Rcw(recovery) => volume.encode_whole(map, run, targets, recovery, image, pre_read)?,
             };
-            context.parity.push(parity.map(|bytes| bytes.map(Buffer::freeze)));
+            parity.push(bytes.map(|bytes| bytes.map(Buffer::freeze)));
         }
         Ok(())
     }
+}
 
+impl ParityVolume {
     /// Read-modify-write: new parity from old parity and the change of each written column.
     fn encode_delta(
         &self,

@@ -1,8 +1,9 @@
 //! What the parity cache has of the rows that a stripe write changes.
 
+use super::{context::WriteContext, stripe_write::StripeWrite};
 use crate::{
     geometry::StripeId,
-    io::{parity::ParityVolume, write::context::WriteContext},
+    io::parity::ParityVolume,
     membership::snapshot::Snapshot,
     mutants::{Mutant, active},
     plan::{Method, Run},
@@ -20,14 +21,17 @@ impl ParityVolume {
             self.shared.cache.remove_rows(stripe.0, run.start, run.end);
         }
     }
+}
 
+impl StripeWrite<'_> {
     /// After success the cache may have the rows that were written whole.
-    pub(super) fn keep_parity(&self, snapshot: &Snapshot, stripe: StripeId, context: &mut WriteContext) {
-        let whole = context.missed.is_empty();
-        if !self.members.keeps_parity.get() || !whole {
+    pub(super) fn keep_parity(&mut self, snapshot: &Snapshot) {
+        let (volume, stripe) = (self.volume, self.stripe);
+        let WriteContext { plan, parity, missed, .. } = &mut *self.context;
+        if !volume.members.keeps_parity.get() || !missed.is_empty() {
             return;
         }
-        for (run, parity) in context.plan.runs().iter().zip(&mut context.parity) {
+        for (run, parity) in plan.runs().iter().zip(parity) {
             if run.length() > CACHED_RUN_MAX || active(Mutant::StaleParityCache) && run.method == Method::Full
             {
                 continue;
@@ -37,12 +41,12 @@ impl ParityVolume {
                 let rows = run.start.div_ceil(PAGE_BYTES)..run.end / PAGE_BYTES;
                 let key = |row| Key { stripe: stripe.0, row, parity, generation: cache_generation(snapshot) };
                 if run.length() == PAGE_BYTES && rows.len() == 1 {
-                    self.shared.cache.insert(key(rows.start), bytes);
+                    volume.shared.cache.insert(key(rows.start), bytes);
                     continue;
                 }
                 for row in rows {
                     let part = bytes.slice((row * PAGE_BYTES - run.start) as usize, PAGE_BYTES as usize);
-                    self.shared.cache.insert(key(row), part);
+                    volume.shared.cache.insert(key(row), part);
                 }
             }
         }

@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use pinstripe_runtime::{Slice, shard};
 
-use super::Aborted;
+use super::{
+    context::{Job, Remote},
+    stripe_write::{Aborted, StripeWrite},
+};
 use crate::{
-    geometry::{MemberSlot, StripeId, StripeMap},
+    geometry::MemberSlot,
     io::{
         entry::Writing,
-        parity::ParityVolume,
         remote::exchange::{Requests, Sent, Step, resolve},
-        write::context::{Job, Remote, WriteContext},
     },
     membership::{attached::Attached, snapshot::View},
     mutants::{Mutant, active},
@@ -62,42 +63,33 @@ impl Remote {
     }
 }
 
-impl ParityVolume {
+impl StripeWrite<'_> {
     /// The servers that may do the work of a stripe write; `None` if the client has to.
-    pub(super) fn servers_for<'v>(
-        &self,
-        view: &'v View,
-        facts: &Stripe,
-        context: &WriteContext,
-    ) -> Option<&'v Attached> {
+    pub(super) fn servers_for<'v>(&self, view: &'v View, facts: &Stripe) -> Option<&'v Attached> {
         let attached = view.snapshot.attached()?;
         // A log must see the old bytes, and the client those that it doesn't trust.
         let logged = !view.snapshot.log.is_none() && !active(Mutant::OffloadPastLog);
         let by_client = logged
-            || context.remote.failed
-            || !context.avoid.is_empty()
+            || self.context.remote.failed
+            || !self.context.avoid.is_empty()
             || facts.unreadable != view.snapshot.missing
             || self.shared.offload.is_paused();
         (!by_client).then_some(attached)
     }
 
     /// Both phases, and what the client writes itself.
-    pub(super) async fn write_offloaded(
-        &self,
-        writing: &Writing<'_>,
-        stripe: StripeId,
-        context: &mut WriteContext,
-    ) -> Result<(), Aborted> {
+    pub(super) async fn write_offloaded(&mut self, writing: &Writing<'_>) -> Result<(), Aborted> {
         let view = writing.view();
         let Some(attached) = view.snapshot.attached().map(Arc::clone) else {
             return Err(Aborted::Replan);
         };
-        let map = self.geometry.slots(stripe);
-        let slots: Vec<_> = context.remote.jobs.iter().map(|job| job.assignment.participants(map)).collect();
-        let reserved = self.shared.offload.reserve(view, &attached, slots.iter().copied(), ROOM_NS).await;
+        let jobs = self.context.remote.jobs.iter();
+        let slots: Vec<_> = jobs.map(|job| job.assignment.participants(self.map)).collect();
+        let reserved =
+            self.volume.shared.offload.reserve(view, &attached, slots.iter().copied(), ROOM_NS).await;
         let Some(reserved) = reserved else {
             self.counters().offload_fallbacks.add(1);
-            context.remote.failed = true;
+            self.context.remote.failed = true;
             return Err(Aborted::Replan);
         };
         let operations = slots.iter().enumerate();
@@ -105,31 +97,28 @@ impl ParityVolume {
             .map(|(index, &participants)| Sent { ticket: reserved.ticket(index), participants })
             .collect();
         self.counters().offload_operations.add(sent.len() as u64);
-        self.encode(map, &view.snapshot, context)?;
-        self.first_phase(view, stripe, &reserved, &sent, context).await?;
-        self.second_phase(view, stripe, &reserved, &sent, context).await;
+        self.encode(&view.snapshot)?;
+        self.first_phase(view, &reserved, &sent).await?;
+        self.second_phase(view, &reserved, &sent).await;
         Ok(())
     }
 
     /// Every participant does its part. After an error nothing has changed, and nothing will.
     async fn first_phase(
-        &self,
+        &mut self,
         view: &View,
-        stripe: StripeId,
         reserved: &Reservation<'_>,
         sent: &[Sent],
-        context: &mut WriteContext,
     ) -> Result<(), Aborted> {
         let mut requests = Requests::new();
-        let (jobs, image) = (&context.remote.jobs, &context.image);
-        self.send_parts(view, stripe, reserved, (jobs, image), &mut requests);
+        self.send_parts(view, reserved, &mut requests);
         let mut is_ready = true;
         if self.shared.options.offload == OffloadMode::Barrier {
             self.counters().offload_barriers.add(1);
             is_ready = self.prepared(view, sent, &mut requests).await;
         }
         if is_ready {
-            self.send_parities(view, stripe, reserved, (jobs, image), &mut requests);
+            self.send_parities(view, reserved, &mut requests);
             is_ready = self.prepared(view, sent, &mut requests).await;
         }
         let has_moved = self.shared.has_moved(view.snapshot.generation);
@@ -143,7 +132,7 @@ impl ParityVolume {
         }
         let outcomes: Vec<_> = requests.take().map(|(step, outcome)| (step, outcome.result)).collect();
         let judged = self.judge(view, &outcomes);
-        context.remote.failed |= !is_ready;
+        self.context.remote.failed |= !is_ready;
         if !is_ready {
             self.counters().offload_fallbacks.add(1);
         }
@@ -157,17 +146,10 @@ impl ParityVolume {
     }
 
     /// New bytes to those that keep them, and the question for old ones to the others.
-    fn send_parts(
-        &self,
-        view: &View,
-        stripe: StripeId,
-        reserved: &Reservation<'_>,
-        (jobs, image): (&[Job], &Image),
-        requests: &mut Requests<Step>,
-    ) {
+    fn send_parts(&self, view: &View, reserved: &Reservation<'_>, requests: &mut Requests<Step>) {
         let geometry = &self.geometry;
-        let (map, base) = (geometry.slots(stripe), geometry.member_offset(stripe));
-        for (index, job) in jobs.iter().enumerate() {
+        let (map, base) = (self.map, geometry.member_offset(self.stripe));
+        for (index, job) in self.context.remote.jobs.iter().enumerate() {
             let (ticket, assignment) = (reserved.ticket(index), &job.assignment);
             for column in assignment.writes.or(assignment.contributes) {
                 let slot = map.data_slot(column).index();
@@ -176,7 +158,7 @@ impl ParityVolume {
                 let at = member.data_offset + base + u64::from(job.start);
                 let reducers = assignment.reducers(map, column);
                 let submission = if assignment.writes.contains(column) {
-                    let data = written_bytes(image, column, job.start, job.end);
+                    let data = written_bytes(&self.context.image, column, job.start, job.end);
                     server.partial_write(ticket, at, data, assignment.modify, reducers)
                 } else {
                     server.contribute(ticket, at, job.length(), reducers)
@@ -187,23 +169,15 @@ impl ParityVolume {
     }
 
     /// What P and Q are to wait for.
-    fn send_parities(
-        &self,
-        view: &View,
-        stripe: StripeId,
-        reserved: &Reservation<'_>,
-        (jobs, image): (&[Job], &Image),
-        requests: &mut Requests<Step>,
-    ) {
-        let geometry = &self.geometry;
-        let (map, base) = (geometry.slots(stripe), geometry.member_offset(stripe));
-        for (index, job) in jobs.iter().enumerate() {
+    fn send_parities(&self, view: &View, reserved: &Reservation<'_>, requests: &mut Requests<Step>) {
+        let base = self.geometry.member_offset(self.stripe);
+        for (index, job) in self.context.remote.jobs.iter().enumerate() {
             let assignment = &job.assignment;
             for (number, slot) in assignment.parities.into_iter().enumerate() {
                 let Some(slot) = slot.map(MemberSlot::index) else { continue };
                 let Some((member, device)) = view.member(slot) else { continue };
                 let Some(server) = device.offload() else { continue };
-                let supplied = self.supplied(map, job, number == 1, image);
+                let supplied = self.supplied(job, number == 1);
                 let submission = server.parity(
                     reserved.ticket(index),
                     member.data_offset + base + u64::from(job.start),
@@ -218,8 +192,8 @@ impl ParityVolume {
     }
 
     /// The parts of columns without a member, for P or for Q.
-    fn supplied(&self, map: StripeMap, job: &Job, for_q: bool, image: &Image) -> Option<Slice> {
-        let lost = job.assignment.supplied;
+    fn supplied(&self, job: &Job, for_q: bool) -> Option<Slice> {
+        let (image, lost) = (&self.context.image, job.assignment.supplied);
         let mut columns =
             lost.iter().map(|column| (column, written_bytes(image, column, job.start, job.end)));
         if !for_q && lost.len() == 1 {
@@ -231,8 +205,8 @@ impl ParityVolume {
         let mut sum = shard::zeroed(job.length() as usize);
         for (column, bytes) in columns {
             if for_q {
-                debug_assert_ne!(in_q(map, column), 0);
-                self.kernel.accumulate_q(&mut sum, &bytes, exponent(map, column));
+                debug_assert_ne!(in_q(self.map, column), 0);
+                self.kernel.accumulate_q(&mut sum, &bytes, exponent(self.map, column));
             } else {
                 self.kernel.xor_into(&mut sum, &[&bytes]);
             }
@@ -242,25 +216,18 @@ impl ParityVolume {
 
     /// Commits everywhere, and writes what the client writes itself. Members that fail are noted and
     /// reported.
-    async fn second_phase(
-        &self,
-        view: &View,
-        stripe: StripeId,
-        reserved: &Reservation<'_>,
-        sent: &[Sent],
-        context: &mut WriteContext,
-    ) {
-        let geometry = &self.geometry;
-        let (map, base) = (geometry.slots(stripe), geometry.member_offset(stripe));
-        let fua = context.image.fua();
+    async fn second_phase(&mut self, view: &View, reserved: &Reservation<'_>, sent: &[Sent]) {
+        let (volume, map) = (self.volume, self.map);
+        let base = volume.geometry.member_offset(self.stripe);
+        let fua = self.context.image.fua();
         let mut requests = Requests::new();
         if !active(Mutant::OffloadKeepsParity) {
-            for job in &context.remote.jobs {
-                self.shared.cache.remove_rows(stripe.0, job.start, job.end);
+            for job in &self.context.remote.jobs {
+                self.shared.cache.remove_rows(self.stripe.0, job.start, job.end);
             }
         }
-        debug_assert_eq!(sent.len(), context.remote.jobs.len());
-        for (index, job) in context.remote.jobs.iter().enumerate() {
+        debug_assert_eq!(sent.len(), self.context.remote.jobs.len());
+        for (index, job) in self.context.remote.jobs.iter().enumerate() {
             for slot in job.assignment.keepers(map) {
                 let Some(server) = view.member(slot).and_then(|(_, device)| device.offload()) else {
                     continue;
@@ -269,33 +236,27 @@ impl ParityVolume {
                 requests.push(written, server.commit(reserved.ticket(index), fua));
             }
         }
-        self.write_own_runs(view, stripe, context, &mut requests);
-        self.counters().offloaded_runs.add(context.remote.jobs.len() as u64);
+        self.write_own_runs(view, &mut requests);
+        self.counters().offloaded_runs.add(self.context.remote.jobs.len() as u64);
         requests.wait().await;
         for (written, outcome) in requests.take() {
             if outcome.result.is_ok() || !active(Mutant::OffloadCommitErrorIgnored) {
                 let range = (base + u64::from(written.start), written.length.into());
-                let missed = &mut context.missed;
-                let refused = self.note_outcome(view, written.slot, range, outcome.result, missed);
+                let missed = &mut self.context.missed;
+                let refused = volume.note_outcome(view, written.slot, range, outcome.result, missed);
                 // Only its server has the bytes, so all of it is listed.
                 if let (Some(error), Some((member, _))) = (refused, view.member(written.slot)) {
-                    missed.listings.push(self.list_bad(member, written.slot, range, error));
+                    missed.listings.push(volume.list_bad(member, written.slot, range, error));
                 }
             }
         }
     }
 
     /// Writes the runs that need nothing from the servers.
-    fn write_own_runs(
-        &self,
-        view: &View,
-        stripe: StripeId,
-        context: &WriteContext,
-        requests: &mut Requests<Written>,
-    ) {
+    fn write_own_runs(&self, view: &View, requests: &mut Requests<Written>) {
         let geometry = &self.geometry;
-        let (map, base) = (geometry.slots(stripe), geometry.member_offset(stripe));
-        let fua = context.image.fua();
+        let (map, base) = (self.map, geometry.member_offset(self.stripe));
+        let fua = self.context.image.fua();
         let mut submit = |slot: MemberSlot, run: &Run, data: Slice| {
             let Some((member, device)) = view.member(slot.index()) else { return };
             self.counters().member_writes.add(1);
@@ -303,16 +264,16 @@ impl ParityVolume {
             let written = Written { slot: slot.index(), start: run.start, length: run.length() };
             requests.push(written, device.write(member.data_offset + base + u64::from(run.start), data, fua));
         };
-        for (number, run) in context.plan.runs().iter().enumerate() {
-            if context.remote.takes(number) {
+        for (number, run) in self.context.plan.runs().iter().enumerate() {
+            if self.context.remote.takes(number) {
                 continue;
             }
-            self.shared.cache.remove_rows(stripe.0, run.start, run.end);
+            self.shared.cache.remove_rows(self.stripe.0, run.start, run.end);
             for column in run.written {
-                let data = written_bytes(&context.image, column, run.start, run.end);
+                let data = written_bytes(&self.context.image, column, run.start, run.end);
                 submit(map.data_slot(column), run, data);
             }
-            for (bytes, slot) in context.parity[number].iter().zip([Some(map.p_slot()), map.q_slot()]) {
+            for (bytes, slot) in self.context.parity[number].iter().zip([Some(map.p_slot()), map.q_slot()]) {
                 if let (Some(bytes), Some(slot)) = (bytes, slot) {
                     submit(slot, run, bytes.clone());
                 }

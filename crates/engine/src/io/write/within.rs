@@ -2,10 +2,11 @@
 
 use std::pin::Pin;
 
+use super::stripe_write::StripeWrite;
 use crate::{
     ablation::{Gates, Held},
     geometry::StripeId,
-    io::{parity::ParityVolume, write::context::WriteContext},
+    io::parity::ParityVolume,
     shared::Answer,
     stripe::{
         image::Piece,
@@ -26,19 +27,6 @@ impl ParityVolume {
         let pages = gates.pages(stripe.0, self.geometry.chunk_bytes(), piece.start, to_u32(piece.data.len()));
         let claim = self.shared.stripes.claim(self.shard, stripe.0, Some(piece));
         Box::pin(gates.claim(pages, Box::pin(claim)))
-    }
-
-    /// Lets what has arrived join the batch.
-    #[cold]
-    pub(super) fn join_within(
-        &self,
-        gates: &Gates,
-        claim: &mut Claim<'_, Piece, Answer>,
-        context: &mut WriteContext,
-    ) -> usize {
-        let rows = context.image.rows(self.geometry.chunk_bytes());
-        let _held = self.enter_gate(gates, claim.stripe(), rows);
-        self.join(claim, context)
     }
 
     /// Whether anything has arrived at a claim by which these rows of the chunk are written.
@@ -70,5 +58,15 @@ impl ParityVolume {
     fn enter_gate<'g>(&self, gates: &'g Gates, stripe: u64, (from, to): (u32, u32)) -> Held<'g> {
         let chunk = self.geometry.chunk_bytes();
         gates.stripe(gates.pages(stripe, chunk, from, to.saturating_sub(from)))
+    }
+}
+
+impl StripeWrite<'_> {
+    /// Lets what has arrived join the batch.
+    #[cold]
+    pub(super) fn join_within(&mut self, gates: &Gates, claim: &mut Claim<'_, Piece, Answer>) -> usize {
+        let rows = self.context.image.rows(self.geometry.chunk_bytes());
+        let _held = self.volume.enter_gate(gates, claim.stripe(), rows);
+        self.join(claim)
     }
 }
