@@ -496,7 +496,7 @@ mod tests {
     fn shares_are_of_the_threads_time() {
         let stripe = LockCost { entered: 10, contended: 1, waited_ns: 500, inside_ns: 250 };
         let metered = Metered { stripe, intent: stripe, ..Metered::default() };
-        let outcome = SliceOutcome { operations: 10, wall_ns: 1000, cpu_ns: 0 };
+        let outcome = SliceOutcome { operations: 10, wall_ns: 1000, ..SliceOutcome::default() };
         let report = AblationReport::new(&Ablate::default(), &metered, Span::new(2, outcome, 100.0));
         assert!((report.lock_wait_share - 0.5).abs() < 1e-9, "{report:?}");
         assert!((report.lock_inside_share - 0.25).abs() < 1e-9, "{report:?}");

@@ -30,6 +30,9 @@ pub struct Report {
     /// CPU time of the shards for each request; the kernel's own threads are not in it. `None` for virtual
     /// devices: under their time the CPU takes none.
     pub cpu_ns_per_operation: Option<f64>,
+    /// How often a shard entered the kernel to submit, to collect answers or to sleep, for each request.
+    /// `None` for virtual devices.
+    pub kernel_entries_per_operation: Option<f64>,
     /// The rebuild, if that was measured instead of a load.
     pub recovery: Option<Rebuild>,
     /// What a user's write costs the members.
@@ -272,6 +275,8 @@ impl Report {
             bytes_per_second: iops * by(arguments.size, 1),
             latency_ns: Latency::of(&measured.latency),
             cpu_ns_per_operation: (!arguments.is_virtual()).then(|| by(engine.cpu_ns, engine.operations)),
+            kernel_entries_per_operation: (!arguments.is_virtual())
+                .then(|| by(engine.kernel_entries, engine.operations)),
             recovery: measured.recovery,
             per_write: Amplification::of(&counts),
             pre_read_ratio: by(counts.pre_read_bytes, counts.write_bytes),
@@ -372,7 +377,9 @@ impl Report {
             format_args!("{pattern}, {size} bytes, {}% reads, depth {}", s.reads_percent, s.depth),
         )?;
         self.latency_ns.fmt_load(f, self.iops, self.bytes_per_second)?;
-        fmt_cpu(f, "CPU per request", self.cpu_ns_per_operation)
+        fmt_cpu(f, "CPU per request", self.cpu_ns_per_operation)?;
+        self.kernel_entries_per_operation
+            .map_or(Ok(()), |entries| row(f, "kernel entries", format_args!("{entries:.2} per request")))
     }
 
     /// What the members had to do for it, and whether it was right.

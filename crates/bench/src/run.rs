@@ -513,6 +513,7 @@ fn merge(
 fn add(sum: &mut SliceOutcome, slice: SliceOutcome) {
     sum.operations += slice.operations;
     sum.cpu_ns += slice.cpu_ns;
+    sum.kernel_entries += slice.kernel_entries;
     sum.wall_ns += slice.wall_ns;
 }
 

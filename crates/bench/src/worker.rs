@@ -7,6 +7,7 @@ use pinstripe_engine::shared::Shared;
 use pinstripe_runtime::{
     DeviceError, Memory,
     shard::{self, JoinHandle},
+    uring,
 };
 use rustix::time::{ClockId, clock_gettime};
 
@@ -70,6 +71,8 @@ pub(crate) struct SliceOutcome {
     pub(crate) wall_ns: u64,
     /// CPU time of the shard's thread.
     pub(crate) cpu_ns: u64,
+    /// How often that entered the kernel for its requests.
+    pub(crate) kernel_entries: u64,
 }
 
 /// Of `depth` clients, those of a shard.
@@ -92,6 +95,7 @@ impl SliceOutcome {
     pub(crate) fn add_beside(&mut self, other: Self) {
         self.operations += other.operations;
         self.cpu_ns += other.cpu_ns;
+        self.kernel_entries += other.kernel_entries;
         self.wall_ns = self.wall_ns.max(other.wall_ns);
     }
 
@@ -193,20 +197,31 @@ impl Worker {
     }
 }
 
-/// Wall and CPU time of one thread.
+/// Wall and CPU time of one thread, and its entries into the kernel.
 pub(crate) struct Stopwatch {
     wall: u64,
     cpu: u64,
+    entries: u64,
 }
 
 impl Stopwatch {
     pub(crate) fn start() -> Self {
-        Self { wall: shard::now(), cpu: thread_cpu_ns() }
+        Self { wall: shard::now(), cpu: thread_cpu_ns(), entries: kernel_entries() }
     }
 
     pub(crate) fn stop(&self, operations: u64) -> SliceOutcome {
-        SliceOutcome { operations, wall_ns: shard::now() - self.wall, cpu_ns: thread_cpu_ns() - self.cpu }
+        SliceOutcome {
+            operations,
+            wall_ns: shard::now() - self.wall,
+            cpu_ns: thread_cpu_ns() - self.cpu,
+            kernel_entries: kernel_entries() - self.entries,
+        }
     }
+}
+
+/// None under virtual time.
+fn kernel_entries() -> u64 {
+    uring::kernel_entries().unwrap_or(0)
 }
 
 fn thread_cpu_ns() -> u64 {

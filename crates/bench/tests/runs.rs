@@ -75,6 +75,9 @@ fn files_are_overwritten_only_by_force() {
     assert!(std::fs::read(&paths[0]).unwrap().iter().all(|&byte| byte == 0));
     let report = run(&BenchArgs { force: true, ..wish.clone() }).unwrap();
     assert!(report.verified.units > 0 && report.verified.stripes > 0);
+    let entries = report.kernel_entries_per_operation.unwrap();
+    // A write of one unit reads two members and writes two, of which several may be submitted together.
+    assert!(entries > 0.1, "{entries} entries into the kernel for a request");
     let count = run(&BenchArgs { force: true, members: Some(5), ..wish });
     assert!(matches!(count, Err(BenchError::MemberCount { members: 5, devices: 4 })));
 }

@@ -57,8 +57,12 @@ fn the_report_says_that_devices_are_virtual_and_nothing_of_the_cpu() {
     assert!(
         report.cpu_ns_per_operation.is_none() && report.to_json().contains("\"cpu_ns_per_operation\": null")
     );
+    assert!(report.kernel_entries_per_operation.is_none());
     let words = report.to_string();
-    assert!(words.contains("virtual device") && !words.contains("CPU"), "{words}");
+    assert!(
+        words.contains("virtual device") && !words.contains("CPU") && !words.contains("kernel entries"),
+        "{words}"
+    );
 }
 
 #[test]

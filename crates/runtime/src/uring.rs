@@ -110,6 +110,12 @@ impl RuntimeConfig {
     }
 }
 
+/// How often this shard has entered the kernel to submit requests, to collect answers or to sleep. `None` if
+/// something else drives it.
+pub fn kernel_entries() -> Option<u64> {
+    Driver::try_current().map(|driver| driver.kernel_entries())
+}
+
 /// The CPUs that this thread may use; at least one.
 fn cpus_allowed() -> Vec<usize> {
     let cpus: Vec<usize> = rustix::thread::sched_getaffinity(None)

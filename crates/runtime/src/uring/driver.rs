@@ -96,7 +96,17 @@ impl Driver {
     /// # Panics
     /// On a thread that [`super::run`] did not start.
     pub(super) fn current() -> Rc<Self> {
-        CURRENT.with(|c| c.borrow().clone()).expect("this runs only on a shard that io_uring drives")
+        Self::try_current().expect("this runs only on a shard that io_uring drives")
+    }
+
+    /// The driver of this thread, if it has one.
+    pub(super) fn try_current() -> Option<Rc<Self>> {
+        CURRENT.with(|current| current.borrow().clone())
+    }
+
+    /// How often it has entered the kernel to submit, to collect or to sleep.
+    pub(super) fn kernel_entries(&self) -> u64 {
+        self.main.entries.get() + self.sides().map(|side| side.ring.entries.get()).sum::<u64>()
     }
 
     /// Makes it the thread's driver, or none.

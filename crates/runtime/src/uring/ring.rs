@@ -5,7 +5,7 @@
 //! points to is kept by the slot, by the operation or by the driver until the completion (C16).
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     collections::VecDeque,
     io,
     os::fd::{AsRawFd, OwnedFd, RawFd},
@@ -27,6 +27,8 @@ pub(super) struct Ring<S: squeue::EntryMarker, C: cqueue::EntryMarker> {
     /// Entries that did not fit into the ring.
     pub(super) backlog: RefCell<VecDeque<S>>,
     pub(super) arena: Arena,
+    /// How often it has entered the kernel.
+    pub(super) entries: Cell<u64>,
     /// Free slots of the ring's file table.
     files_free: RefCell<Vec<u32>>,
 }
@@ -40,6 +42,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
             ring: RefCell::new(ring),
             backlog: RefCell::default(),
             arena,
+            entries: Cell::default(),
             files_free: RefCell::new((0..files).rev().collect()),
         }
     }
@@ -64,6 +67,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
             }
             // The ring is full. If this fails, the loop meets the same error and deals with it.
             let _ = ring.submit();
+            self.count_entry();
             if try_push(&mut ring, &entry) {
                 return;
             }
@@ -122,6 +126,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         // looks at its devices once: it asks for no completion, so it doesn't wait for one.
         // SAFETY: no argument is passed, and the entries keep what they point to alive (C16).
         let entered = unsafe { ring.submitter().enter::<()>(count, 0, ENTER_GETEVENTS, None) };
+        self.count_entry();
         check_entered(entered);
     }
 
@@ -136,7 +141,12 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
                 ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&timeout))
             }
         };
+        self.count_entry();
         check_entered(entered);
+    }
+
+    fn count_entry(&self) {
+        self.entries.set(self.entries.get() + 1);
     }
 
     // --- completing ---
