@@ -6,9 +6,9 @@
 //!     shard 1 ─ thread, ring, arena, files ─ what others have it do: ShardHandle::call
 //! ```
 //!
-//! A turn of a shard: reap, mail, timers, a bounded batch of tasks, submit. With nothing to do it looks
-//! around for some microseconds and then sleeps in the kernel; [`crate::mailbox`] explains why no wake is
-//! lost.
+//! A turn of a shard: reap, mail, timers, a bounded batch of tasks, submit. With nothing to do it sleeps in
+//! the kernel, and looks around for some microseconds before where that has paid lately (`uring/spin.rs`);
+//! [`crate::mailbox`] explains why no wake is lost.
 //!
 //! The end of `main` stops the shards: each drops its tasks, cancels what it can and waits for the kernel to
 //! be done with every request before the memory goes (C16). A panic does the same in builds that unwind, then
@@ -35,6 +35,7 @@ mod ring;
 mod sent_file;
 mod side;
 mod socket;
+mod spin;
 mod storage;
 mod termination;
 pub mod ublk;
@@ -60,6 +61,7 @@ pub use termination::{Termination, termination};
 
 use crate::{Shard, ShardConfig, ShardHandle};
 use driver::Driver;
+use spin::Spin;
 
 /// What [`run`] starts.
 #[derive(Clone, Debug)]
@@ -73,9 +75,8 @@ pub struct RuntimeConfig {
     pub arena_bytes: usize,
     /// Bytes of memory outside of its arena that each shard keeps for reuse.
     pub spare_bytes: usize,
-    /// How long a shard without work looks around before it sleeps, in nanoseconds. Waking a sleeper costs
-    /// its waker a system call and some 20 us until it runs; looking costs this much CPU each time. 0 suits
-    /// one shard alone.
+    /// How long a shard without work looks around at most before it sleeps, in nanoseconds, while devices
+    /// have its requests or there are other shards, and only as long as that finds something. 0: never.
     pub spin_ns: u64,
     /// Holds SIGTERM and SIGINT back from all shards, for [`termination`]; SIGHUP, SIGUSR1, SIGUSR2 and
     /// SIGALRM do nothing then, but for [`last_resort`].
@@ -96,7 +97,8 @@ impl Default for RuntimeConfig {
 }
 
 impl RuntimeConfig {
-    /// `shards` shards that the kernel may move. They look around before they sleep if each can have a CPU.
+    /// `shards` shards that the kernel may move. They may look around before they sleep if each can have a
+    /// CPU. One alone does not: see `docs/results/engine.md`.
     pub fn unpinned(shards: usize) -> Self {
         let spin_ns = if shards > 1 && shards <= cpus_allowed().len() { SPIN_NS } else { 0 };
         Self {
@@ -368,6 +370,6 @@ fn set_up(config: &RuntimeConfig, index: usize) -> Result<(Rc<Shard>, Rc<Driver>
     }
     let shard = Shard::new(&ShardConfig { index, arena_bytes: config.arena_bytes, clock: None });
     shard.pool().keep_spare(config.spare_bytes);
-    let driver = Driver::new(shard.pool(), config.spin_ns)?;
+    let driver = Driver::new(shard.pool(), Spin::new(config.spin_ns, config.shards))?;
     Ok((shard, driver))
 }

@@ -29,6 +29,7 @@ use crate::{
         pause::{DOZE_NS, Pause, pause},
         ring::Ring,
         side::{Carrier, Side},
+        spin::Spin,
     },
 };
 
@@ -66,12 +67,14 @@ pub(super) struct Driver {
     kick_armed: Cell<bool>,
     stopping: Cell<bool>,
     draining: Cell<bool>,
-    spin_ns: u64,
+    /// Requests that devices have not answered.
+    at_devices: Cell<usize>,
+    spin: RefCell<Spin>,
 }
 
 impl Driver {
     /// A ring for `pool`'s shard on this thread.
-    pub(super) fn new(pool: &Pool, spin_ns: u64) -> Result<Rc<Self>, RunError> {
+    pub(super) fn new(pool: &Pool, spin: Spin) -> Result<Rc<Self>, RunError> {
         let ring = set_up()?;
         let step = |what| move |source| RunError::Setup { what, source };
         let flags = rustix::event::EventfdFlags::CLOEXEC;
@@ -87,7 +90,8 @@ impl Driver {
             kick_armed: Cell::new(false),
             stopping: Cell::new(false),
             draining: Cell::new(false),
-            spin_ns,
+            at_devices: Cell::new(0),
+            spin: RefCell::new(spin),
         }))
     }
 
@@ -183,6 +187,9 @@ impl Driver {
                 }
             }
         }
+        if operation.is_for_device() {
+            self.at_devices.set(self.at_devices.get() + 1);
+        }
         let mut operations = self.operations.borrow_mut();
         if operations.len() <= slot as usize {
             operations.resize_with(slot as usize + 1, || None);
@@ -254,6 +261,9 @@ impl Driver {
         let Some(mut operation) = self.operations.borrow_mut()[slot as usize].take() else {
             unreachable!("the kernel completes an operation once");
         };
+        if operation.is_for_device() {
+            self.at_devices.set(self.at_devices.get() - 1);
+        }
         let result = match operation.advance(result, self.draining.get()) {
             Step::Again => {
                 self.submit_operation(slot, operation);
@@ -304,14 +314,7 @@ impl Driver {
                 }
                 Pause::Poll => self.main.submit(false),
                 Pause::Doze => self.sleep(shard, Some(DOZE_NS)),
-                Pause::Sleep if self.spin_ns == 0 => self.sleep(shard, None),
-                Pause::Sleep => {
-                    self.submit();
-                    self.reap();
-                    if shard.ready_count() == 0 && !self.spin(shard) {
-                        self.sleep(shard, None);
-                    }
-                }
+                Pause::Sleep => self.rest(shard),
             }
         }
     }
@@ -352,13 +355,29 @@ impl Driver {
         self.arm_kick();
     }
 
-    /// Looks for work a while before the costly sleep. Returns whether there is some.
-    fn spin(&self, shard: &Shard) -> bool {
-        if self.spin_ns == 0 {
-            return false;
+    /// Sleeps until something happens, if nothing does while it looks around before, for as long as [`Spin`]
+    /// says.
+    fn rest(&self, shard: &Shard) {
+        let look = self.spin.borrow_mut().look(self.at_devices.get() > 0);
+        if let Some(look) = look {
+            self.submit();
+            self.reap();
+            if shard.ready_count() > 0 {
+                return;
+            }
+            let begun = shard.now();
+            let found = self.look_around(shard, begun.saturating_add(look.ns));
+            self.spin.borrow_mut().learn(look, found, shard.now() - begun);
+            if found {
+                return;
+            }
         }
-        let now = shard.now();
-        let end = now.saturating_add(self.spin_ns);
+        self.sleep(shard, None);
+    }
+
+    /// Looks for work until `end`, without a system call, or until a timer is due. Returns whether something
+    /// came.
+    fn look_around(&self, shard: &Shard, end: u64) -> bool {
         let end = shard.next_timer().map_or(end, |timer| timer.min(end));
         loop {
             for _ in 0..16 {
@@ -368,7 +387,7 @@ impl Driver {
                 std::hint::spin_loop();
             }
             if shard.now() >= end {
-                return shard.next_timer().is_some_and(|timer| timer <= shard.now());
+                return false;
             }
         }
     }
@@ -377,7 +396,8 @@ impl Driver {
         self.main.has_news() || self.sides().any(|side| side.ring.has_news())
     }
 
-    /// Submits what there is, and sleeps until something happens, at most for so many nanoseconds.
+    /// Submits what there is, and sleeps until something happens, at most for so many nanoseconds. Enters the
+    /// kernel once.
     fn sleep(&self, shard: &Shard, at_most: Option<u64>) {
         if !shard.mailbox().fall_asleep() {
             self.submit();
@@ -484,10 +504,11 @@ mod tests {
     use std::{io, time::Duration};
 
     use super::*;
+    use crate::uring::operation::{Descriptor, Kind};
 
     #[test]
     fn entries_that_do_not_fit_wait_in_order_and_reach_the_kernel() {
-        let driver = Driver::new(&Pool::new(0), 0).unwrap();
+        let driver = Driver::new(&Pool::new(0), Spin::new(0, 1)).unwrap();
         let count = 3 * u64::from(SUBMISSIONS) + 5;
         // As if the kernel had refused to take any for a while.
         for i in 0..count {
@@ -510,7 +531,7 @@ mod tests {
         const LIMIT_NS: u64 = 30_000_000_000;
         let shard = Shard::new(&crate::ShardConfig { index: 0, arena_bytes: 0, clock: None });
         let _entered = shard.enter();
-        let driver = Driver::new(shard.pool(), 0).unwrap();
+        let driver = Driver::new(shard.pool(), Spin::new(0, 1)).unwrap();
         driver.connect_kick(&shard);
         // Ends the sleep if nothing else does.
         shard.spawn(crate::shard::sleep(LIMIT_NS));
@@ -530,9 +551,13 @@ mod tests {
 
     /// A shard with a driver, until `test` ends.
     fn with_driver(test: impl FnOnce(&Rc<Shard>, &Rc<Driver>)) {
+        with_driver_that_spins(Spin::new(0, 1), test);
+    }
+
+    fn with_driver_that_spins(spin: Spin, test: impl FnOnce(&Rc<Shard>, &Rc<Driver>)) {
         let shard = Shard::new(&crate::ShardConfig { index: 0, arena_bytes: 1 << 20, clock: None });
         let _entered = shard.enter();
-        let driver = Driver::new(shard.pool(), 0).unwrap();
+        let driver = Driver::new(shard.pool(), spin).unwrap();
         Driver::set_current(Some(Rc::clone(&driver)));
         driver.connect_kick(&shard);
         test(&shard, &driver);
@@ -544,14 +569,14 @@ mod tests {
     /// thread was busy, in nanoseconds.
     fn busy_until_a_read_comes(shard: &Rc<Shard>, driver: &Rc<Driver>, carrier: Carrier) -> u64 {
         let (end, other) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
-        let file = crate::uring::operation::File::carried(end, Vec::new(), carrier, None);
+        let file = File::carried(end, Vec::new(), carrier, None);
         let there = Rc::clone(driver);
         let got = Rc::new(Cell::new(false));
         let seen = Rc::clone(&got);
         shard.spawn(async move {
-            let descriptor = crate::uring::operation::Descriptor::registered(file);
+            let descriptor = Descriptor::registered(file);
             let buffer = shard::buffer(4096);
-            let read = Operation::new(crate::uring::operation::Kind::Read, &descriptor)
+            let read = Operation::new(Kind::Read, &descriptor)
                 .range(0, 0, 512)
                 .memory(buffer.as_ptr(), buffer.len());
             let read = there.start(Payload::Buffer(buffer), read).await;
@@ -584,6 +609,77 @@ mod tests {
     fn thread_time() -> u64 {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
         u64::try_from(time.tv_sec * 1_000_000_000 + time.tv_nsec).unwrap()
+    }
+
+    /// Has a shard make `count` requests, one after the other, each of which is answered `after` it was made.
+    /// How often the shard entered the kernel, and how long its thread was busy, in nanoseconds.
+    fn one_at_a_time(spin: Spin, kind: fn() -> Kind, count: u64, after: Duration) -> (u64, u64) {
+        let (end, other) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        let (ask, asked) = std::sync::mpsc::channel::<()>();
+        let device = std::thread::spawn(move || {
+            for () in asked {
+                std::thread::sleep(after);
+                rustix::io::write(&other, &[7; 512]).unwrap();
+            }
+        });
+        let mut came = (0, 0);
+        with_driver_that_spins(spin, |shard, driver| {
+            let there = Rc::clone(driver);
+            shard.spawn(async move {
+                let descriptor = Descriptor::registered(File::new(end));
+                for _ in 0..count {
+                    let buffer = shard::buffer(512);
+                    let request = Operation::new(kind(), &descriptor)
+                        .range(0, 0, 512)
+                        .memory(buffer.as_ptr(), buffer.len());
+                    let request = there.start(Payload::Buffer(buffer), request);
+                    ask.send(()).unwrap();
+                    request.await.result.unwrap();
+                }
+                there.stop();
+            });
+            let busy = thread_time();
+            driver.run(shard);
+            came = (driver.kernel_entries(), thread_time() - busy);
+        });
+        device.join().unwrap();
+        came
+    }
+
+    /// The one that sleeps also submits.
+    #[test]
+    fn a_request_takes_one_entry_into_the_kernel_where_the_shard_does_not_look_around() {
+        for after in [Duration::ZERO, Duration::from_millis(1)] {
+            let (entries, _) = one_at_a_time(Spin::new(0, 1), || Kind::Read, 100, after);
+            assert_eq!(entries, 100, "answers after {after:?}");
+        }
+    }
+
+    /// One submits, one collects, and none sleeps.
+    #[test]
+    fn a_request_takes_two_entries_into_the_kernel_where_looking_around_finds_its_answer() {
+        const FOR_EVER_NS: u64 = 60_000_000_000;
+        let after = Duration::from_millis(5);
+        let (entries, _) = one_at_a_time(Spin::new(FOR_EVER_NS, 1), || Kind::Read, 100, after);
+        assert!(entries <= 200, "{entries} entries");
+        // Fewer only where this thread stood still until the answer had come.
+        assert!(entries > 150, "{entries} entries: it did not look around");
+    }
+
+    #[test]
+    fn a_shard_does_not_go_on_looking_for_answers_that_come_late() {
+        let (entries, _) = one_at_a_time(Spin::new(30_000, 1), || Kind::Read, 200, Duration::from_millis(5));
+        assert!((200..240).contains(&entries), "{entries} entries");
+    }
+
+    #[test]
+    fn a_shard_alone_sleeps_at_once_while_only_a_client_may_come() {
+        const FOR_EVER_NS: u64 = 60_000_000_000;
+        let readable = || Kind::Readable { exclusive: false };
+        let (entries, busy) =
+            one_at_a_time(Spin::new(FOR_EVER_NS, 1), readable, 1, Duration::from_millis(100));
+        assert_eq!(entries, 1);
+        assert!(busy < 50_000_000, "{busy} ns");
     }
 
     #[test]
@@ -670,7 +766,7 @@ mod tests {
     fn times_out_although_it_has_completed() -> bool {
         let shard = Shard::new(&crate::ShardConfig { index: 0, arena_bytes: 0, clock: None });
         let _entered = shard.enter();
-        let driver = Driver::new(shard.pool(), 0).unwrap();
+        let driver = Driver::new(shard.pool(), Spin::new(0, 1)).unwrap();
         Driver::set_current(Some(Rc::clone(&driver)));
         let (near, mut far) = std::os::unix::net::UnixStream::pair().unwrap();
         let stream = crate::uring::Connection::new(near).attach().unwrap();
@@ -709,7 +805,7 @@ mod tests {
     #[test]
     fn memory_is_registered_when_it_is_used_first() {
         let pool = Pool::new(64 << 20);
-        let driver = Driver::new(&pool, 0).unwrap();
+        let driver = Driver::new(&pool, Spin::new(0, 1)).unwrap();
         if !driver.arena_registered() {
             return;
         }
@@ -725,7 +821,7 @@ mod tests {
     #[test]
     fn only_memory_of_the_own_arena_has_a_registered_index() {
         let (ours, other) = (Pool::new(1 << 20), Pool::new(1 << 20));
-        let driver = Driver::new(&ours, 0).unwrap();
+        let driver = Driver::new(&ours, Spin::new(0, 1)).unwrap();
         if !driver.arena_registered() {
             return;
         }

@@ -314,6 +314,25 @@ impl Operation {
         }
     }
 
+    /// Whether a device answers it, which has its request, and not a client or a peer, when that likes.
+    pub(super) fn is_for_device(&self) -> bool {
+        match self.kind {
+            Kind::Read
+            | Kind::Write { .. }
+            | Kind::Flush
+            | Kind::Allocate(_)
+            | Kind::Discard
+            | Kind::Nvme(_) => true,
+            Kind::Receive
+            | Kind::Send
+            | Kind::Readable { .. }
+            | Kind::Writable
+            | Kind::HangUp
+            | Kind::Accept(_)
+            | Kind::Command { .. } => false,
+        }
+    }
+
     fn target(&self) -> (types::Fd, squeue::Flags) {
         match self.descriptor.registered_with(self.carrier()) {
             Some(index) => (types::Fd(index.cast_signed()), squeue::Flags::FIXED_FILE),
