@@ -320,7 +320,8 @@ impl<T: Stream + ?Sized> Link<T> {
     /// left. A client that doesn't take its last replies is given up after a while.
     pub async fn end(&self, why: Why) {
         self.ended.set(Some(why));
-        self.left.set(why == Why::Left);
+        // Also where TLS has begun after the order to leave.
+        self.left.set(why == Why::Left && !self.is_secure());
         self.sender.wake();
         self.receiver.wait_for(|| (self.requests.get() == 0).then_some(())).await;
         if shard::timeout(LINGER_NANOSECONDS, self.closed()).await.is_none() {
@@ -339,7 +340,7 @@ impl<T: Stream + ?Sized> Link<T> {
 pub(super) enum Why {
     /// The client said that it leaves.
     Disconnected,
-    /// Another process goes on.
+    /// Another process goes on, if it can.
     Left,
     /// Anything else.
     Abandoned,

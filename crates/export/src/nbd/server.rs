@@ -239,7 +239,7 @@ impl<S: BlockService> Server<S> {
             _ => Why::Abandoned,
         })
         .await;
-        // What could not be answered can't be left either.
+        // What could not be answered can't be left either, and TLS can't at all.
         let end =
             if matches!(end, SessionEnd::Left(_)) && !link.is_left() { SessionEnd::Closed } else { end };
 

@@ -546,6 +546,38 @@ fn a_connection_in_tls_is_ended_and_not_left_to_another_server() {
     assert_eq!(left_by_its_server(false), SessionEnd::Closed);
 }
 
+/// The order comes when the client has been promised TLS and doesn't know it yet.
+#[test]
+fn a_connection_that_comes_into_tls_while_its_server_leaves_is_not_left_in_the_clear() {
+    let authority = Authority::new();
+    let folder = authority.folder();
+    let acceptor = Credentials::load(folder.path(), Clients::Any).unwrap().acceptor();
+    let config = authority.client(None);
+    let random = Random::new(13);
+    let inner = Rc::clone(&random);
+    run(&random, move || async move {
+        let array = Array::new(&inner, 1 << 20, 0);
+        let server = array.server();
+        // Not even the greeting goes through at once.
+        let (pipe, there) = pipe(&inner, 10);
+        let one = server.clone();
+        let session = shard::spawn_joined(async move {
+            one.serve_securely(there, Security::Offered(acceptor), |_| ()).await
+        });
+        assert!(pipe.send_all(&[&FLAGS[..], &option(STARTTLS, &[])].concat()).await);
+        shard::sleep(SECOND).await;
+        let leaving = shard::spawn_joined(async move { server.leave(1000 * SECOND, 2000 * SECOND).await });
+        shard::sleep(SECOND).await;
+        pipe.receive_exactly(18).await.unwrap();
+        assert_eq!(option_replies(&pipe.receive_exactly(20).await.unwrap())[0].kind, ACK);
+        let client = Secured::shake_hands(&pipe, &config).await.unwrap();
+        choose_greeted(&client, true).await;
+        assert_eq!(client.receive_exactly(1).await, None);
+        leaving.join().await;
+        assert_eq!(session.join().await, SessionEnd::Closed);
+    });
+}
+
 #[test]
 fn a_client_that_stays_silent_in_the_handshake_is_cut_off() {
     let authority = Authority::new();
