@@ -19,7 +19,8 @@
 //! [`Link::has_hung_up`].
 //!
 //! **Leaving.** A connection that another process will serve ends in the same way, between two requests, but
-//! its stream stays open. TLS has state that can't be left, so such a connection stops.
+//! its stream stays open. TLS has state that can't be left, so such a stream is closed then: its client sends
+//! what has no answer again, by a new connection. An error would be an answer.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::future::poll_fn;
@@ -125,12 +126,16 @@ impl<T: Stream + ?Sized> Link<T> {
 
     /// The same between two requests, but not for longer than the connection stays.
     pub async fn receive_request(&self, buffer: Buffer) -> (usize, Option<Buffer>) {
+        let leaving = self.to_leave.wait_for(|| self.leaving.get().then_some(()));
         if self.is_secure() {
-            return self.receive(buffer).await;
+            // Nothing is made of what comes from now on: the receive ends with the stream.
+            return match first_of(self.receive(buffer), leaving).await {
+                First::One(received) => received,
+                First::Other(()) => (0, None),
+            };
         }
         let room = buffer.len();
         let mut receiving = self.stream.receive(buffer);
-        let leaving = self.to_leave.wait_for(|| self.leaving.get().then_some(()));
         let outcome = match first_of(&mut receiving, leaving).await {
             First::One(outcome) => outcome,
             First::Other(()) => {
@@ -166,7 +171,7 @@ impl<T: Stream + ?Sized> Link<T> {
         self.left.get()
     }
 
-    /// Whether the connection is to be left to another process.
+    /// Whether the connection is to be left to another process, or to be ended where one would be.
     pub fn leaving(&self) -> bool {
         self.leaving.get()
     }
@@ -358,7 +363,7 @@ enum Next<'a> {
 
 /// A connection, as the server sees it when it stops.
 pub(super) trait Stoppable {
-    /// Comes to its end between two requests, without ending the connection. One that can't is stopped.
+    /// Comes to its end between two requests, without ending the connection unless that is in TLS.
     fn leave(&self);
     /// Refuses further requests, and closes when those in flight are answered.
     fn stop(&self);
@@ -370,9 +375,6 @@ pub(super) trait Stoppable {
 
 impl<T: Stream + ?Sized> Stoppable for Link<T> {
     fn leave(&self) {
-        if self.is_secure() {
-            return self.stop();
-        }
         self.leaving.set(true);
         self.to_leave.wake();
         self.receiver.wake();

@@ -579,6 +579,45 @@ fn a_connection_that_comes_into_tls_while_its_server_leaves_is_not_left_in_the_c
 }
 
 #[test]
+fn requests_in_tls_are_answered_when_the_server_leaves_and_later_ones_get_no_answer() {
+    let authority = Authority::new();
+    let folder = authority.folder();
+    let (security, config) = (required(folder.path(), Clients::Any), authority.client(None));
+    let random = Random::new(12);
+    let inner = Rc::clone(&random);
+    run(&random, move || async move {
+        // A zeroing is done in two pieces.
+        let size = 33 << 20;
+        let array = Array::new(&inner, size, 0);
+        let server = array.server();
+        let (pipe, there) = pipe(&inner, 100_000);
+        let one = server.clone();
+        let session = shard::spawn_joined(async move { one.serve_securely(there, security, |_| ()).await });
+        let client = Secured::start(&pipe, &config).await.unwrap();
+        choose_greeted(&client, true).await;
+        array.close();
+        let zero = request(0, 6, 2, 0, u32::try_from(size).unwrap());
+        assert!(client.send_all(&[request(0, 0, 1, 0, 512), zero].concat()).await);
+        shard::sleep(SECOND).await;
+        let leaving = shard::spawn_joined(async move { server.leave(1000 * SECOND, 2000 * SECOND).await });
+        shard::sleep(SECOND).await;
+        assert!(client.send_all(&request(0, 0, 3, 0, 512)).await);
+        shard::sleep(SECOND).await;
+        array.open();
+        let mut answered = Vec::new();
+        while let Some(reply) = reply(&client, |cookie| if cookie == 2 { 0 } else { 512 }).await {
+            assert_eq!(reply.error, 0, "an error would be final");
+            answered.push(reply.cookie);
+        }
+        answered.sort_unstable();
+        assert_eq!(answered, [1, 2]);
+        leaving.join().await;
+        assert_eq!(session.join().await, SessionEnd::Closed);
+        assert_eq!(array.seen.borrow().requests, 3, "the read, and two pieces");
+    });
+}
+
+#[test]
 fn a_client_that_stays_silent_in_the_handshake_is_cut_off() {
     let authority = Authority::new();
     let folder = authority.folder();
