@@ -179,6 +179,8 @@ struct Entry {
     /// In the ready queue.
     ready: bool,
     alive: bool,
+    /// When the loop came round in which what it works on has come. A task has it of the one that starts it.
+    arrived_at: u64,
 }
 
 /// The tasks of one thread. See the module.
@@ -312,9 +314,20 @@ impl Shard {
         }
     }
 
-    /// Nanoseconds since the driver's loop last came round: what has completed since then isn't known yet.
-    pub fn since_turn(&self) -> u64 {
-        self.now().saturating_sub(self.turned_at.get())
+    /// What the task that is polled works on, and those that it starts, has come since the driver's loop last
+    /// came round.
+    pub fn note_arrival(&self) {
+        if let Some(entry) = self.tasks.borrow_mut().get_mut(self.current_task.get() as usize) {
+            entry.arrived_at = self.turned_at.get();
+        }
+    }
+
+    /// Nanoseconds since then: what else has completed by that time is known. As long as it can be if nothing
+    /// was noted.
+    pub fn since_arrival(&self) -> u64 {
+        let tasks = self.tasks.borrow();
+        let arrived_at = tasks.get(self.current_task.get() as usize).map_or(0, |entry| entry.arrived_at);
+        self.now().saturating_sub(arrived_at)
     }
 
     /// The driver's loop came round all the time until now: for a driver with a clock of its own, which
@@ -340,7 +353,8 @@ impl Shard {
             tasks.push(Entry::default());
             u32::try_from(tasks.len() - 1).unwrap_or_else(|_| unreachable!("below TASKS_MAX"))
         });
-        tasks[index as usize] = Entry { task: Some(cell), ready: true, alive: true };
+        let arrived_at = tasks.get(self.current_task.get() as usize).map_or(0, |entry| entry.arrived_at);
+        tasks[index as usize] = Entry { task: Some(cell), ready: true, alive: true, arrived_at };
         self.tasks_alive.set(self.tasks_alive.get() + 1);
         self.ready.borrow_mut().push_back(index);
     }
@@ -614,6 +628,37 @@ mod tests {
             stale.push(shard.handle());
         }
         assert_eq!(*ran.lock().unwrap(), 0);
+    }
+
+    #[test]
+    fn a_task_has_the_arrival_of_the_one_that_starts_it() {
+        let clock = Rc::new(Cell::new(100));
+        let shard = Shard::new(&ShardConfig { index: 0, arena_bytes: 0, clock: Some(Rc::clone(&clock)) });
+        let _entered = shard.enter();
+        let ages = Rc::<RefCell<Vec<u64>>>::default();
+        let told = Rc::clone(&ages);
+        shard.spawn(async move {
+            let age = move || told.borrow_mut().push(shard::with_current(Shard::since_arrival));
+            age();
+            shard::note_arrival();
+            age();
+            shard::yield_now().await;
+            let of_other = age.clone();
+            shard::spawn(async move {
+                of_other();
+                shard::note_arrival();
+                of_other();
+            });
+            shard::yield_now().await;
+            age();
+        });
+        for now in [120, 130, 140, 150] {
+            clock.set(now);
+            shard.poll_ready(0);
+            shard.turn();
+        }
+        // The loop came round at 100, and then after each poll.
+        assert_eq!(*ages.borrow(), [120, 20, 40, 10, 50]);
     }
 
     #[test]

@@ -107,6 +107,12 @@ pub fn zeroed(length: usize) -> Buffer {
     with_current(|shard| shard.pool().zeroed(length))
 }
 
+/// What this task works on from now on has just come from outside: see
+/// [`Stream::has_hung_up`](crate::Stream::has_hung_up).
+pub fn note_arrival() {
+    with_current(Shard::note_arrival);
+}
+
 /// Waits for `nanoseconds`, by [`waited`].
 pub fn sleep(nanoseconds: u64) -> Sleep {
     Sleep { deadline: waited().saturating_add(nanoseconds), timer: None }

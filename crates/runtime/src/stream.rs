@@ -19,8 +19,9 @@ pub trait Stream {
     /// Ends the connection both ways: requests under way complete, with an error or with what they have.
     fn shutdown(&self);
     /// Whether the peer has ended what it sends, or is gone, although there may be bytes of it that were not
-    /// received yet. False on a stream that can't tell. Cheap enough to be asked for every request: a turn of
-    /// the shard may pass before it is known.
+    /// received yet. False on a stream that can't tell. Cheap enough to be asked for every request: a task
+    /// that has noted just now that its work has come, by [`note_arrival`](crate::shard::note_arrival), is
+    /// told how it was then. All others are told how it is at this moment.
     fn has_hung_up(&self) -> bool {
         false
     }

@@ -148,6 +148,7 @@ impl<T: Stream + ?Sized> Link<T> {
 
     /// What was received where there was this room.
     fn taken(&self, outcome: Outcome, room: usize) -> (usize, Option<Buffer>) {
+        shard::note_arrival();
         // A stream that claims more than there was room for is broken.
         let received = outcome.result.ok().filter(|count| *count <= room && self.alive());
         (received.unwrap_or(0), outcome.buffer)

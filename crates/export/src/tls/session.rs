@@ -122,6 +122,7 @@ impl Session {
         let Some(buffer) = self.received.borrow_mut().buffer.take() else { return false };
         let room = buffer.len();
         let outcome = stream.receive(buffer).await;
+        shard::note_arrival();
         let end = outcome.result.ok().filter(|count| *count <= room).unwrap_or(0);
         self.received.replace(Received { buffer: outcome.buffer, start: 0, end });
         end > 0

@@ -38,7 +38,7 @@ use crate::{
 const KEEP_ALIVE_IDLE: Duration = Duration::from_mins(1);
 const KEEP_ALIVE_PAUSE: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_COUNT: u32 = 6;
-/// For so long what the ring has told is believed of a peer.
+/// For so long after a request has come, what the ring has told by then is believed of its peer.
 const NEWS_NANOSECONDS: u64 = 1_000_000;
 
 /// A connected socket that no shard uses yet: it may go to any.
@@ -186,13 +186,14 @@ impl Stream for SocketStream {
         let _ = rustix::net::shutdown(self.descriptor.file().fd.as_fd(), rustix::net::Shutdown::Both);
     }
 
-    /// The ring tells it, so that a look is no system call. Where the ring was not asked for long, since the
-    /// shard stands still in the middle of a turn, the kernel is asked directly.
+    /// The ring tells it of what goes straight from the peer to where it asks, so that such a look is no
+    /// system call. For what has waited, and where the shard stands still in the middle of a turn, the kernel
+    /// is asked directly.
     fn has_hung_up(&self) -> bool {
         let mut hang_up = self.hang_up.borrow_mut();
         let mut context = Context::from_waker(Waker::noop());
         let is_quiet = hang_up.as_mut().is_some_and(|told| Pin::new(told).poll(&mut context).is_pending());
-        if is_quiet && shard::with_current(Shard::since_turn) < NEWS_NANOSECONDS {
+        if is_quiet && shard::with_current(Shard::since_arrival) < NEWS_NANOSECONDS {
             return false;
         }
         let has_hung_up = self.shows(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR);
@@ -380,11 +381,17 @@ mod tests {
     /// Whether the ring tells that the peer has hung up, to a shard that turns.
     async fn is_told(stream: &SocketStream) -> bool {
         let told = async {
-            while !stream.has_hung_up() {
+            while !has_hung_up_at_arrival(stream) {
                 shard::yield_now().await;
             }
         };
         shard::timeout(10_000_000_000, told).await.is_some()
+    }
+
+    /// Asked for a request that has just come.
+    fn has_hung_up_at_arrival(stream: &SocketStream) -> bool {
+        shard::note_arrival();
+        stream.has_hung_up()
     }
 
     /// To a shard that turns, and to one that stands still.
@@ -396,19 +403,38 @@ mod tests {
                 let stream = Connection::new(other).attach().unwrap();
                 local.write_all(b"unread").unwrap();
                 for _ in 0..200 {
-                    assert!(!stream.has_hung_up());
+                    assert!(!has_hung_up_at_arrival(&stream));
                     shard::yield_now().await;
                 }
                 local.shutdown(std::net::Shutdown::Write).unwrap();
                 if turns {
                     assert!(is_told(&stream).await);
                 } else {
-                    std::thread::sleep(Duration::from_nanos(2 * NEWS_NANOSECONDS));
+                    std::thread::sleep(Duration::from_millis(2));
                 }
-                assert!(stream.has_hung_up());
+                assert!(has_hung_up_at_arrival(&stream));
                 drop(stream.leave());
                 drop(stream);
             }
+        })
+        .unwrap();
+    }
+
+    /// A task that it has started asks as well, as for the stripes of a long write.
+    #[test]
+    fn a_request_that_has_waited_is_told_at_once_of_a_peer_that_hangs_up() {
+        run(&RuntimeConfig::unpinned(1), |_| async move {
+            let (local, other) = UnixStream::pair().unwrap();
+            let stream = Connection::new(other).attach().unwrap();
+            assert!(!has_hung_up_at_arrival(&stream));
+            shard::sleep(5 * NEWS_NANOSECONDS).await;
+            assert!(!stream.has_hung_up());
+            let of_other = Rc::clone(&stream);
+            let started = shard::spawn_joined(async move {
+                local.shutdown(std::net::Shutdown::Write).unwrap();
+                of_other.has_hung_up()
+            });
+            assert!(started.join().await && stream.has_hung_up());
         })
         .unwrap();
     }
