@@ -8,7 +8,9 @@
 //!
 //! An entry is set when its request is taken from the available ring, with a counter that keeps their order,
 //! and cleared after the request was given back. If the server dies between the used index and the clearing,
-//! `used index` here differs from the ring's, and `last batch head` names the entry that wasn't cleared.
+//! `used index` here differs from the ring's by the entries that weren't cleared. `last batch head` names the
+//! first of them, and each one's `next` the one behind it. We give back one at a time; other back ends, whose
+//! memory we may go on with, several.
 //!
 //! Behind the parts stands which disk the requests are for. A server that serves another one under the same
 //! path must not carry them out.
@@ -139,9 +141,14 @@ impl Tracker {
             return Ok((tracker, Vec::new()));
         }
         if memory.load(at + USED)? != used {
-            // It died before the last one that it gave back was cleared.
-            let last = memory.load(at + LAST_BATCH)?;
-            memory.store(tracker.entry(last)?, 0)?;
+            // It died before the last ones that it gave back were cleared.
+            let count = used.wrapping_sub(memory.load(at + USED)?).min(ring_size);
+            let mut last = memory.load(at + LAST_BATCH)?;
+            for _ in 0..count {
+                let entry = tracker.entry(last)?;
+                memory.store(entry, 0)?;
+                last = memory.load(entry + NEXT)?;
+            }
             memory.store(at + USED, used)?;
         }
         let mut left = Vec::new();
@@ -244,6 +251,24 @@ mod tests {
         tracker.take(&memory, 2).unwrap();
         assert_eq!(open(&memory, 41).1, [5, 7, 0, 2], "a new one comes after those that were left");
         assert!(memory.0.borrow()[..192].iter().all(|byte| *byte == 0), "another queue's part");
+    }
+
+    /// As back ends may that give several requests back at a time: with one step of the used index.
+    #[test]
+    fn a_whole_batch_that_was_given_back_is_not_carried_out_again() {
+        let memory = zeroes(usize::try_from(bytes(2, SIZE)).unwrap());
+        let (mut tracker, _) = open(&memory, 40);
+        // A batch of its own, and then under way once more.
+        tracker.take(&memory, 5).unwrap();
+        tracker.give(&memory, 5).unwrap();
+        tracker.clear(&memory, 5, 41).unwrap();
+        for head in [2, 5, 7] {
+            tracker.take(&memory, head).unwrap();
+        }
+        for head in [2, 7] {
+            tracker.give(&memory, head).unwrap();
+        }
+        assert_eq!(open(&memory, 43).1, [5]);
     }
 
     /// Memory of a server that dies after so many stores.
