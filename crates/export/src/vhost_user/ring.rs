@@ -282,6 +282,9 @@ impl Ring {
         if self.has_events {
             let event = self.layout.used + ENTRIES + USED_BYTES * u64::from(self.layout.size);
             memory.store(event, self.next_available)?;
+        } else {
+            // A back end before this one may have asked the driver to be silent.
+            memory.store(self.layout.used, 0)?;
         }
         // As above, the other way round.
         fence(Ordering::SeqCst);
@@ -525,6 +528,19 @@ mod tests {
         assert_eq!(plain.wants_call(&driver.memory), Ok(true));
         driver.memory.store(0x400, NO_INTERRUPT).unwrap();
         assert_eq!(plain.wants_call(&driver.memory), Ok(false));
+    }
+
+    #[test]
+    fn a_driver_that_another_back_end_has_asked_to_be_silent_is_asked_to_tell() {
+        let memory = zeroes(0x2000);
+        let mut driver = DriverRing::new(LAYOUT, 0, false);
+        memory.store(LAYOUT.used, 1).unwrap();
+        driver.offer(&memory, 0).unwrap();
+        assert_eq!(driver.wants_kick(&memory), Ok(false));
+        let mut ring = Ring::new(LAYOUT, &memory, 1, true, false).unwrap();
+        assert_eq!(ring.ask_for_kick(&memory), Ok(false));
+        driver.offer(&memory, 1).unwrap();
+        assert_eq!(driver.wants_kick(&memory), Ok(true));
     }
 
     #[test]
