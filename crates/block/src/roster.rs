@@ -17,6 +17,8 @@ pub const CONNECTIONS_MAX: usize = 256;
 pub const LEAVE_NANOSECONDS: u64 = 1_000_000_000;
 /// The same with requests under way: more than a member gets.
 pub const LEAVE_LIMIT_NANOSECONDS: u64 = 60_000_000_000;
+/// Bytes from one look at whether a connection idles to the next with which it doesn't: data flows.
+pub const FLOW_BYTES: u64 = 256 << 10;
 /// How many of them may come from one machine.
 pub const PEER_CONNECTIONS_MAX: usize = 128;
 

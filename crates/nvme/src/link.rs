@@ -15,6 +15,7 @@ use std::task::Poll;
 
 use pinstripe_block::budget::{Budget, Share};
 use pinstripe_block::outgoing::{LOOSE_BYTES_MAX, Outgoing, send_parts};
+use pinstripe_block::roster::FLOW_BYTES;
 use pinstripe_block::wake::Wake;
 use pinstripe_runtime::{Signal, Slice, Stream, shard};
 
@@ -24,8 +25,6 @@ const HELD_BYTES_MAX: usize = 32 << 20;
 /// Time that the peer has to take the last messages of a connection that ends, and in which one that is to be
 /// left isn't cut while data flows.
 const LINGER_NANOSECONDS: u64 = 5_000_000_000;
-/// Bytes from one look at whether the connection idles to the next with which data flows.
-const FLOW_BYTES: u64 = 256 << 10;
 
 /// See the module.
 pub(crate) struct Link {

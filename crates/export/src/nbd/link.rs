@@ -34,7 +34,8 @@ use pinstripe_runtime::{Buffer, Outcome, Slice, Stream, shard};
 use pinstripe_block::budget::{Budget, Share};
 use pinstripe_block::first_of::{First, first_of};
 use pinstripe_block::mutants::{Mutant, active};
-use pinstripe_block::outgoing::{LOOSE_BYTES_MAX, Outgoing, send_whole};
+use pinstripe_block::outgoing::{LOOSE_BYTES_MAX, Outgoing, send_parts};
+use pinstripe_block::roster::FLOW_BYTES;
 use pinstripe_block::wake::Wake;
 
 use crate::tls::{Acceptor, Session};
@@ -60,6 +61,8 @@ pub(super) struct Link<T: ?Sized> {
     pub is_coming: Cell<bool>,
     /// At the last look at whether it idles.
     was_idle: Cell<bool>,
+    /// Bytes that have come or gone since then.
+    moved: Cell<u64>,
     share: Share,
     /// Why the receiver has ended, once it has.
     ended: Cell<Option<Why>>,
@@ -86,6 +89,7 @@ impl<T: Stream + ?Sized> Link<T> {
             requests: Cell::new(0),
             is_coming: Cell::new(false),
             was_idle: Cell::new(false),
+            moved: Cell::new(0),
             share: Share::new(budget),
             ended: Cell::default(),
             stopping: Cell::new(false),
@@ -121,6 +125,7 @@ impl<T: Stream + ?Sized> Link<T> {
             return self.taken(self.stream.receive(buffer).await, room);
         };
         let (received, buffer) = session.receive(&*self.stream, buffer, || self.sender.wake()).await;
+        self.note_moved(received);
         (if self.alive() { received } else { 0 }, Some(buffer))
     }
 
@@ -150,15 +155,20 @@ impl<T: Stream + ?Sized> Link<T> {
     fn taken(&self, outcome: Outcome, room: usize) -> (usize, Option<Buffer>) {
         shard::note_arrival();
         // A stream that claims more than there was room for is broken.
-        let received = outcome.result.ok().filter(|count| *count <= room && self.alive());
-        (received.unwrap_or(0), outcome.buffer)
+        let received = outcome.result.ok().filter(|count| *count <= room && self.alive()).unwrap_or(0);
+        self.note_moved(received);
+        (received, outcome.buffer)
+    }
+
+    fn note_moved(&self, bytes: usize) {
+        self.moved.set(self.moved.get() + bytes as u64);
     }
 
     /// Sends a reply in TLS if that had begun when the sender took it.
     async fn transmit(&self, slice: Slice) -> bool {
         match self.tls.get() {
-            Some(session) => session.send(&*self.stream, &slice).await,
-            None => send_whole(&*self.stream, slice).await,
+            Some(session) => session.send(&*self.stream, &slice, |bytes| self.note_moved(bytes)).await,
+            None => send_parts(&*self.stream, slice, |bytes| self.note_moved(bytes)).await,
         }
     }
 
@@ -277,7 +287,7 @@ impl<T: Stream + ?Sized> Link<T> {
         loop {
             let (sent, held) = match self.sender.wait_for(|| self.next()).await {
                 Next::Reply(slice, held) => (self.transmit(slice).await, held),
-                Next::Records(session) => (session.send(&*self.stream, &[]).await, 0),
+                Next::Records(session) => (session.send(&*self.stream, &[], |_| ()).await, 0),
                 Next::Over => break,
             };
             self.share.give_back(held);
@@ -370,7 +380,8 @@ pub(super) trait Stoppable {
     fn stop(&self);
     /// Closes now.
     fn cut(&self);
-    /// Whether it waits for its client alone, and did so at the last look: it has no requests under way.
+    /// Whether it waits for its client alone, and did so at the last look: it has no requests under way, and
+    /// no data flows.
     fn idles(&self) -> bool;
 }
 
@@ -396,6 +407,7 @@ impl<T: Stream + ?Sized> Stoppable for Link<T> {
 
     fn idles(&self) -> bool {
         let is_idle = self.requests.get() <= usize::from(self.is_coming.get());
-        self.was_idle.replace(is_idle) && is_idle
+        let flows = self.moved.take() >= FLOW_BYTES;
+        self.was_idle.replace(is_idle) && is_idle && !flows
     }
 }

@@ -265,8 +265,8 @@ impl<S: BlockService> Server<S> {
 
     /// Stops, but leaves the connections to another process: each ends with [`SessionEnd::Left`] after the
     /// requests that have come whole, and its stream stays open. One in TLS ends there, too, but is closed.
-    /// One that waits for its client after `grace_nanoseconds`, for data or to take answers, is cut. One that
-    /// has requests under way has until `limit_nanoseconds`.
+    /// One that waits for its client after `grace_nanoseconds`, for data or to take answers, is cut, unless
+    /// much comes or is taken. It has until `limit_nanoseconds`, as one with requests under way has.
     pub async fn leave(&self, grace_nanoseconds: u64, limit_nanoseconds: u64) {
         self.0.stopping.set(true);
         self.each_connection(|connection| {

@@ -134,14 +134,14 @@ impl Session {
     }
 
     /// Sends `plain`, and what rustls wants to say. False if the client can't be reached any more, or takes
-    /// it too slowly.
-    pub async fn send<T: Stream + ?Sized>(&self, stream: &T, plain: &[u8]) -> bool {
+    /// it too slowly. `taken` is told of each part that it takes how many bytes that are.
+    pub async fn send<T: Stream + ?Sized>(&self, stream: &T, plain: &[u8], taken: impl Fn(usize)) -> bool {
         let mut rest = plain;
         let mut patience = Patience::new(plain.len());
         loop {
             // What waits goes first, so that there is room.
             while let Some(records) = self.records() {
-                if !send_within(stream, records, &mut patience, |_| ()).await {
+                if !send_within(stream, records, &mut patience, &taken).await {
                     return false;
                 }
             }
@@ -159,7 +159,7 @@ impl Session {
     /// Says that nothing more will come.
     pub async fn close<T: Stream + ?Sized>(&self, stream: &T) {
         self.connection.borrow_mut().send_close_notify();
-        self.send(stream, &[]).await;
+        self.send(stream, &[], |_| ()).await;
     }
 
     fn records(&self) -> Option<Slice> {

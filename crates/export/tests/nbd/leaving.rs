@@ -332,6 +332,45 @@ fn a_client_that_does_not_take_its_replies_is_cut_off_and_not_left() {
     });
 }
 
+/// As by a slow line: 10 MiB a second in answers, and 1 MiB in data of a write.
+#[test]
+fn a_client_whose_data_flows_is_not_cut_off() {
+    const LENGTH: u32 = 2 << 20;
+    const PART: usize = 512 << 10;
+    with_client(11, |client, session, _, server| async move {
+        for cookie in 0..15 {
+            assert!(client.send_all(&request(0, READ, cookie, 0, LENGTH)).await);
+        }
+        shard::sleep(SECOND).await;
+        let begun = shard::now();
+        let leaving = shard::spawn_joined(async move { server.leave(SECOND, 60 * SECOND).await });
+        for _ in 0..15 {
+            shard::sleep(200 * MILLISECOND).await;
+            let reply = reply(&client, |_| LENGTH as usize).await.expect("it was cut off");
+            assert_eq!((reply.error, reply.data.len()), (0, LENGTH as usize));
+        }
+        leaving.join().await;
+        assert!(shard::now() - begun > 2 * SECOND);
+        assert!(matches!(session.join().await, SessionEnd::Left(_)));
+        client.shutdown();
+    });
+    with_client(12, |client, session, array, server| async move {
+        let bytes = [request(0, WRITE, 1, 0, 4 << 20), vec![7; 4 << 20]].concat();
+        let (first, rest) = bytes.split_at(PART);
+        assert!(client.send_all(first).await);
+        let leaving = shard::spawn_joined(async move { server.leave(SECOND, 60 * SECOND).await });
+        for part in rest.chunks(PART) {
+            shard::sleep(500 * MILLISECOND).await;
+            assert!(client.send_all(part).await, "it was cut off");
+        }
+        assert_eq!(reply(&client, |_| 0).await.map(|reply| reply.error), Some(0));
+        leaving.join().await;
+        assert!(matches!(session.join().await, SessionEnd::Left(_)));
+        assert!(array.seen.borrow().data.iter().all(|&byte| byte == 7));
+        client.shutdown();
+    });
+}
+
 #[test]
 fn a_connection_that_has_not_chosen_yet_may_still_do_so() {
     let random = Random::new(5);
