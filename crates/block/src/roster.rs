@@ -104,9 +104,9 @@ impl<L: ?Sized> Roster<L> {
         idles: impl Fn(&L) -> bool,
         cut: impl Fn(&L),
     ) {
-        let begun = shard::now();
+        let begun = shard::waited();
         while shard::timeout(grace, ended()).await.is_none() {
-            let is_late = shard::now() - begun >= limit;
+            let is_late = shard::waited() - begun >= limit;
             for link in self.all() {
                 if idles(&link) || is_late {
                     cut(&link);
@@ -145,6 +145,8 @@ fn machine(address: IpAddr) -> IpAddr {
 
 #[cfg(test)]
 mod tests {
+    use pinstripe_runtime::{Shard, ShardConfig};
+
     use super::*;
 
     #[test]
@@ -174,6 +176,41 @@ mod tests {
         assert!(!third.1.get());
         roster.remove(third.0);
         assert_eq!(roster.all().len(), CONNECTIONS_MAX + 2);
+    }
+
+    #[test]
+    fn no_connection_is_cut_for_the_time_in_which_the_process_stood_still() {
+        const SECOND: u64 = 1_000_000_000;
+        let clock = Rc::<Cell<u64>>::default();
+        let shard = Shard::new(&ShardConfig { index: 0, arena_bytes: 0, clock: Some(Rc::clone(&clock)) });
+        let _entered = shard.enter();
+        let cut = Rc::new(Cell::new(None));
+        let told = Rc::clone(&cut);
+        shard.spawn(async move {
+            let roster = Roster::<()>::default();
+            roster.put(None, Rc::new(()));
+            let (is_cut, times) = (Cell::new(false), (SECOND, 60 * SECOND));
+            let ended = async || {
+                while !is_cut.get() {
+                    shard::sleep(SECOND / 100).await;
+                }
+            };
+            roster.wind_down(times, ended, |()| false, |()| is_cut.set(true)).await;
+            told.set(Some(shard::now()));
+        });
+        let turn = |to: u64| {
+            clock.set(to);
+            shard.turn();
+            shard.fire_timers();
+            while shard.poll_ready(0) {}
+        };
+        turn(SECOND / 10);
+        let still = 100 * SECOND;
+        for time in 1..1000 {
+            turn(still + time * SECOND / 10);
+        }
+        let cut = cut.get().expect("it is late at last");
+        assert!((still + 59 * SECOND..still + 63 * SECOND).contains(&cut), "{cut}");
     }
 
     #[test]

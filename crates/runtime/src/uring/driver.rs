@@ -446,13 +446,15 @@ impl Driver {
     /// requests for too long; then slots, pool and ring must stay for as long as the process.
     pub(super) fn drain(&self, shard: &Shard) -> bool {
         self.draining.set(true);
-        let started = shard.now();
+        let started = shard.waited();
         loop {
             shard.drop_tasks();
+            // What it stands still for meanwhile isn't waited (C29).
+            shard.turn();
             if shard.requests_in_flight() == 0 && !self.kick_armed.get() {
                 return true;
             }
-            if shard.now() - started > DRAIN_NS_MAX {
+            if shard.waited() - started > DRAIN_NS_MAX {
                 return false;
             }
             let all = opcode::AsyncCancel2::new(types::CancelBuilder::any()).build().user_data(CANCEL);
@@ -561,6 +563,38 @@ mod tests {
         Driver::set_current(Some(Rc::clone(&driver)));
         driver.connect_kick(&shard);
         test(&shard, &driver);
+        assert!(driver.drain(&shard));
+        Driver::set_current(None);
+    }
+
+    /// Stands still when it is dropped: its clock goes on.
+    struct StandsStill(Rc<Cell<u64>>);
+
+    impl Drop for StandsStill {
+        fn drop(&mut self) {
+            self.0.set(self.0.get() + 2 * DRAIN_NS_MAX);
+        }
+    }
+
+    #[test]
+    fn a_drain_does_not_give_up_because_the_process_stood_still() {
+        let clock = Rc::<Cell<u64>>::default();
+        let config = crate::ShardConfig { index: 0, arena_bytes: 0, clock: Some(Rc::clone(&clock)) };
+        let shard = Shard::new(&config);
+        let _entered = shard.enter();
+        let driver = Driver::new(shard.pool(), 0).unwrap();
+        Driver::set_current(Some(Rc::clone(&driver)));
+        let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
+        let stream = crate::uring::Connection::new(near).attach().unwrap();
+        shard.spawn(async move {
+            let _stands_still = StandsStill(clock);
+            // A request that only the drain ends.
+            let receive = crate::Stream::receive(&*stream, crate::shard::buffer(1));
+            receive.await;
+        });
+        driver.turn(&shard);
+        driver.submit();
+        assert_eq!(shard.requests_in_flight(), 1);
         assert!(driver.drain(&shard));
         Driver::set_current(None);
     }
