@@ -290,6 +290,13 @@ impl Monitor {
         Some((u16::try_from(head / 4).unwrap(), written))
     }
 
+    /// Waits until the machine is told of answers, without a look at the ring.
+    pub fn wait_for_call(&self, queue: u16) {
+        let call = &self.queues[usize::from(queue)].call;
+        let wait = Timespec::try_from(PATIENCE).unwrap();
+        assert_eq!(poll(&mut [PollFd::new(call, PollFlags::IN)], Some(&wait)), Ok(1), "no call");
+    }
+
     pub fn answer(&mut self, queue: u16) -> (u16, u32) {
         self.answer_within(queue, PATIENCE).expect("an answer, and a call for it")
     }
