@@ -156,7 +156,7 @@ mod tests {
     use std::rc::Rc;
 
     use pinstripe_runtime::{
-        shard,
+        Shard, ShardConfig, shard,
         uring::{RuntimeConfig, run},
     };
 
@@ -241,6 +241,38 @@ mod tests {
             assert_eq!(helped(20, short, APART), 0, "{short:?}");
         }
         assert_eq!(helped(20, WRITE, BYTES_MIN as u64), 0, "each goes on where the last one ended");
+    }
+
+    /// It may have been half-way there.
+    #[test]
+    fn what_a_shard_that_ends_was_doing_fails_and_is_not_done_here() {
+        let [one, other] = [0, 1]
+            .map(|index| Shard::new(&ShardConfig { index, arena_bytes: 0, clock: Some(Rc::default()) }));
+        let (loads, shards) = (Arc::new(Loads::new(2)), [one.handle(), other.handle()].into());
+        let spread =
+            Spread::new(Arc::clone(&loads), 0, shards, |(), _| Some(Box::pin(std::future::pending())));
+        let answer = Rc::new(Cell::new(None));
+        let told = Rc::clone(&answer);
+        {
+            let _entered = one.enter();
+            one.spawn(async move {
+                let _busy: Vec<_> = (0..MORE).map(|_| loads.count(0)).collect();
+                let here = async |()| -> Result<i32, i32> { unreachable!("it is done a second time") };
+                told.set(Some(spread.carry_out((), request(WRITE, APART), here).await));
+            });
+            while one.poll_ready(0) {}
+        }
+        {
+            let _entered = other.enter();
+            other.deliver_mail();
+            while other.poll_ready(0) {}
+            assert_eq!((other.tasks_alive(), answer.get()), (1, None));
+            other.drop_tasks();
+        }
+        let _entered = one.enter();
+        one.deliver_mail();
+        while one.poll_ready(0) {}
+        assert_eq!(answer.get(), Some(Err(errno::IO)));
     }
 
     #[test]
