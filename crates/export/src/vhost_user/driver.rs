@@ -81,7 +81,11 @@ impl DriverRing {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
+    use std::{
+        cell::RefCell,
+        sync::atomic::{AtomicBool, AtomicU16, AtomicU32},
+        time::{Duration, Instant},
+    };
 
     use super::*;
     use crate::vhost_user::{
@@ -138,6 +142,107 @@ mod tests {
         assert_eq!(driver.ask_for_call(&memory), Ok(true), "there are answers");
         assert_eq!([(); 2].map(|()| driver.answer(&memory)), [Ok(Some((0, 0))), Ok(Some((1, 0)))]);
         assert_eq!(driver.ask_for_call(&memory), Ok(false));
+    }
+
+    /// Memory that two threads use, in words.
+    struct Shared(Vec<AtomicU16>);
+
+    impl GuestMemory for Shared {
+        fn read(&self, at: u64, into: &mut [u8]) -> Result<(), GuestFault> {
+            let words = &self.0[usize::try_from(at / 2).unwrap()..];
+            for (bytes, word) in into.chunks_exact_mut(2).zip(words) {
+                bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
+            }
+            Ok(())
+        }
+
+        fn write(&self, at: u64, data: &[u8]) -> Result<(), GuestFault> {
+            let words = &self.0[usize::try_from(at / 2).unwrap()..];
+            for (bytes, word) in data.chunks_exact(2).zip(words) {
+                word.store(u16::from_le_bytes([bytes[0], bytes[1]]), Ordering::Relaxed);
+            }
+            Ok(())
+        }
+
+        fn load(&self, at: u64) -> Result<u16, GuestFault> {
+            Ok(self.0[usize::try_from(at / 2).unwrap()].load(Ordering::Acquire))
+        }
+
+        fn store(&self, at: u64, value: u16) -> Result<(), GuestFault> {
+            self.0[usize::try_from(at / 2).unwrap()].store(value, Ordering::Release);
+            Ok(())
+        }
+    }
+
+    /// Where two threads wait for each other.
+    #[derive(Default)]
+    struct Meeting(AtomicU32);
+
+    impl Meeting {
+        fn meet(&self) {
+            let before = self.0.fetch_add(1, Ordering::AcqRel);
+            let mut looks = 0;
+            while self.0.load(Ordering::Acquire) < (before / 2 + 1) * 2 {
+                looks += 1;
+                if looks % 10_000 == 0 {
+                    std::thread::yield_now();
+                } else {
+                    std::hint::spin_loop();
+                }
+            }
+        }
+    }
+
+    /// Each side stores and then looks, and a processor would do that in the other order. Needs two CPUs at a
+    /// time to find it, and finds it within milliseconds then.
+    #[test]
+    fn of_two_sides_that_give_and_fall_asleep_at_one_moment_one_knows_of_the_other() {
+        const ROUNDS: u32 = 200_000;
+        let (bytes, mut driver, mut ring) = sides(true);
+        let word = |pair: &[u8]| AtomicU16::new(u16::from_le_bytes([pair[0], pair[1]]));
+        let memory = Shared(bytes.0.borrow().chunks_exact(2).map(word).collect());
+        let (meeting, is_over) = (Meeting::default(), AtomicBool::new(false));
+        let (kicked, has_seen) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                loop {
+                    meeting.meet();
+                    if is_over.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    driver.offer(&memory, 0).unwrap();
+                    kicked.store(driver.wants_kick(&memory).unwrap(), Ordering::Relaxed);
+                    meeting.meet();
+                    meeting.meet();
+                    has_seen.store(driver.ask_for_call(&memory).unwrap(), Ordering::Relaxed);
+                    meeting.meet();
+                    driver.answer(&memory).unwrap();
+                }
+            });
+            let begun = Instant::now();
+            let mut lost = None;
+            for round in 0..ROUNDS {
+                meeting.meet();
+                let has_come = ring.ask_for_kick(&memory).unwrap();
+                meeting.meet();
+                let is_told = has_come || kicked.load(Ordering::Relaxed);
+                assert_eq!(ring.next(&memory, &mut Chain::default()), Ok(true));
+                meeting.meet();
+                ring.complete(&memory, 0, 0).unwrap();
+                let wants_call = ring.wants_call(&memory).unwrap();
+                meeting.meet();
+                if !is_told || !(wants_call || has_seen.load(Ordering::Relaxed)) {
+                    lost = Some((round, is_told));
+                }
+                // On a machine that has no CPU to spare.
+                if lost.is_some() || begun.elapsed() > Duration::from_secs(2) {
+                    break;
+                }
+            }
+            is_over.store(true, Ordering::Relaxed);
+            meeting.meet();
+            assert_eq!(lost, None, "neither side knew of the other");
+        });
     }
 
     #[test]
