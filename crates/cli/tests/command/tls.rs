@@ -74,7 +74,20 @@ impl Authority {
     }
 }
 
-/// Chooses the default export in TLS; its size, and the connection. Nothing if the server hangs up.
+/// Chooses the default export of the server at `address` without TLS; its size. Nothing if the server hangs
+/// up.
+fn connect_plainly(address: SocketAddr) -> Option<u64> {
+    let mut plain = TcpStream::connect(address).unwrap();
+    plain.set_read_timeout(Some(PATIENCE)).unwrap();
+    plain.read_exact(&mut [0; 18]).unwrap();
+    plain.write_all(&3_u32.to_be_bytes()).unwrap();
+    plain.write_all(b"IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
+    let mut export = [0; 10];
+    plain.read_exact(&mut export).ok()?;
+    Some(u64::from_be_bytes(*export.first_chunk().unwrap()))
+}
+
+/// The same in TLS, and the connection.
 fn connect(server: &Server, config: ClientConfig) -> Option<(u64, StreamOwned<ClientConnection, TcpStream>)> {
     connect_from(Ipv4Addr::LOCALHOST, server, config)
 }
@@ -85,9 +98,14 @@ pub fn connect_from(
     server: &Server,
     config: ClientConfig,
 ) -> Option<(u64, StreamOwned<ClientConnection, TcpStream>)> {
-    let uri = server.ready["nbd"][0].as_str().unwrap();
-    let address: SocketAddr =
-        uri.strip_prefix("nbds://").unwrap().split('/').next().unwrap().parse().unwrap();
+    connect_to(own, address(server, "nbds"), config)
+}
+
+fn connect_to(
+    own: Ipv4Addr,
+    address: SocketAddr,
+    config: ClientConfig,
+) -> Option<(u64, StreamOwned<ClientConnection, TcpStream>)> {
     let socket =
         rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .unwrap();
@@ -107,6 +125,13 @@ pub fn connect_from(
     let mut export = [0; 10];
     stream.read_exact(&mut export).ok()?;
     Some((u64::from_be_bytes(*export.first_chunk().unwrap()), stream))
+}
+
+/// Where the server takes TCP clients, as its URI with this scheme says.
+fn address(server: &Server, scheme: &str) -> SocketAddr {
+    let uri = server.ready["nbd"][0].as_str().unwrap();
+    let place = uri.strip_prefix(scheme).and_then(|rest| rest.strip_prefix("://")).unwrap();
+    place.split('/').next().unwrap().parse().unwrap()
 }
 
 const TCP: [&str; 2] = ["--nbd", "tcp:127.0.0.1:0"];
@@ -165,6 +190,24 @@ fn addresses_that_others_reach_need_tls_for_certified_clients_or_consent() {
     drop(server);
     let server = world.serve(&[&TCP[..], &tls, &["--tls-clients", "any"]].concat(), &members);
     assert!(server.said.iter().any(|line| line.to_string().contains("every user of this machine")));
+}
+
+#[test]
+fn where_tls_is_allowed_a_client_may_do_without_and_where_it_is_required_none_may() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let authority = Authority::new();
+    authority.put(&world, "tls");
+    let tls = ["--tls-certificates", "tls", "--tls"];
+    let server = world.serve(&[&TCP[..], &tls, &["allow"]].concat(), &members);
+    let (there, size) = (address(&server, "nbd"), server.ready["size_bytes"].as_u64());
+    assert_eq!(connect_plainly(there), size);
+    let by_tls = |config| connect_to(Ipv4Addr::LOCALHOST, there, config).map(|(size, _)| size);
+    assert_eq!(by_tls(authority.client("client.example")), size);
+    assert_eq!(by_tls(authority.stranger()), None, "a client without a certificate came in by TLS");
+    drop(server);
+    let server = world.serve(&[&TCP[..], &tls, &["require"]].concat(), &members);
+    assert_eq!(connect_plainly(address(&server, "nbds")), None, "it came in without TLS");
 }
 
 #[test]
