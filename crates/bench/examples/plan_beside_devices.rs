@@ -79,7 +79,8 @@ fn main() {
     let devices: Vec<String> = env::args().skip(1).collect();
     let silent: Tell = Arc::new(|_| {});
     let probe =
-        pinstripe_bench::probe(&bench("--probe x --probe-writes --seconds 2"), devices[0].as_ref()).unwrap();
+        pinstripe_bench::probe(&bench("--probe x --probe-writes --force --seconds 2"), devices[0].as_ref())
+            .unwrap();
     print!("{probe}");
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("probe.json");

@@ -220,7 +220,8 @@ pub struct BenchArgs {
     #[arg(long, value_name = "DEVICE", conflicts_with_all = ["members", "devices", "pattern", "size", "reads", "rate", "trace", "synthetic", "objects", "ablate", "fill", "lost", "rebuild", "attended", "limit", "through", "histogram"])]
     pub probe: Option<PathBuf>,
 
-    /// Measure writes and flushes of the device of --probe, too. What it holds is overwritten
+    /// Measure writes and flushes of the device of --probe, too, and read what was written. What it holds is
+    /// overwritten: --force must say so
     #[arg(long, requires = "probe")]
     pub probe_writes: bool,
 

@@ -83,6 +83,9 @@ pub struct Point {
 /// Measures the device of `--probe`.
 pub fn probe(arguments: &BenchArgs, path: &Path) -> Result<Probe, BenchError> {
     check_numbers(arguments)?;
+    if arguments.probe_writes && !arguments.force {
+        return Err(BenchError::Force);
+    }
     let (path, arguments) = (path.to_owned(), arguments.clone());
     uring::run(&RuntimeConfig::unpinned(1), move |_| async move {
         let writes = arguments.probe_writes;

@@ -1,7 +1,7 @@
 //! Short runs: every level, verified; what is refused; a sequential stream over memory.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
-use pinstripe_bench::{BenchArgs, BenchError, DeviceSpec, Pattern, Report, run};
+use pinstripe_bench::{BenchArgs, BenchError, DeviceSpec, Pattern, Report, probe, run};
 use pinstripe_md::level::Level;
 
 fn arguments() -> BenchArgs {
@@ -80,6 +80,19 @@ fn files_are_overwritten_only_by_force() {
     assert!(entries > 0.1, "{entries} entries into the kernel for a request");
     let count = run(&BenchArgs { force: true, members: Some(5), ..wish });
     assert!(matches!(count, Err(BenchError::MemberCount { members: 5, devices: 4 })));
+}
+
+#[test]
+fn a_device_is_probed_with_writes_only_by_force() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("device");
+    let held = vec![7; 64 << 20];
+    std::fs::write(&path, &held).unwrap();
+    let wish = BenchArgs { probe_writes: true, seconds: 0.01, ..arguments() };
+    assert!(matches!(probe(&wish, &path), Err(BenchError::Force)));
+    assert!(std::fs::read(&path).unwrap() == held, "what the device held was overwritten");
+    assert!(probe(&BenchArgs { force: true, ..wish }, &path).unwrap().writes.is_some());
+    assert!(std::fs::read(&path).unwrap() != held);
 }
 
 #[test]

@@ -384,7 +384,7 @@ fn of_measuring(command: &str) -> Parts {
                 ),
                 (
                     "What one device is able to do, for pinstripe plan; its data is lost:",
-                    "pinstripe bench --probe /dev/sda --probe-writes --json > sda.json",
+                    "pinstripe bench --probe /dev/sda --probe-writes --force --json > sda.json",
                 ),
             ],
             ON_DEVICES,

@@ -175,7 +175,8 @@ fn a_probed_device_is_what_a_plan_is_made_for() {
     let file = world.path("device");
     fs::File::create(&file).unwrap().set_len(64 * MIB).unwrap();
     let probe = ["bench", "--probe", "device", "--probe-writes", "--seconds", "0.05", "--json"];
-    let probed = world.run(&probe).ok();
+    world.run(&probe).refused(1, &["would be overwritten", "--force"]);
+    let probed = world.run(&[&probe[..], &["--force"]].concat()).ok();
     assert!(probed.json()["writes"]["small"][0]["iops"].as_f64().unwrap() > 0.0);
     fs::write(world.path("probe.json"), probed.json().to_string()).unwrap();
     let plan =
