@@ -216,7 +216,8 @@ pub struct BenchArgs {
     pub histogram: Option<PathBuf>,
 
     /// Measure this file or block device instead of an array, reading only: small requests at several depths
-    /// and large ones, each for --seconds. `plan --device FILE` takes what --json prints as a model
+    /// and large ones, each for --seconds, from one thread. A device should have been written before: flash
+    /// that is new answers reads at once. `plan --device FILE` takes what --json prints as a model
     #[arg(long, value_name = "DEVICE", conflicts_with_all = ["members", "devices", "pattern", "size", "reads", "rate", "trace", "synthetic", "objects", "ablate", "fill", "lost", "rebuild", "attended", "limit", "through", "histogram"])]
     pub probe: Option<PathBuf>,
 

@@ -2,14 +2,23 @@
 //!
 //! Closed loops over the device, each for some seconds: small requests at random places at several depths,
 //! and large ones in order. Of them come the latency of a request alone, requests per second at most, and
-//! bandwidth. Reading only, unless writes are asked for, which overwrite what the device holds; then flushes
-//! are timed, too.
+//! bandwidth, as far as one thread can ask for them. Reading only, unless writes are asked for, which
+//! overwrite what the device holds; then flushes are timed, too.
+//!
+//! Writes come first. Flash that is new or was trimmed answers reads of what was never written without
+//! looking: what is read is what was written just before. A disk reads everywhere: it has no such places, and
+//! its head shall move as far as it does in use.
 
-use std::{cell::Cell, fmt, fs, path::Path, rc::Rc};
+use std::{
+    cell::{Cell, RefCell},
+    fmt, fs,
+    path::Path,
+    rc::Rc,
+};
 
 use pinstripe_control::size::ByteSize;
 use pinstripe_runtime::{
-    Device, DeviceError, shard,
+    Buffer, Device, DeviceError, DeviceInfo, shard,
     uring::{self, OpenFile, OpenOptions, RuntimeConfig, blocking},
 };
 use pinstripe_sim::{Model, drive::Speed};
@@ -32,6 +41,8 @@ const DEPTHS: [usize; 4] = [1, 4, 16, DEPTH_MAX];
 const DEPTH_MAX: usize = 64;
 /// Large requests at a time.
 const LARGE_DEPTHS: [usize; 2] = [1, 16];
+/// So many small places that were written are kept in mind, to read them.
+const PLACES_MAX: usize = 1 << 20;
 /// A device must have room for this.
 const SIZE_MIN: u64 = 64 << 20;
 
@@ -104,11 +115,14 @@ pub fn probe(arguments: &BenchArgs, path: &Path) -> Result<Probe, BenchError> {
 async fn measure(arguments: &BenchArgs, device: Rc<dyn Device>) -> Result<Probe, DeviceError> {
     let for_ns = nanoseconds(arguments.seconds);
     let info = device.info().clone();
-    let reads = direction(&device, Mix::Reads, for_ns, arguments.seed).await?;
+    let places = Rc::new(Places::of(&info, arguments.seed));
     let (mut writes, mut mixed, mut flush_ns) = (None, None, None);
     if arguments.probe_writes {
-        writes = Some(direction(&device, Mix::Writes, for_ns, arguments.seed).await?);
-        mixed = Some(point(&device, (Mix::Half, SMALL, DEPTH_MAX), for_ns, arguments.seed).await?);
+        writes = Some(direction(&device, &places, Mix::Writes, for_ns).await?);
+    }
+    let reads = direction(&device, &places, Mix::Reads, for_ns).await?;
+    if arguments.probe_writes {
+        mixed = Some(point(&device, &places, (Mix::Half, SMALL, DEPTH_MAX), for_ns).await?);
         flush_ns = Some(flush(&device, for_ns).await?);
     }
     Ok(Probe {
@@ -130,18 +144,68 @@ enum Mix {
     Half,
 }
 
+/// Where requests go, and what has been written there.
+struct Places {
+    /// Bytes of the device.
+    size: u64,
+    /// Whether places that were never written are read like others.
+    reads_all: bool,
+    rng: RefCell<Rng>,
+    /// Small units that were written, once for each time.
+    small: RefCell<Vec<u64>>,
+    /// Large units that were written, from the first one.
+    large: Cell<u64>,
+}
+
+impl Places {
+    fn of(info: &DeviceInfo, seed: u64) -> Self {
+        Self {
+            size: info.size,
+            reads_all: info.moves_head == Some(true),
+            rng: Rng::new(seed).into(),
+            small: Vec::with_capacity(PLACES_MAX).into(),
+            large: Cell::new(0),
+        }
+    }
+
+    /// The unit of the next request, which is the `number`-th of its loop.
+    fn next(&self, length: u64, number: u64, writes: bool) -> u64 {
+        let (units, mut rng, mut small) =
+            (self.size / length, self.rng.borrow_mut(), self.small.borrow_mut());
+        let only_written = !writes && !self.reads_all;
+        if length != SMALL {
+            let written = self.large.get();
+            return number % if only_written && written > 0 { written } else { units };
+        }
+        if only_written && !small.is_empty() {
+            let written = rng.below(small.len() as u64);
+            return small[usize::try_from(written).unwrap_or(0)];
+        }
+        let unit = rng.below(units);
+        if writes && small.len() < PLACES_MAX {
+            small.push(unit);
+        }
+        unit
+    }
+
+    /// Notes that a loop of large requests has written so many units in order.
+    fn wrote_large(&self, requests: u64) {
+        self.large.set(self.large.get().max(requests.min(self.size / LARGE)));
+    }
+}
+
 async fn direction(
     device: &Rc<dyn Device>,
+    places: &Rc<Places>,
     mix: Mix,
     for_ns: u64,
-    seed: u64,
 ) -> Result<Direction, DeviceError> {
     let mut direction = Direction { small: Vec::new(), large: Vec::new() };
     for depth in DEPTHS {
-        direction.small.push(point(device, (mix, SMALL, depth), for_ns, seed).await?);
+        direction.small.push(point(device, places, (mix, SMALL, depth), for_ns).await?);
     }
     for depth in LARGE_DEPTHS {
-        direction.large.push(point(device, (mix, LARGE, depth), for_ns, seed).await?);
+        direction.large.push(point(device, places, (mix, LARGE, depth), for_ns).await?);
     }
     Ok(direction)
 }
@@ -149,35 +213,40 @@ async fn direction(
 /// What the tasks of a closed loop share.
 struct Loop {
     device: Rc<dyn Device>,
+    places: Rc<Places>,
     mix: Mix,
     length: u64,
     deadline: u64,
-    rng: std::cell::RefCell<Rng>,
-    next: Cell<u64>,
+    taken: Cell<u64>,
     done: Cell<u64>,
-    latency: std::cell::RefCell<hdrhistogram::Histogram<u64>>,
+    latency: RefCell<hdrhistogram::Histogram<u64>>,
 }
 
 async fn point(
     device: &Rc<dyn Device>,
+    places: &Rc<Places>,
     (mix, length, depth): (Mix, u64, usize),
     for_ns: u64,
-    seed: u64,
 ) -> Result<Point, DeviceError> {
+    // Made before the clock begins: the thread that asks is the only one.
+    let buffers: Vec<Buffer> = (0..depth).map(|_| noise(places, length)).collect();
     let began = shard::now();
     let run = Rc::new(Loop {
         device: Rc::clone(device),
+        places: Rc::clone(places),
         mix,
         length,
         deadline: began + for_ns,
-        rng: Rng::new(seed).into(),
-        next: Cell::new(0),
+        taken: Cell::new(0),
         done: Cell::new(0),
         latency: histogram().into(),
     });
-    let tasks = (0..depth).map(|_| shard::spawn_joined(requests(Rc::clone(&run)))).collect();
-    end_all(tasks).await?;
+    let tasks = buffers.into_iter().map(|buffer| shard::spawn_joined(requests(Rc::clone(&run), buffer)));
+    end_all(tasks.collect()).await?;
     let seconds = by(shard::now() - began, 1) / 1e9;
+    if length == LARGE && matches!(mix, Mix::Writes) {
+        places.wrote_large(run.done.get());
+    }
     let (iops, latency) = (by(run.done.get(), 1) / seconds, run.latency.borrow());
     Ok(Point {
         request_bytes: length,
@@ -189,44 +258,56 @@ async fn point(
     })
 }
 
-async fn requests(run: Rc<Loop>) -> Result<(), DeviceError> {
-    let units = run.device.info().size / run.length;
-    let length = usize::try_from(run.length).unwrap_or(usize::MAX);
-    loop {
-        let unit = match run.length {
-            SMALL => run.rng.borrow_mut().below(units),
-            _ => run.next.replace((run.next.get() + 1) % units),
-        };
-        let started = shard::now();
-        if started >= run.deadline {
-            return Ok(());
-        }
-        let offset = unit * run.length;
+async fn requests(run: Rc<Loop>, mut buffer: Buffer) -> Result<(), DeviceError> {
+    while shard::now() < run.deadline {
         let writes = match run.mix {
             Mix::Reads => false,
             Mix::Writes => true,
-            Mix::Half => run.rng.borrow_mut().below(2) == 1,
+            Mix::Half => run.places.rng.borrow_mut().below(2) == 1,
         };
+        let number = run.taken.replace(run.taken.get() + 1);
+        let offset = run.places.next(run.length, number, writes) * run.length;
         if writes {
-            run.device.write(offset, noise(&run, length).freeze(), false).await.result?;
-        } else {
-            run.device.read(offset, shard::buffer(length)).await.result?;
+            renew(&run.places, &mut buffer);
         }
+        let started = shard::now();
+        let returned = if writes {
+            let data = buffer.freeze();
+            run.device.write(offset, data.clone(), false).await.result?;
+            data.try_into_buffer().ok()
+        } else {
+            let outcome = run.device.read(offset, buffer).await;
+            outcome.result?;
+            outcome.buffer
+        };
         run.done.set(run.done.get() + 1);
         run.latency.borrow_mut().saturating_record(shard::now() - started);
+        buffer = returned.unwrap_or_else(|| noise(&run.places, run.length));
     }
+    Ok(())
 }
 
 /// Bytes that no device makes less of: each word once.
-fn noise(run: &Loop, length: usize) -> pinstripe_runtime::Buffer {
-    let (mut buffer, mut rng) = (shard::buffer(length), run.rng.borrow_mut());
-    let (first, step) = (rng.next(), rng.next() | 1);
+fn noise(places: &Places, length: u64) -> Buffer {
+    let mut buffer = shard::buffer(usize::try_from(length).unwrap_or(usize::MAX));
+    let (first, step) = {
+        let mut rng = places.rng.borrow_mut();
+        (rng.next(), rng.next() | 1)
+    };
     let mut word = first;
     for eight in buffer.chunks_exact_mut(8) {
         eight.copy_from_slice(&word.to_le_bytes());
         word = word.wrapping_add(step);
     }
     buffer
+}
+
+/// Makes each block another one than all that were written, so that no device keeps two of them as one.
+fn renew(places: &Places, buffer: &mut Buffer) {
+    let mut rng = places.rng.borrow_mut();
+    for block in buffer.chunks_exact_mut(usize::try_from(SMALL).unwrap_or(usize::MAX)) {
+        block[..8].copy_from_slice(&rng.next().to_le_bytes());
+    }
 }
 
 /// What a flush takes after a small write, on average.
@@ -307,7 +388,9 @@ impl Probe {
     /// What of the model wasn't measured.
     pub(crate) fn assumed(&self) -> Option<&'static str> {
         self.writes.is_none().then_some(
-            "writes are as fast as reads, and flushes take no time: the probe was not allowed to write (--probe-writes)",
+            "writes are as fast as reads, and flushes take no time: the probe was not allowed to write \
+             (--probe-writes). And what it read had been written before: flash that is new or was trimmed \
+             answers reads of the rest at once, so that a plan has them too fast",
         )
     }
 
@@ -361,6 +444,8 @@ impl fmt::Display for Probe {
 
 #[cfg(test)]
 mod tests {
+    use pinstripe_runtime::{DeviceSource, Memory, MemorySource, Slice, Submission};
+
     use super::*;
 
     fn point(request_bytes: u64, depth: usize, iops: f64, latency_ns_mean: f64) -> Point {
@@ -405,6 +490,81 @@ mod tests {
             Probe { writes, mixed, ..probed() }.is_duplex()
         };
         assert!(of(Some(9.8e3)) && !of(Some(8.1e3)) && !of(None));
+    }
+
+    /// A drive without a head, in memory, of which each read of what was never written is counted.
+    struct Watched {
+        memory: Rc<dyn Device>,
+        written: RefCell<Vec<bool>>,
+        blind_reads: Rc<Cell<u64>>,
+    }
+
+    impl Watched {
+        fn blocks(offset: u64, length: usize) -> std::ops::Range<usize> {
+            let first = usize::try_from(offset / SMALL).unwrap();
+            first..first + length / usize::try_from(SMALL).unwrap()
+        }
+    }
+
+    impl Device for Watched {
+        fn info(&self) -> &DeviceInfo {
+            self.memory.info()
+        }
+
+        fn read(&self, offset: u64, buffer: Buffer) -> Submission {
+            let blocks = Self::blocks(offset, buffer.len());
+            let blind = self.written.borrow()[blocks].iter().filter(|written| !**written).count();
+            self.blind_reads.set(self.blind_reads.get() + blind as u64);
+            self.memory.read(offset, buffer)
+        }
+
+        fn write(&self, offset: u64, data: Slice, fua: bool) -> Submission {
+            self.written.borrow_mut()[Self::blocks(offset, data.len())].fill(true);
+            self.memory.write(offset, data, fua)
+        }
+
+        fn flush(&self) -> Submission {
+            self.memory.flush()
+        }
+
+        fn discard(&self, offset: u64, length: u64) -> Submission {
+            self.memory.discard(offset, length)
+        }
+
+        fn write_zeroes(&self, offset: u64, length: u64) -> Submission {
+            self.memory.write_zeroes(offset, length)
+        }
+    }
+
+    /// Of memory of 256 MiB: what was measured, and the blocks that were read and never written.
+    fn measured(probe_writes: bool) -> (Probe, u64) {
+        let arguments = BenchArgs { probe_writes, seconds: 0.01, ..BenchArgs::defaults() };
+        uring::run(&RuntimeConfig::unpinned(1), move |_| async move {
+            let source = MemorySource {
+                name: "memory".into(),
+                memory: Memory::populated(256 << 20).unwrap(),
+                logical_block: 512,
+            };
+            let (memory, blind_reads) = (source.attach().unwrap(), Rc::new(Cell::new(0)));
+            let written = vec![false; 256 << 20 >> 12].into();
+            let device = Rc::new(Watched { memory, written, blind_reads: Rc::clone(&blind_reads) });
+            (measure(&arguments, device).await.unwrap(), blind_reads.get())
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn where_writes_are_measured_nothing_is_read_that_was_not_written() {
+        assert_eq!(measured(true).1, 0);
+        assert!(measured(false).1 > 0, "nothing may be written");
+    }
+
+    #[test]
+    fn a_write_takes_what_the_device_takes_and_not_what_its_data_take_to_make() {
+        let (probe, _) = measured(true);
+        let of = |direction: &Direction| direction.large[0].latency_ns_mean;
+        let (write, read) = (of(probe.writes.as_ref().unwrap()), of(&probe.reads));
+        assert!(write < 5.0 * read, "{write} ns, and a read of memory takes {read} ns");
     }
 
     #[test]
