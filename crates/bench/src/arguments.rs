@@ -100,8 +100,9 @@ pub struct BenchArgs {
     #[arg(long, value_name = "S", default_value_t = WARM_UP_SECONDS)]
     pub warm_up: f64,
 
-    /// Bytes to request per second, at random times. A request's latency counts from the time when it was due
-    /// [default: as many as --depth allows]
+    /// Bytes to request per second, at random times. A request's latency counts from the time when it was
+    /// due, and any of the --depth clients sends it that is free. What is due and not sent at the end of
+    /// --seconds is counted [default: as many as --depth allows]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub rate: Option<u64>,
 

@@ -47,6 +47,11 @@ impl Slice {
         self.operations.get()
     }
 
+    /// How many requests were due and did not begin.
+    pub(crate) fn not_sent(&self, arrivals: Option<&RefCell<Arrivals>>) -> u64 {
+        arrivals.map_or(0, |arrivals| arrivals.borrow().left(self.deadline))
+    }
+
     fn fail(&self, error: RequestError) {
         self.error.borrow_mut().get_or_insert(error);
         self.over.set(true);
@@ -62,8 +67,38 @@ pub(crate) struct Client {
     rng: Rng,
     writes: u32,
     operations: u64,
-    /// When the next request is due, if requests come at a rate.
+}
+
+/// Requests that come at random times, whether any client is free then or not: the next one that is takes the
+/// next request.
+pub(crate) struct Arrivals {
+    /// Between two of them, on average.
+    interval_ns: f64,
+    /// When the one that was taken last is due.
     due: f64,
+    rng: Rng,
+}
+
+impl Arrivals {
+    pub(crate) fn new(interval_ns: f64, seed: u64) -> Self {
+        Self { interval_ns, due: 0.0, rng: Rng::new(seed) }
+    }
+
+    /// The first one comes after `now`.
+    pub(crate) fn begin(&mut self, now: u64) {
+        self.due = nanoseconds(now);
+    }
+
+    /// When the next one is due.
+    fn take(&mut self) -> u64 {
+        self.due += self.rng.pause(self.interval_ns);
+        whole(self.due)
+    }
+
+    /// How many have not been taken that are due before `deadline`: about so many.
+    fn left(&self, deadline: u64) -> u64 {
+        whole(((nanoseconds(deadline) - self.due) / self.interval_ns).max(0.0))
+    }
 }
 
 impl Client {
@@ -71,7 +106,7 @@ impl Client {
     pub(crate) fn new(number: u32, seed: u64, unit_bytes: u64, writes: u32) -> Self {
         let length = usize::try_from(unit_bytes).unwrap_or(usize::MAX);
         let rng = Rng::new(u64::from(number) << 20 | seed);
-        Self { number, buffer: None, length, rng, writes, operations: 0, due: 0.0 }
+        Self { number, buffer: None, length, rng, writes, operations: 0 }
     }
 
     /// Works until the slice is over, and comes back.
@@ -81,11 +116,10 @@ impl Client {
     pub(crate) async fn work(mut self, worker: Rc<Worker>, slice: Rc<Slice>) -> Self {
         let before = self.operations;
         let mut free_since = slice.began;
-        self.due = nanoseconds(shard::now());
         while !slice.over.get() {
             let timed = self.is_timed(&worker);
-            let started = match worker.interval_ns {
-                Some(interval) => self.until_due(interval, slice.deadline).await,
+            let started = match &worker.arrivals {
+                Some(arrivals) => until_due(arrivals, slice.deadline).await,
                 None if timed && worker.inline => free_since,
                 None if timed => shard::now(),
                 None => 0,
@@ -121,15 +155,6 @@ impl Client {
         (self.operations + u64::from(self.number)) & worker.clock_mask == 0
     }
 
-    /// Waits until the next request is due; that is when its time begins, even if the last one took longer.
-    async fn until_due(&mut self, interval_ns: f64, deadline: u64) -> u64 {
-        self.due += self.rng.pause(interval_ns);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time that has come")]
-        let due = (self.due as u64).min(deadline);
-        shard::sleep(due.saturating_sub(shard::now())).await;
-        due
-    }
-
     async fn read(&mut self, worker: &Worker) -> Result<(), RequestError> {
         let offset = worker.region.next_read(&mut self.rng);
         let (result, _) = worker.destination.read(offset, shard::buffer(self.length)).await;
@@ -152,6 +177,23 @@ impl Client {
         self.buffer = data.try_into_buffer().ok();
         Ok(())
     }
+}
+
+/// Waits until the next request is due; that is when its time begins, even if all clients were busy then.
+/// What has not begun by the deadline doesn't begin at all.
+async fn until_due(arrivals: &RefCell<Arrivals>, deadline: u64) -> u64 {
+    let now = shard::now();
+    if now >= deadline {
+        return deadline;
+    }
+    let due = arrivals.borrow_mut().take().min(deadline);
+    shard::sleep(due.saturating_sub(now)).await;
+    due
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time or count of a run")]
+fn whole(value: f64) -> u64 {
+    value as u64
 }
 
 /// Exact up to 104 days.

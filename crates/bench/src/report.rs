@@ -25,6 +25,9 @@ pub struct Report {
     pub iops: f64,
     /// Bytes per second.
     pub bytes_per_second: f64,
+    /// Requests that were due by --rate and not sent, because no client was free before the end: about so
+    /// many.
+    pub not_sent: u64,
     /// From the call to the acknowledgement.
     pub latency_ns: Latency,
     /// CPU time of the shards for each request; the kernel's own threads are not in it. `None` for virtual
@@ -273,6 +276,7 @@ impl Report {
             seconds,
             iops,
             bytes_per_second: iops * by(arguments.size, 1),
+            not_sent: engine.not_sent,
             latency_ns: Latency::of(&measured.latency),
             cpu_ns_per_operation: (!arguments.is_virtual()).then(|| by(engine.cpu_ns, engine.operations)),
             kernel_entries_per_operation: (!arguments.is_virtual())
@@ -332,6 +336,14 @@ pub(crate) fn fmt_series(f: &mut fmt::Formatter<'_>, series: &str) -> fmt::Resul
     row(f, "time", format_args!("{series}: nothing but the drives takes any"))
 }
 
+/// That a rate could not be kept, if it couldn't.
+pub(crate) fn fmt_not_sent(f: &mut fmt::Formatter<'_>, not_sent: u64) -> fmt::Result {
+    if not_sent == 0 {
+        return Ok(());
+    }
+    row(f, "not sent", format_args!("some {not_sent} requests that were due: it is too slow for --rate"))
+}
+
 /// What an operation takes of the CPU, if time isn't virtual.
 pub(crate) fn fmt_cpu(f: &mut fmt::Formatter<'_>, name: &str, cpu_ns: Option<f64>) -> fmt::Result {
     cpu_ns.map_or(Ok(()), |cpu_ns| row(f, name, format_args!("{:.2} us", cpu_ns / 1e3)))
@@ -377,6 +389,7 @@ impl Report {
             format_args!("{pattern}, {size} bytes, {}% reads, depth {}", s.reads_percent, s.depth),
         )?;
         self.latency_ns.fmt_load(f, self.iops, self.bytes_per_second)?;
+        fmt_not_sent(f, self.not_sent)?;
         fmt_cpu(f, "CPU per request", self.cpu_ns_per_operation)?;
         self.kernel_entries_per_operation
             .map_or(Ok(()), |entries| row(f, "kernel entries", format_args!("{entries:.2} per request")))

@@ -409,7 +409,7 @@ pub(crate) async fn start_workers(
     let (depth, shards) = (arguments.depth, arguments.shards);
     let started = on_all(context, |shard| {
         let clients = clients_of(shard, depth, shards);
-        let interval_ns = arguments.rate.map(|rate| interval_ns(arguments, rate));
+        let interval_ns = arguments.rate.map(|rate| interval_ns(arguments, rate, clients.len()));
         let writers = u32::try_from(depth).unwrap_or(u32::MAX);
         let straight_line = match (source, regions.get(shard + 1)) {
             (Source::Engine(shared), Some(region)) => Some(LoopConfig {
@@ -480,11 +480,11 @@ async fn run_slices(
     Ok(measured)
 }
 
-/// Nanoseconds between two requests of one client, on average, so that all of them together ask for `rate`
-/// bytes a second.
+/// Nanoseconds between two requests of a shard that has so many of the clients, on average, so that all
+/// shards together ask for `rate` bytes a second.
 #[expect(clippy::cast_precision_loss, reason = "an average needs no 53 bits")]
-fn interval_ns(arguments: &BenchArgs, rate: u64) -> f64 {
-    arguments.size as f64 * arguments.depth as f64 * 1e9 / rate as f64
+fn interval_ns(arguments: &BenchArgs, rate: u64, clients: usize) -> f64 {
+    arguments.size as f64 * 1e9 / rate as f64 * arguments.depth as f64 / clients as f64
 }
 
 pub(crate) async fn engine_slice(context: &Context, nanoseconds: u64) -> Result<SliceOutcome, BenchError> {
@@ -515,6 +515,7 @@ fn add(sum: &mut SliceOutcome, slice: SliceOutcome) {
     sum.cpu_ns += slice.cpu_ns;
     sum.kernel_entries += slice.kernel_entries;
     sum.wall_ns += slice.wall_ns;
+    sum.not_sent += slice.not_sent;
 }
 
 /// Requests per CPU time: over memory that is all the time there is, and others' work on the machine isn't in

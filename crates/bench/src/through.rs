@@ -26,7 +26,7 @@ use crate::{
     ledger::Region,
     nbd::NbdSource,
     progress::{Phase, Tell},
-    report::{Latency, by, row},
+    report::{Latency, by, fmt_not_sent, row},
     run::{
         BenchError, FILLER, UNITS_PER_CLIENT_MIN, check_numbers, end_workers, engine_slice, nanoseconds,
         on_all, start_workers,
@@ -59,6 +59,8 @@ pub struct ThroughReport {
     pub iops: f64,
     /// Bytes per second.
     pub bytes_per_second: f64,
+    /// Requests that were due by --rate and not sent: about so many.
+    pub not_sent: u64,
     /// From the request to its acknowledgement.
     pub latency_ns: Latency,
     /// CPU time of the threads that put the load, for each request; not the server's.
@@ -192,6 +194,7 @@ impl ThroughReport {
             seconds,
             iops,
             bytes_per_second: iops * by(arguments.size, 1),
+            not_sent: outcome.not_sent,
             latency_ns: Latency::of(latency),
             client_cpu_ns_per_operation: by(outcome.cpu_ns, outcome.operations),
             units_verified,
@@ -214,6 +217,7 @@ impl fmt::Display for ThroughReport {
             format_args!("{pattern}, {size} bytes, {}% reads, depth {}", self.reads_percent, self.depth),
         )?;
         self.latency_ns.fmt_load(f, self.iops, self.bytes_per_second)?;
+        fmt_not_sent(f, self.not_sent)?;
         row(f, "client CPU per request", format_args!("{:.2} us", self.client_cpu_ns_per_operation / 1e3))?;
         row(f, "checked", format_args!("{} units read back", self.units_verified))
     }

@@ -12,7 +12,7 @@ use pinstripe_runtime::{
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::{
-    client::{Client, Slice},
+    client::{Arrivals, Client, Slice},
     destination::{Destination, RequestError, Source},
     ledger::{Acknowledged, Region},
     report::by,
@@ -21,6 +21,8 @@ use crate::{
 
 /// Over memory a client looks at the clock once in so many requests.
 pub(crate) const CLOCK_EVERY: u64 = 16;
+/// In the seed of what times of arrival are drawn from: not what a client draws.
+const ARRIVALS: u64 = 1 << 60;
 /// The longest latency that is told from longer ones: 100 s.
 const LATENCY_NS_MAX: u64 = 100_000_000_000;
 
@@ -46,7 +48,7 @@ pub(crate) struct WorkerConfig {
     pub(crate) seed: u64,
     /// Writes that went before, of every unit.
     pub(crate) writes_before: u32,
-    /// Nanoseconds between two requests of a client, on average, if they come at a rate.
+    /// Nanoseconds between two requests of the shard, on average, if they come at a rate.
     pub(crate) interval_ns: Option<f64>,
     pub(crate) straight_line: Option<LoopConfig>,
     /// Members answer inline: clients have to take turns by themselves, and the clock is dear.
@@ -73,6 +75,8 @@ pub(crate) struct SliceOutcome {
     pub(crate) cpu_ns: u64,
     /// How often that entered the kernel for its requests.
     pub(crate) kernel_entries: u64,
+    /// Requests that were due and did not begin, if they come at a rate.
+    pub(crate) not_sent: u64,
 }
 
 /// Of `depth` clients, those of a shard.
@@ -96,6 +100,7 @@ impl SliceOutcome {
         self.operations += other.operations;
         self.cpu_ns += other.cpu_ns;
         self.kernel_entries += other.kernel_entries;
+        self.not_sent += other.not_sent;
         self.wall_ns = self.wall_ns.max(other.wall_ns);
     }
 
@@ -113,8 +118,8 @@ pub(crate) struct Worker {
     /// A request is timed when its number, counted from its client's, has none of these bits.
     pub(crate) clock_mask: u64,
     pub(crate) inline: bool,
-    /// See [`WorkerConfig::interval_ns`].
-    pub(crate) interval_ns: Option<f64>,
+    /// If requests come at a rate.
+    pub(crate) arrivals: Option<RefCell<Arrivals>>,
     pub(crate) latency: RefCell<Histogram<u64>>,
     pub(crate) acknowledged: RefCell<Acknowledged>,
     clients: RefCell<Vec<Client>>,
@@ -124,7 +129,7 @@ pub(crate) struct Worker {
 impl Worker {
     /// Makes this shard's worker.
     pub(crate) fn start(config: WorkerConfig) -> Result<(), DeviceError> {
-        let count = config.clients.end - config.clients.start;
+        let (first, count) = (config.clients.start, config.clients.end - config.clients.start);
         let client =
             |number| Client::new(number, config.seed, config.region.unit_bytes, config.writes_before);
         let clients = config.clients.map(client).collect();
@@ -141,7 +146,9 @@ impl Worker {
             destination: config.source.open()?,
             region: config.region,
             reads: config.reads.into(),
-            interval_ns: config.interval_ns,
+            arrivals: config.interval_ns.map(|interval_ns| {
+                Arrivals::new(interval_ns, ARRIVALS | u64::from(first) << 20 | config.seed).into()
+            }),
             clock_mask: if config.inline && config.interval_ns.is_none() { CLOCK_EVERY - 1 } else { 0 },
             inline: config.inline,
             latency: RefCell::new(histogram()),
@@ -169,6 +176,9 @@ impl Worker {
     pub(crate) async fn engine_slice(self: Rc<Self>, nanoseconds: u64) -> Result<SliceOutcome, RequestError> {
         let watch = Stopwatch::start();
         let slice = Rc::new(Slice::of(nanoseconds));
+        if let Some(arrivals) = &self.arrivals {
+            arrivals.borrow_mut().begin(shard::now());
+        }
         let clients = self.clients.take();
         let tasks: Vec<_> = clients
             .into_iter()
@@ -180,7 +190,8 @@ impl Worker {
         }
         self.region.enter(&mut self.acknowledged.borrow_mut());
         slice.result()?;
-        Ok(watch.stop(slice.operations()))
+        let not_sent = slice.not_sent(self.arrivals.as_ref());
+        Ok(SliceOutcome { not_sent, ..watch.stop(slice.operations()) })
     }
 
     /// Runs the loop for `nanoseconds`.
@@ -210,12 +221,9 @@ impl Stopwatch {
     }
 
     pub(crate) fn stop(&self, operations: u64) -> SliceOutcome {
-        SliceOutcome {
-            operations,
-            wall_ns: shard::now() - self.wall,
-            cpu_ns: thread_cpu_ns() - self.cpu,
-            kernel_entries: kernel_entries() - self.entries,
-        }
+        let (wall_ns, cpu_ns) = (shard::now() - self.wall, thread_cpu_ns() - self.cpu);
+        let kernel_entries = kernel_entries() - self.entries;
+        SliceOutcome { operations, wall_ns, cpu_ns, kernel_entries, not_sent: 0 }
     }
 }
 

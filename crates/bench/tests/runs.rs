@@ -1,5 +1,11 @@
 //! Short runs: every level, verified; what is refused; a sequential stream over memory.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+#![allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "rates and counts of short runs"
+)]
 
 use pinstripe_bench::{BenchArgs, BenchError, DeviceSpec, Pattern, Report, probe, run};
 use pinstripe_md::level::Level;
@@ -160,6 +166,44 @@ fn a_rate_is_kept_however_many_clients_there_are() {
     }
     let both = run(&BenchArgs { rate: Some(1 << 20), limit: true, ..arguments() });
     assert!(matches!(both, Err(BenchError::LimitStaged)));
+}
+
+/// Drives in their own time.
+fn drives() -> BenchArgs {
+    BenchArgs {
+        devices: vec!["model:980-pro:16M".parse().unwrap()],
+        members: Some(4),
+        cache: 0,
+        reads: 100,
+        ..arguments()
+    }
+}
+
+#[test]
+fn a_rate_that_is_too_high_ends_in_time_and_what_was_not_sent_is_counted() {
+    let most = run(&BenchArgs { depth: 64, ..drives() }).unwrap();
+    assert!(most.not_sent == 0 && !most.to_string().contains("not sent"), "{most}");
+    for depth in [4, 64] {
+        let most = run(&BenchArgs { depth, ..drives() }).unwrap();
+        let rate = Some(most.bytes_per_second as u64 * 10);
+        let report = run(&BenchArgs { rate, depth, seconds: 0.1, ..drives() }).unwrap();
+        assert!((0.1..0.11).contains(&report.seconds), "{} s", report.seconds);
+        assert!((0.9..1.1).contains(&(report.iops / most.iops)), "{} and {}", report.iops, most.iops);
+        let left = report.not_sent as f64 / report.operations as f64;
+        assert!((8.5..9.5).contains(&left), "{left} times as many were not sent");
+        assert!(report.to_string().contains("not sent"), "{report}");
+    }
+}
+
+#[test]
+fn a_request_that_is_due_is_sent_by_any_client_that_is_free() {
+    // Some two requests are under way at a time.
+    let latency = |depth| {
+        let rate = Some(4096 * 40_000);
+        run(&BenchArgs { rate, depth, seconds: 0.5, ..drives() }).unwrap().latency_ns.mean
+    };
+    let ratio = latency(8) / latency(128);
+    assert!((0.97..1.03).contains(&ratio), "of 8 clients a request takes {ratio} of what it takes of 128");
 }
 
 #[test]
