@@ -443,7 +443,7 @@ async fn run_slices(
     tell: &Tell,
 ) -> Result<Measured, BenchError> {
     let wanted_ns = nanoseconds(arguments.seconds);
-    let warm_up_ns = nanoseconds(arguments.warm_up).min(wanted_ns);
+    let warm_up_ns = nanoseconds(arguments.warm_up);
     announce(arguments.attended, Stage::Ready).await?;
     tell(Phase::WarmingUp);
     engine_slice(context, warm_up_ns).await?;

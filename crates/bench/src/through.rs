@@ -168,7 +168,7 @@ async fn measure(
 async fn slices(arguments: &BenchArgs, context: &Context, tell: &Tell) -> Result<SliceOutcome, BenchError> {
     let wanted_ns = nanoseconds(arguments.seconds);
     tell(Phase::WarmingUp);
-    engine_slice(context, nanoseconds(arguments.warm_up).min(wanted_ns)).await?;
+    engine_slice(context, nanoseconds(arguments.warm_up)).await?;
     on_all(context, |_| || async { Worker::current().forget_latency() }).await;
     tell(Phase::Measuring);
     engine_slice(context, wanted_ns).await

@@ -207,6 +207,14 @@ fn a_request_that_is_due_is_sent_by_any_client_that_is_free() {
 }
 
 #[test]
+fn a_warm_up_is_as_long_as_it_shall_be() {
+    let stream = BenchArgs { pattern: Pattern::Sequential, reads: 0, depth: 1, ..drives() };
+    let report = run(&BenchArgs { warm_up: 0.1, seconds: 0.02, ..stream }).unwrap();
+    let written = report.verified.units as f64 / report.operations as f64;
+    assert!((5.0..7.0).contains(&written), "{written} times as much was written as was measured");
+}
+
+#[test]
 fn a_filled_array_is_checked_from_end_to_end() {
     for size in [4096, 80 << 10, 384 << 10] {
         let report = run(&BenchArgs { fill: true, size, depth: 2, seconds: 0.1, ..arguments() }).unwrap();
@@ -227,7 +235,8 @@ fn devices_that_held_something_are_no_bug_of_ours() {
         }
         let devices = paths.into_iter().map(DeviceSpec::Path).collect();
         // Short: rows that are written are made right, and some must stay as they were.
-        let wish = BenchArgs { level, devices, assume_clean, force: true, seconds: 0.01, ..arguments() };
+        let brief = BenchArgs { seconds: 0.01, warm_up: 0.0, ..arguments() };
+        let wish = BenchArgs { level, devices, assume_clean, force: true, ..brief.clone() };
         match run(&wish) {
             // Parity was believed to match.
             Err(error @ BenchError::NotClean { .. }) if level == Level::Raid5 && assume_clean => {

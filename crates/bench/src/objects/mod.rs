@@ -171,8 +171,7 @@ async fn warm_up(
     tell: &Tell,
 ) -> Result<(), BenchError> {
     tell(Phase::WarmingUp);
-    let shorter = arguments.warm_up.min(arguments.seconds);
-    let until = Until::Elapsed(nanoseconds(shorter));
+    let until = Until::Elapsed(nanoseconds(arguments.warm_up));
     work(load, context, source, arguments.depth, until).await.map(drop)
 }
 
