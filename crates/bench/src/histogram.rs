@@ -1,6 +1,9 @@
 //! Latencies as a file that programs draw: the text form of HdrHistogram's percentiles (`.hgrm`).
 
-use std::{fmt::Write as _, fs};
+use std::{
+    fmt::Write as _,
+    fs::{self, File},
+};
 
 use hdrhistogram::Histogram;
 
@@ -13,6 +16,13 @@ const TICKS: u32 = 5;
 pub(crate) fn keep(arguments: &BenchArgs, latency: &Histogram<u64>) -> Result<(), BenchError> {
     let Some(path) = &arguments.histogram else { return Ok(()) };
     fs::write(path, text(latency)).map_err(|error| BenchError::Histogram { path: path.clone(), error })
+}
+
+/// Whether [`keep`] will be able to. What the file holds stays until then.
+pub(crate) fn can_be_kept(arguments: &BenchArgs) -> Result<(), BenchError> {
+    let Some(path) = &arguments.histogram else { return Ok(()) };
+    let opened = File::options().create(true).append(true).open(path);
+    opened.map(drop).map_err(|error| BenchError::Histogram { path: path.clone(), error })
 }
 
 /// Nanoseconds go in, microseconds come out.

@@ -87,13 +87,23 @@ impl Acknowledged {
 impl Region {
     /// The units that fit into `start..end`, for `clients` clients.
     pub(crate) fn new(start: u64, end: u64, unit_bytes: u64, clients: u64, pattern: Pattern) -> Self {
-        // Each client has as many units as any other.
-        let units = (end - start) / unit_bytes / clients * clients;
+        let units = Self::units_of(end - start, unit_bytes, clients);
         let versions = (0..units).map(|_| AtomicU32::new(0)).collect();
         let (stream, read_stream) = (AtomicU64::new(0), AtomicU64::new(0));
         let (lost, zipf) = (Vec::new(), Zipf::below(units / clients));
         let overtaken = Mutex::new(BTreeMap::new());
         Self { start, unit_bytes, versions, clients, pattern, stream, overtaken, read_stream, lost, zipf }
+    }
+
+    /// How many units of `unit_bytes` there are in so many bytes: each client has as many as any other.
+    pub(crate) fn units_of(bytes: u64, unit_bytes: u64, clients: u64) -> u64 {
+        bytes / unit_bytes / clients * clients
+    }
+
+    /// Bytes of memory for each unit, at most.
+    pub(crate) fn bytes_per_unit(pattern: Pattern) -> u64 {
+        let listed = if pattern == Pattern::Lost { size_of::<u64>() } else { 0 };
+        (size_of::<AtomicU32>() + listed) as u64
     }
 
     /// Has [`Pattern::Lost`] read the units for which `is_lost` holds; it gets a unit's offset in the array.
@@ -108,11 +118,6 @@ impl Region {
         for (unit, bytes) in units.zip(buffer.chunks_exact_mut(unit_bytes)) {
             stamp(bytes, Target { unit, offset: self.offset(unit), version: FILLED }, writer);
         }
-    }
-
-    /// How many units [`Pattern::Lost`] reads.
-    pub(crate) fn lost_units(&self) -> usize {
-        self.lost.len()
     }
 
     /// Enters that every unit holds what [`Region::fill`] made.

@@ -20,7 +20,8 @@
 //! [`destination`] is where the two ways part.
 //!
 //! Begin with `run`, which has the life of a measurement; `setup` makes the array, `client` is the load,
-//! `verify` the check, `report` what is printed.
+//! `verify` the check, `report` what is printed. What doesn't fit the array is refused by `fits`, before a
+//! device is overwritten.
 //!
 //! With `--ablate` ways of older designs stand in place of ours ([`ablate`]).
 //!
@@ -47,6 +48,7 @@ mod client;
 mod destination;
 mod export;
 mod fill;
+mod fits;
 mod histogram;
 mod ledger;
 mod loss;

@@ -1,8 +1,9 @@
 //! The run: setup, warm-up, slices, check, report.
 
-use std::{future::Future, io, path::PathBuf, sync::Arc};
+use std::{io, ops::Range, path::PathBuf, sync::Arc};
 
 use hdrhistogram::Histogram;
+use pinstripe_control::size::ByteSize;
 use pinstripe_engine::{
     ablation::Metered,
     array::{Array, CommandError},
@@ -24,13 +25,12 @@ use crate::{
     attendance::{Stage, announce},
     destination::{Destination, RequestError, Source},
     fill::fill,
-    histogram,
+    fits, histogram,
     ledger::{FILLED, Region},
     loss,
     progress::{Phase, Tell},
     report::{Rebuild, Report},
     setup::{Setup, set_up},
-    straight_line,
     trace::TraceError,
     verify::{read_back_all, verify},
     virtual_time,
@@ -142,6 +142,17 @@ pub enum BenchError {
         /// Bytes of each.
         size: u64,
     },
+    /// Too little memory for the ledger.
+    #[error(
+        "the account of what was written last to each place of --size bytes takes {needed} of memory, and {available} are \
+         free: nothing was changed. Take a larger --size, or smaller devices"
+    )]
+    Ledger {
+        /// For all places.
+        needed: ByteSize,
+        /// Of this machine.
+        available: ByteSize,
+    },
     /// More objects than the array has room for.
     #[error(
         "--objects: the array has room for {most} objects of {size} bytes, and for one at least there must be"
@@ -226,11 +237,12 @@ pub fn run_and_tell(arguments: &BenchArgs, tell: &Tell) -> Result<Report, BenchE
     let config = RuntimeConfig::unpinned(arguments.shards);
     uring::run(&config, move |context| async move {
         tell(Phase::Preparing);
-        let setup = set_up(&arguments, &context).await?;
+        let setup = set_up(&arguments, &context, fits::load).await?;
         measure(&arguments, &context, &setup, &tell).await
     })?
 }
 
+/// What is wrong whatever the array is, found out before anything is written.
 pub(crate) fn check_numbers(arguments: &BenchArgs) -> Result<(), BenchError> {
     let wrong = |words| Err(BenchError::Arguments(words));
     if arguments.shards == 0 || arguments.depth < arguments.shards {
@@ -258,6 +270,7 @@ pub(crate) fn check_numbers(arguments: &BenchArgs) -> Result<(), BenchError> {
     if arguments.limit && arguments.is_staged() {
         return Err(BenchError::LimitStaged);
     }
+    histogram::can_be_kept(arguments)?;
     if arguments.size == 0 || !arguments.size.is_multiple_of(512) || arguments.size > SIZE_MAX {
         return wrong("--size must be a multiple of 512 bytes, at most 32M");
     }
@@ -285,19 +298,7 @@ pub(crate) async fn measure(
     setup: &Setup,
     tell: &Tell,
 ) -> Result<Report, BenchError> {
-    let shared = setup.array.shared();
-    if arguments.limit
-        && (setup.memories.is_empty() || !straight_line::is_possible(&shared.geometry, arguments.size))
-    {
-        return Err(BenchError::LimitShape);
-    }
-    let regions = regions(arguments, &shared.geometry);
-    if regions.iter().any(|region| region.units() < arguments.depth * UNITS_PER_CLIENT_MIN) {
-        return Err(BenchError::TooSmall { depth: arguments.depth, size: arguments.size });
-    }
-    if arguments.pattern == Pattern::Lost && regions[0].lost_units() == 0 {
-        return Err(BenchError::Arguments("--pattern lost: the members of --lost hold no data, only parity"));
-    }
+    let regions = regions(arguments, &setup.array.shared().geometry);
     let destination = Destination::Engine(setup.array.volume().clone());
     if arguments.fill {
         tell(Phase::Filling);
@@ -373,14 +374,25 @@ async fn measure_rebuild(
     })
 }
 
-/// The engine's region, and with `--limit` one for each shard's loop.
-fn regions(arguments: &BenchArgs, geometry: &Geometry) -> Vec<Arc<Region>> {
+/// The engine's part of the array, and with `--limit` one for each shard's loop: the bytes, and how many
+/// clients write there.
+pub(crate) fn parts(arguments: &BenchArgs, geometry: &Geometry) -> Vec<(Range<u64>, u64)> {
     let stripe_bytes = geometry.stripe_bytes();
     let (depth, shards) = (arguments.depth as u64, arguments.shards as u64);
     let stripes = geometry.array_bytes() / stripe_bytes;
-    let region = |from: u64, to: u64, clients| {
-        let (start, end) = (from * stripe_bytes, to * stripe_bytes);
-        let mut region = Region::new(start, end, arguments.size, clients, arguments.pattern);
+    let part = |from: u64, to: u64, clients| (from * stripe_bytes..to * stripe_bytes, clients);
+    if !arguments.limit {
+        return vec![part(0, stripes, depth)];
+    }
+    let (half, share) = (stripes / 2, stripes / 2 / shards);
+    let loops = (0..shards).map(|shard| part(half + shard * share, half + (shard + 1) * share, 1));
+    std::iter::once(part(0, half, depth)).chain(loops).collect()
+}
+
+/// Of each part.
+fn regions(arguments: &BenchArgs, geometry: &Geometry) -> Vec<Arc<Region>> {
+    let region = |(bytes, clients): (Range<u64>, u64)| {
+        let mut region = Region::new(bytes.start, bytes.end, arguments.size, clients, arguments.pattern);
         if let Some(geometry) = geometry.parity().filter(|_| arguments.pattern == Pattern::Lost) {
             region.read_lost(|offset| {
                 let (stripe, within) = geometry.locate(offset);
@@ -390,12 +402,7 @@ fn regions(arguments: &BenchArgs, geometry: &Geometry) -> Vec<Arc<Region>> {
         }
         Arc::new(region)
     };
-    if !arguments.limit {
-        return vec![region(0, stripes, depth)];
-    }
-    let (half, share) = (stripes / 2, stripes / 2 / shards);
-    let loops = (0..shards).map(|shard| region(half + shard * share, half + (shard + 1) * share, 1));
-    std::iter::once(region(0, half, depth)).chain(loops).collect()
+    parts(arguments, geometry).into_iter().map(region).collect()
 }
 
 /// The clients, in the first region, and with memories a loop in a region for each shard.

@@ -8,7 +8,10 @@ use std::{
 };
 
 use pinstripe_engine::{
-    array::Array, assembly::create::create, geometry::ParityGeometry, options::ArrayOptions,
+    array::Array,
+    assembly::create::{CreateError, create_placed},
+    geometry::ParityGeometry,
+    options::ArrayOptions,
 };
 use pinstripe_md::{
     identity::{SetName, Timestamp},
@@ -29,6 +32,7 @@ use pinstripe_sim::{Drive, Rng};
 
 use crate::{
     arguments::{BenchArgs, BitmapChoice, DeviceSpec},
+    fits::{self, Fits},
     loss::random_uuid,
     paced::PacedSource,
     run::BenchError,
@@ -67,7 +71,11 @@ impl Setup {
 }
 
 /// Makes the array that `arguments` describe and waits until its parity is in sync.
-pub(crate) async fn set_up(arguments: &BenchArgs, context: &Context) -> Result<Setup, BenchError> {
+pub(crate) async fn set_up(
+    arguments: &BenchArgs,
+    context: &Context,
+    fits: Fits,
+) -> Result<Setup, BenchError> {
     let devices = Devices::of(arguments)?;
     let wants_memory = matches!(devices, Devices::Memory { .. });
     let (remote, devices) = devices.split_remote()?;
@@ -93,7 +101,7 @@ pub(crate) async fn set_up(arguments: &BenchArgs, context: &Context) -> Result<S
             *source = Arc::new(PacedSource::new(Arc::clone(source), drive));
         }
     }
-    set_up_on(arguments, context, sources, memories, wants_memory).await
+    set_up_on(arguments, context, fits, sources, memories, wants_memory).await
 }
 
 /// Makes the array on these members, and waits until its parity is in sync. With `zeroed` they are known to
@@ -101,6 +109,7 @@ pub(crate) async fn set_up(arguments: &BenchArgs, context: &Context) -> Result<S
 pub(crate) async fn set_up_on(
     arguments: &BenchArgs,
     context: &Context,
+    fits: Fits,
     sources: Vec<Arc<dyn DeviceSource>>,
     memories: Vec<Arc<Memory>>,
     zeroed: bool,
@@ -110,7 +119,10 @@ pub(crate) async fn set_up_on(
     // The parity of zeroes is zero.
     let initial =
         if zeroed || arguments.assume_clean { InitialSync::AssumeClean } else { InitialSync::Resync };
-    create(&wish(arguments, &attached, initial)?, &attached).await?;
+    let placed = wish(arguments, &attached, initial)?.place().map_err(CreateError::from)?;
+    let geometry = fits::geometry(&placed, &attached)?;
+    fits(arguments, &geometry)?;
+    create_placed(placed, &attached).await?;
     drop(attached);
     let mut options = ArrayOptions {
         policy: arguments.policy.into(),
@@ -123,6 +135,7 @@ pub(crate) async fn set_up_on(
         ablate.change(&mut options, arguments.is_virtual());
     }
     let array = Array::assemble(sources.clone(), options, context.shards().to_vec()).await?;
+    assert!(array.shared().geometry == geometry, "another array was looked at than was made");
     while array.detail().regions_to_resync > 0 {
         shard::sleep(LOOK_NS).await;
     }

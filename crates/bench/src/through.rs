@@ -22,15 +22,12 @@ use crate::{
     destination::Source,
     export::Export,
     fill::{SPAN_BYTES, fill},
-    histogram,
+    fits, histogram,
     ledger::Region,
     nbd::NbdSource,
     progress::{Phase, Tell},
     report::{Latency, by, fmt_not_sent, row},
-    run::{
-        BenchError, FILLER, UNITS_PER_CLIENT_MIN, check_numbers, end_workers, engine_slice, nanoseconds,
-        on_all, start_workers,
-    },
+    run::{BenchError, FILLER, check_numbers, end_workers, engine_slice, nanoseconds, on_all, start_workers},
     verify::read_back_all,
     vhost_user::VhostUserSource,
     worker::{SliceOutcome, Worker},
@@ -144,11 +141,9 @@ async fn measure(
     let writes = arguments.reads < 100 || arguments.fill;
     let (source, size) = open(arguments, export, writes, arguments.size).await?;
     let source = Source::Export(source);
-    let region = Region::new(0, size, arguments.size, arguments.depth as u64, arguments.pattern);
-    if region.units() < arguments.depth * UNITS_PER_CLIENT_MIN {
-        return Err(BenchError::TooSmall { depth: arguments.depth, size: arguments.size });
-    }
-    let region = Arc::new(region);
+    fits::export(arguments, size)?;
+    let clients = arguments.depth as u64;
+    let region = Arc::new(Region::new(0, size, arguments.size, clients, arguments.pattern));
     let destination = source.open().map_err(BenchError::Attach)?;
     if arguments.fill {
         tell(Phase::Filling);

@@ -12,6 +12,7 @@ use pinstripe_sim::{Drive, Rng, Schedule, SimDisk, SimDiskConfig, World, WorldCo
 
 use crate::{
     arguments::{BenchArgs, DeviceSpec},
+    fits::{self, Fits},
     progress::{Phase, Tell},
     report::Report,
     run::{BenchError, measure},
@@ -27,14 +28,15 @@ pub(crate) const PHASE_NS_MAX: u64 = 1_000_000_000;
 pub(crate) fn run(arguments: &BenchArgs, tell: &Tell) -> Result<Report, BenchError> {
     let tell = Arc::clone(tell);
     tell(Phase::Preparing);
-    on_array(arguments, move |arguments, context, setup| async move {
+    on_array(arguments, fits::load, move |arguments, context, setup| async move {
         measure(&arguments, &context, &setup, &tell).await
     })
 }
 
-/// Makes the array, and does `work` on it.
+/// Makes the array, if what is asked for `fits` it, and does `work` on it.
 pub(crate) fn on_array<T: 'static, F: Future<Output = Result<T, BenchError>> + 'static>(
     arguments: &BenchArgs,
+    fits: Fits,
     work: impl FnOnce(BenchArgs, Context, Setup) -> F + 'static,
 ) -> Result<T, BenchError> {
     let members = members(arguments)?;
@@ -48,7 +50,7 @@ pub(crate) fn on_array<T: 'static, F: Future<Output = Result<T, BenchError>> + '
     let context = Context::of((0..world.shards()).map(|index| world.shard(index).handle()));
     let arguments = arguments.clone();
     let run = async move {
-        let setup = set_up_on(&arguments, &context, sources, Vec::new(), true).await?;
+        let setup = set_up_on(&arguments, &context, fits, sources, Vec::new(), true).await?;
         work(arguments, context, setup).await
     };
     world.block_on(0, "bench", u64::MAX, run).map_err(|stuck| BenchError::Stuck(stuck.to_string()))?

@@ -7,7 +7,7 @@
     reason = "rates and counts of short runs"
 )]
 
-use pinstripe_bench::{BenchArgs, BenchError, DeviceSpec, Pattern, Report, probe, run};
+use pinstripe_bench::{BenchArgs, BenchError, DeviceSpec, Pattern, Report, probe, run, run_objects};
 use pinstripe_md::level::Level;
 
 fn arguments() -> BenchArgs {
@@ -212,6 +212,52 @@ fn a_warm_up_is_as_long_as_it_shall_be() {
     let report = run(&BenchArgs { warm_up: 0.1, seconds: 0.02, ..stream }).unwrap();
     let written = report.verified.units as f64 / report.operations as f64;
     assert!((5.0..7.0).contains(&written), "{written} times as much was written as was measured");
+}
+
+/// Whether an error is the right one.
+type Refused = fn(&BenchError) -> bool;
+
+#[test]
+fn what_does_not_fit_is_found_out_while_the_devices_are_as_they_were() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths: Vec<_> = (0..4).map(|slot| folder.path().join(format!("member{slot}"))).collect();
+    for path in &paths {
+        std::fs::write(path, vec![7; 6 << 20]).unwrap();
+    }
+    let devices = paths.iter().cloned().map(DeviceSpec::Path).collect();
+    let wish = BenchArgs { devices, force: true, ..arguments() };
+    let histogram = Some(folder.path().join("nowhere/file"));
+    let wrong: [(BenchArgs, Refused); 9] = [
+        (BenchArgs { depth: 2000, ..wish.clone() }, |error| matches!(error, BenchError::TooSmall { .. })),
+        (BenchArgs { size: 16 << 20, ..wish.clone() }, |error| matches!(error, BenchError::TooSmall { .. })),
+        (BenchArgs { limit: true, ..wish.clone() }, |error| matches!(error, BenchError::LimitShape)),
+        (BenchArgs { lost: vec![9], ..wish.clone() }, |error| matches!(error, BenchError::Membership(_))),
+        (BenchArgs { lost: vec![0, 1], ..wish.clone() }, |error| matches!(error, BenchError::Membership(_))),
+        (BenchArgs { rebuild: Some(9), ..wish.clone() }, |error| matches!(error, BenchError::Membership(_))),
+        (
+            BenchArgs {
+                level: Level::Raid4,
+                lost: vec![3],
+                pattern: Pattern::Lost,
+                reads: 100,
+                ..wish.clone()
+            },
+            |error| matches!(error, BenchError::Arguments(_)),
+        ),
+        (BenchArgs { histogram, ..wish.clone() }, |error| matches!(error, BenchError::Histogram { .. })),
+        (BenchArgs { level: Level::Raid0, rebuild: Some(1), ..wish.clone() }, |error| {
+            matches!(error, BenchError::Membership(_))
+        }),
+    ];
+    let untouched = || paths.iter().all(|path| std::fs::read(path).unwrap().iter().all(|&byte| byte == 7));
+    for (number, (wrong, is_refused)) in wrong.iter().enumerate() {
+        let error = run(wrong).unwrap_err();
+        assert!(is_refused(&error), "{number}: {error}");
+        assert!(untouched(), "{number}: {error}, and a device was overwritten");
+    }
+    let objects = BenchArgs { objects: Some(1 << 20), ..wish };
+    let error = run_objects(&objects, &(std::sync::Arc::new(|_| {}) as _)).unwrap_err();
+    assert!(matches!(error, BenchError::Objects { .. }) && untouched(), "{error}");
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod store;
 
 use std::sync::Arc;
 
+use pinstripe_engine::geometry::Geometry;
 use pinstripe_runtime::{
     shard,
     uring::{self, Context, RuntimeConfig},
@@ -28,6 +29,7 @@ use crate::{
     attendance::{Stage, announce},
     destination::{Destination, Source},
     export::Export,
+    fits::members,
     histogram, loss,
     progress::{Phase, Tell},
     run::{BenchError, check_numbers, nanoseconds},
@@ -48,13 +50,13 @@ pub fn run_objects(arguments: &BenchArgs, tell: &Tell) -> Result<ObjectsReport, 
     let (arguments, tell) = (arguments.clone(), Arc::clone(tell));
     tell(Phase::Preparing);
     if arguments.is_virtual() {
-        return virtual_time::on_array(&arguments, move |arguments, context, setup| async move {
+        return virtual_time::on_array(&arguments, fits, move |arguments, context, setup| async move {
             on_array(&arguments, &context, &setup, &tell).await
         });
     }
     let config = RuntimeConfig::unpinned(arguments.shards);
     uring::run(&config, move |context| async move {
-        let setup = set_up(&arguments, &context).await?;
+        let setup = set_up(&arguments, &context, fits).await?;
         on_array(&arguments, &context, &setup, &tell).await
     })?
 }
@@ -139,6 +141,23 @@ async fn on_export(
     Ok(report)
 }
 
+/// Whether the store fits an array.
+fn fits(arguments: &BenchArgs, geometry: &Geometry) -> Result<(), BenchError> {
+    members(arguments, geometry)?;
+    slots(arguments, geometry.array_bytes()).map(drop)
+}
+
+/// The slots of a store on so many bytes, and the objects that there shall be.
+fn slots(arguments: &BenchArgs, bytes: u64) -> Result<(usize, usize), BenchError> {
+    let slots = usize::try_from(bytes / arguments.size).unwrap_or(usize::MAX);
+    let objects = arguments.objects.unwrap_or_default();
+    let most = slots.saturating_mul(FULL_PERCENT) / 100;
+    if !(1..=most).contains(&objects) {
+        return Err(BenchError::Objects { most, size: arguments.size });
+    }
+    Ok((slots, objects))
+}
+
 /// Makes the store, and puts every object once.
 async fn load(
     arguments: &BenchArgs,
@@ -148,12 +167,7 @@ async fn load(
     tell: &Tell,
 ) -> Result<Arc<Load>, BenchError> {
     tell(Phase::Filling);
-    let slots = usize::try_from(bytes / arguments.size).unwrap_or(usize::MAX);
-    let objects = arguments.objects.unwrap_or_default();
-    let most = slots.saturating_mul(FULL_PERCENT) / 100;
-    if !(1..=most).contains(&objects) {
-        return Err(BenchError::Objects { most, size: arguments.size });
-    }
+    let (slots, objects) = slots(arguments, bytes)?;
     // The slots of objects depend on it. Under virtual time the same seed gives the same run.
     let id = if arguments.is_virtual() { arguments.seed } else { loss::random_u64()? };
     let store = Store::new(id, slots, usize::try_from(arguments.size).unwrap_or(usize::MAX));

@@ -13,7 +13,7 @@ use super::arguments::PlanArgs;
 use crate::{
     arguments::{BenchArgs, Pattern},
     destination::RequestError,
-    loss,
+    fits, loss,
     replay::Replay,
     report::by,
     rng::Rng,
@@ -49,7 +49,7 @@ pub(super) fn run(
     trace: Option<Rc<Trace>>,
 ) -> Result<Sample, BenchError> {
     let arguments = arguments.clone();
-    virtual_time::on_array(bench, move |bench, _, setup| async move {
+    virtual_time::on_array(bench, fits::members, move |bench, _, setup| async move {
         let sample = measure(&arguments, &bench, trace, &setup).await?;
         setup.array.stop().await.map_err(RequestError::from)?;
         Ok(sample)

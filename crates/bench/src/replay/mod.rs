@@ -22,7 +22,7 @@ use crate::{
     arguments::BenchArgs,
     destination::{Destination, Source},
     export::Export,
-    histogram, loss,
+    fits, histogram, loss,
     progress::{Phase, Tell},
     run::{BenchError, check_numbers},
     setup::{Setup, set_up},
@@ -69,9 +69,13 @@ fn run(arguments: &BenchArgs, place: Place, tell: &Tell) -> Result<TraceReport, 
     let requests = Requests::of(&arguments)?;
     if arguments.is_virtual() {
         return match place {
-            Place::Array => virtual_time::on_array(&arguments, move |arguments, context, setup| async move {
-                on_array(&arguments, requests, &context, &setup, &tell).await
-            }),
+            Place::Array => virtual_time::on_array(
+                &arguments,
+                fits::members,
+                move |arguments, context, setup| async move {
+                    on_array(&arguments, requests, &context, &setup, &tell).await
+                },
+            ),
             Place::Export { .. } => Err(BenchError::NotVirtual("--through")),
         };
     }
@@ -79,7 +83,7 @@ fn run(arguments: &BenchArgs, place: Place, tell: &Tell) -> Result<TraceReport, 
     uring::run(&config, move |context| async move {
         match place {
             Place::Array => {
-                let setup = set_up(&arguments, &context).await?;
+                let setup = set_up(&arguments, &context, fits::members).await?;
                 on_array(&arguments, requests, &context, &setup, &tell).await
             }
             Place::Export { may_overwrite: false, .. } if requests.writes() => Err(BenchError::ForceExport),
