@@ -5,7 +5,10 @@
 
 use std::{fs::File, io::Read, sync::Arc};
 
-use pinstripe_engine::array::Array;
+use pinstripe_engine::{
+    array::Array,
+    status::detail::{Detail, SlotDetail},
+};
 use pinstripe_md::identity::Uuid;
 use pinstripe_runtime::{DeviceSource, shard};
 
@@ -28,7 +31,7 @@ pub(crate) async fn lose(array: &Array, slots: &[usize]) -> Result<(), BenchErro
 pub(crate) async fn bring_back(setup: &Setup, slots: &[usize]) -> Result<(), BenchError> {
     for &slot in slots {
         erase(&setup.sources[slot]).await?;
-        rebuild(setup, slot).await?;
+        rebuild(setup, slot, slots).await?;
     }
     Ok(())
 }
@@ -40,19 +43,40 @@ pub(crate) async fn erase(source: &Arc<dyn DeviceSource>) -> Result<(), BenchErr
     Ok(())
 }
 
-/// Adds the device of an empty slot, and waits until it is rebuilt.
-pub(crate) async fn rebuild(setup: &Setup, slot: usize) -> Result<Rebuild, BenchError> {
+/// Adds the device of an empty slot, and waits until it is rebuilt. `lost` are all slots that may be empty.
+pub(crate) async fn rebuild(setup: &Setup, slot: usize, lost: &[usize]) -> Result<Rebuild, BenchError> {
     let started = shard::now();
     setup.array.add(Arc::clone(&setup.sources[slot]), random_uuid()?).await?;
     loop {
-        let state = setup.array.detail().slots[slot].state;
-        match state {
+        let detail = setup.array.detail();
+        match detail.slots[slot].state {
             "in-sync" | "resyncing" => break,
             "missing" => return Err(BenchError::NotRebuilt(slot)),
-            _ => shard::sleep(LOOK_NS).await,
+            _ => goes_on(&detail, lost)?,
         }
+        shard::sleep(LOOK_NS).await;
     }
     Ok(Rebuild::new(setup.member_bytes(), shard::now() - started))
+}
+
+/// Whether a resync or rebuild comes to an end: an array that has failed, or lacks a member of a slot that is
+/// not in `lost`, doesn't get in sync however long it is waited for, nor does one with sectors that a resync
+/// has not been able to read.
+pub(crate) fn goes_on(detail: &Detail, lost: &[usize]) -> Result<(), BenchError> {
+    let is_lost = |(slot, member): (usize, &SlotDetail)| member.state == "missing" && !lost.contains(&slot);
+    if detail.state == "failed" || detail.slots.iter().enumerate().any(is_lost) {
+        let latest = detail.last_errors.last();
+        let error = latest.map_or_else(|| "a member is missing".to_owned(), ToString::to_string);
+        return Err(BenchError::NotInSync(error));
+    }
+    let errors = |member: &&SlotDetail| member.statistics.read_errors + member.statistics.write_errors > 0;
+    match detail.slots.iter().find(errors) {
+        Some(member) if detail.regions_to_resync > 0 && detail.sync.is_none() => {
+            let name = member.device.as_deref().unwrap_or("a member");
+            Err(BenchError::NotInSync(format!("the resync has met sectors of {name} that can't be used")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A new identity.

@@ -134,6 +134,9 @@ pub enum BenchError {
     /// A rebuild ended without success.
     #[error("the member of slot {0} was lost again while it was rebuilt")]
     NotRebuilt(usize),
+    /// The array is not waited for any longer.
+    #[error("the array can't be brought in sync: {0}")]
+    NotInSync(String),
     /// Too little room for the clients.
     #[error("the array is too small for {depth} requests of {size} bytes at a time")]
     TooSmall {
@@ -360,7 +363,8 @@ async fn measure_rebuild(
     announce(arguments.attended, Stage::Begins).await?;
     tell(Phase::Measuring);
     let before = setup.array.detail().statistics;
-    let recovery = loss::rebuild(setup, slot).await?;
+    let lost: Vec<usize> = arguments.lost.iter().copied().chain([slot]).collect();
+    let recovery = loss::rebuild(setup, slot, &lost).await?;
     let statistics = setup.array.detail().statistics.since(&before);
     announce(arguments.attended, Stage::Ended).await?;
     Ok(Measured {

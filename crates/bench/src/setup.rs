@@ -33,7 +33,7 @@ use pinstripe_sim::{Drive, Rng};
 use crate::{
     arguments::{BenchArgs, BitmapChoice, DeviceSpec},
     fits::{self, Fits},
-    loss::random_uuid,
+    loss::{self, random_uuid},
     paced::PacedSource,
     run::BenchError,
     virtual_time::PHASE_NS_MAX,
@@ -136,7 +136,12 @@ pub(crate) async fn set_up_on(
     }
     let array = Array::assemble(sources.clone(), options, context.shards().to_vec()).await?;
     assert!(array.shared().geometry == geometry, "another array was looked at than was made");
-    while array.detail().regions_to_resync > 0 {
+    loop {
+        let detail = array.detail();
+        if detail.regions_to_resync == 0 {
+            break;
+        }
+        loss::goes_on(&detail, &[])?;
         shard::sleep(LOOK_NS).await;
     }
     Ok(Setup { array, memories, sources, zeroed })
@@ -260,4 +265,60 @@ fn wish(
         members: devices.iter().map(member).collect::<Result<_, BenchError>>()?,
         spares: Vec::new(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use pinstripe_sim::{Fault, SimDisk, SimDiskConfig, Trigger, World, WorldConfig};
+
+    use super::*;
+
+    /// Events of the world in which anything here is over.
+    const STEPS: u64 = 200_000;
+
+    /// Has `work` done over four disks, the second of which is broken by `break_disk`.
+    fn on_disks<T: 'static, F: Future<Output = Result<T, BenchError>> + 'static>(
+        break_disk: impl FnOnce(&SimDisk),
+        work: impl FnOnce(BenchArgs, Context, Vec<Arc<dyn DeviceSource>>) -> F,
+    ) -> Result<T, BenchError> {
+        let mut world = World::new(WorldConfig::new(1, 1));
+        let disk = |slot| SimDiskConfig::new(&format!("disk{slot}"), 16 << 20);
+        let disks: Vec<SimDisk> = (0..4).map(|slot| world.add_disk(disk(slot))).collect();
+        break_disk(&disks[1]);
+        let sources = disks.iter().map(SimDisk::source).collect();
+        let context = Context::of([world.shard(0).handle()]);
+        let run = work(BenchArgs::defaults(), context, sources);
+        world.block_on(0, "bench", STEPS, run).expect("it waits for ever")
+    }
+
+    #[test]
+    fn an_array_of_which_a_member_fails_is_not_waited_for() {
+        // Whole chunks, so that some of them are data and not parity.
+        for fault in [Fault::Gone, Fault::UnreadableRange(8 << 20..9 << 20)] {
+            let made = on_disks(
+                |disk| disk.plan(Trigger::AtRequest(50), fault.clone()),
+                |arguments, context, sources| async move {
+                    set_up_on(&arguments, &context, fits::load, sources, Vec::new(), false).await.map(drop)
+                },
+            );
+            let error = made.unwrap_err();
+            assert!(matches!(error, BenchError::NotInSync(_)), "{fault:?}: {error}");
+            assert!(error.to_string().contains("disk1"), "{fault:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_rebuild_is_not_waited_for_when_another_member_fails() {
+        let rebuilt = on_disks(
+            |disk| disk.plan(Trigger::AtRequest(150), Fault::Gone),
+            |arguments, context, sources| async move {
+                let setup = set_up_on(&arguments, &context, fits::load, sources, Vec::new(), true).await?;
+                loss::lose(&setup.array, &[2]).await?;
+                loss::erase(&setup.sources[2]).await?;
+                loss::rebuild(&setup, 2, &[2]).await.map(drop)
+            },
+        );
+        let error = rebuilt.unwrap_err();
+        assert!(matches!(error, BenchError::NotInSync(_)) && error.to_string().contains("disk1"), "{error}");
+    }
 }

@@ -8,7 +8,7 @@ use std::{path::PathBuf, process::Command, sync::Arc, thread};
 use clap::ValueEnum;
 use indicatif::ProgressBar;
 use pinstripe_bench::{BenchArgs, BenchError, DeviceSpec, Export, FrontEnd, Phase, Tell, Through};
-use pinstripe_control::client::Client;
+use pinstripe_control::{Detail, client::Client, detail::Member};
 use tempfile::TempDir;
 
 use crate::{failure::Failure, output, progress, server_process::ServerProcess, steer};
@@ -155,6 +155,9 @@ impl Server {
             if detail.sync.is_none() && detail.regions_to_resync == 0 {
                 return Ok(());
             }
+            if let Some(hindrance) = hindrance(&detail) {
+                return Err(Failure::new(format!("the array can't be brought in sync: {hindrance}")));
+            }
             thread::sleep(progress::LOOK);
         }
     }
@@ -180,6 +183,19 @@ impl Server {
     fn tell(&self, command: &[&str]) -> Result<(), Failure> {
         said(Command::new(&self.pinstripe).args(command).arg(self.control()))
     }
+}
+
+/// Why a new array doesn't get in sync however long it is waited for, if it doesn't.
+fn hindrance(detail: &Detail) -> Option<String> {
+    if detail.degraded || detail.state == "failed" {
+        return Some(detail.errors.last().map_or_else(|| "a member is missing".to_owned(), Clone::clone));
+    }
+    let errors = |member: &Member, kind| member.statistics.get(kind).is_some_and(|&count| count > 0);
+    let mut members = detail.members.iter();
+    let met = members.find(|member| errors(member, "read_errors") || errors(member, "write_errors"))?;
+    let is_resyncing = detail.sync.is_some() || detail.regions_to_resync == 0;
+    let device = met.device.as_deref().unwrap_or("a member");
+    (!is_resyncing).then(|| format!("the resync has met sectors of {device} that can't be used"))
 }
 
 /// The options that shape the array.
@@ -220,4 +236,36 @@ fn said(command: &mut Command) -> Result<(), Failure> {
     }
     let told = String::from_utf8_lossy(&output.stderr);
     Err(Failure::new(format!("{command:?} ended with {}: {}", output.status, told.trim())))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Of an array of which a member has had `read_errors`, and no resync is under way.
+    fn detail(state: &str, degraded: bool, (regions, read_errors): (u64, u64)) -> Detail {
+        let member = json!({
+            "slot": 0, "state": "resyncing", "device": "/dev/a", "read_latency_ns": 0, "write_latency_ns": 0,
+            "slow": false, "late_requests": 0, "bad_sectors": 0, "statistics": { "read_errors": read_errors } });
+        let detail = json!({
+            "name": "n", "uuid": "u", "level": "raid5", "layout": "", "chunk_bytes": 65536,
+            "logical_block_bytes": 512, "size_bytes": 1, "state": state, "degraded": degraded, "events": 1,
+            "members": [member], "failed": [], "bitmap": null, "consistency_policy": "",
+            "regions_to_resync": regions, "sync_paused": false, "sync_speed_min_kib": 0,
+            "sync_speed_max_kib": 0, "errors": ["/dev/b failed"], "advice": null, "nbd": [], "shards": 1,
+            "sync": null, "clients": [], "statistics": {} });
+        serde_json::from_value(detail).unwrap()
+    }
+
+    #[test]
+    fn an_array_that_can_not_get_in_sync_is_told_with_its_member() {
+        let hindrance = |state, degraded, counts| hindrance(&detail(state, degraded, counts));
+        assert_eq!(hindrance("active", false, (1, 0)), None);
+        assert_eq!(hindrance("active", false, (0, 3)), None, "it is in sync");
+        assert_eq!(hindrance("active", true, (1, 0)).unwrap(), "/dev/b failed");
+        assert_eq!(hindrance("failed", false, (1, 0)).unwrap(), "/dev/b failed");
+        assert!(hindrance("active", false, (1, 3)).unwrap().contains("/dev/a"));
+    }
 }
