@@ -1,21 +1,25 @@
 //! Members that are missing while the array is measured, and their return.
 //!
-//! A member comes back blank: its superblock is erased, so that all of it is rebuilt and not only what
-//! changed.
+//! A member comes back blank: it is overwritten from end to end. So all of it is rebuilt and not only what
+//! changed, and a rebuild that leaves something out leaves something wrong there.
 
-use std::{fs::File, io::Read, sync::Arc};
+use std::{fs::File, io::Read, rc::Rc, sync::Arc};
 
 use pinstripe_engine::{
     array::Array,
     status::detail::{Detail, SlotDetail},
 };
 use pinstripe_md::identity::Uuid;
-use pinstripe_runtime::{DeviceSource, shard};
+use pinstripe_runtime::{DeviceError, DeviceSource, shard};
 
-use crate::{report::Rebuild, run::BenchError, setup::Setup};
+use crate::{report::Rebuild, run::BenchError, setup::Setup, worker::end_all};
 
-/// Everything of metadata 1.2 that makes a device a member lies in front of this.
-const SUPERBLOCK_END: usize = 64 << 10;
+/// What a blank member is full of: no superblock, no parity and nothing that a client writes.
+const BLANK: u8 = 0xE5;
+/// Bytes that are overwritten at a time.
+const BLANK_BYTES: usize = 1 << 20;
+/// Writes under way while a member is overwritten.
+const BLANK_DEPTH: u64 = 4;
 /// How often to look whether the rebuild is done.
 const LOOK_NS: u64 = 1_000_000;
 
@@ -36,10 +40,26 @@ pub(crate) async fn bring_back(setup: &Setup, slots: &[usize]) -> Result<(), Ben
     Ok(())
 }
 
-/// Erases a failed member's superblock.
+/// Overwrites a failed member.
 pub(crate) async fn erase(source: &Arc<dyn DeviceSource>) -> Result<(), BenchError> {
     let device = source.attach().map_err(BenchError::Attach)?;
-    device.write(0, shard::zeroed(SUPERBLOCK_END).freeze(), true).await.result.map_err(BenchError::Attach)?;
+    let mut blank = shard::buffer(BLANK_BYTES);
+    blank.fill(BLANK);
+    let blank = blank.freeze();
+    let task = |first: u64| {
+        let (device, blank) = (Rc::clone(&device), blank.clone());
+        shard::spawn_joined(async move {
+            let (size, step) = (device.info().size, blank.len() as u64);
+            for number in (first..size.div_ceil(step)).step_by(usize::try_from(BLANK_DEPTH).unwrap_or(1)) {
+                let offset = number * step;
+                let length = usize::try_from(step.min(size - offset)).unwrap_or(0);
+                device.write(offset, blank.slice(0, length), false).await.result?;
+            }
+            Ok::<(), DeviceError>(())
+        })
+    };
+    end_all((0..BLANK_DEPTH).map(task).collect()).await.map_err(BenchError::Attach)?;
+    device.flush().await.result.map_err(BenchError::Attach)?;
     Ok(())
 }
 

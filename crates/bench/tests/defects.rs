@@ -52,6 +52,23 @@ fn without_a_defect_every_run_ends_well() {
 }
 
 #[test]
+fn a_rebuild_that_leaves_something_out_fails_the_run() {
+    let rebuild = || run(&BenchArgs { rebuild: Some(1), fill: true, ..arguments() });
+    let lost = || run(&BenchArgs { lost: vec![1], ..arguments() });
+    rebuild().and(lost()).unwrap();
+    activate(Some(Mutant::RebuildEndsEarly));
+    let outcomes = [rebuild(), lost()];
+    activate(None);
+    for outcome in outcomes {
+        assert!(
+            matches!(outcome, Err(BenchError::WrongData(_) | BenchError::Mismatch { .. })),
+            "{:?}",
+            outcome.map(|report| report.to_string())
+        );
+    }
+}
+
+#[test]
 fn a_scrub_that_finds_wrong_parity_fails_the_run() {
     for (index, outcome) in outcomes(Some(Mutant::WrongCoefficient)).into_iter().enumerate() {
         assert!(matches!(outcome, Err(BenchError::Mismatch { sectors: 1.., .. })), "{index}: {outcome:?}");
