@@ -166,7 +166,7 @@ pub struct BenchArgs {
     /// an array with this front end, and nbd+unix:///NAME?socket=PATH, nbd://HOST:PORT/NAME,
     /// vhost-user:PATH or the path of a block device or file is an export that is there, and is overwritten.
     /// --shards is the number of threads of the load, and of a server that is started
-    #[arg(long, value_name = "nbd|ublk|fuse|vhost-user|EXPORT", conflicts_with_all = ["limit", "lost", "rebuild", "attended"])]
+    #[arg(long, value_name = "nbd|ublk|fuse|vhost-user|EXPORT", conflicts_with_all = ["limit", "lost", "rebuild", "attended", "used_up", "poll", "offload", "reducer", "dhchap_secrets", "nvme_tls_secrets", "client_address"])]
     pub through: Option<Through>,
 
     /// Replay the requests of this file, or of standard input for -, instead of a pattern: MSR Cambridge's
@@ -588,6 +588,13 @@ mod tests {
             "--synthetic prxy_0 --requests 0",
             "--requests 5",
             "--probe-writes",
+            "--through nbd --poll",
+            "--through nbd --offload off",
+            "--through nbd --reducer uniform",
+            "--through nbd --used-up",
+            "--through nbd --dhchap-secrets x",
+            "--through nbd --nvme-tls-secrets x",
+            "--through nbd --client-address ::1",
             "--probe x --size 4K",
             "--probe x --device mem:1G",
         ] {

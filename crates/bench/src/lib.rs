@@ -44,6 +44,7 @@
 mod ablate;
 mod arguments;
 mod attendance;
+mod check;
 mod client;
 mod destination;
 mod export;
@@ -75,6 +76,7 @@ pub use ablate::{Ablate, AblationReport, BadAblation, HandOff, LockShare};
 pub use arguments::{
     BadDevice, BenchArgs, BitmapChoice, DeviceSpec, Mix, OffloadChoice, Pattern, PolicyChoice, ReducerPolicy,
 };
+pub use check::check;
 pub use destination::RequestError;
 pub use export::{BadExport, Export, FrontEnd, NbdAddress, Through};
 pub use objects::{ObjectsReport, run_objects, run_objects_through};

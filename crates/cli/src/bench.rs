@@ -89,6 +89,8 @@ fn through(
 
 fn through_server(arguments: &BenchArgs, front_end: FrontEnd, line: &ProgressBar) -> Result<String, Failure> {
     tell(line, arguments)(Phase::Preparing);
+    // Before a device is overwritten.
+    pinstripe_bench::check(arguments)?;
     let server = Server::start(arguments, front_end)?;
     let measured = server.export(front_end).and_then(|export| through(arguments, &export, true, line));
     let checked = measured.and_then(|report| server.check(arguments).map(|()| report));
@@ -220,7 +222,13 @@ fn members(arguments: &BenchArgs) -> Result<Vec<String>, Failure> {
         DeviceSpec::Model { .. } => Err(BenchError::NotVirtual("--through").into()),
         DeviceSpec::Paced { .. } => Err(BenchError::NotPaced.into()),
     };
-    arguments.devices.iter().map(path).collect()
+    let paths: Vec<String> = arguments.devices.iter().map(path).collect::<Result<_, Failure>>()?;
+    match arguments.members {
+        Some(members) if members != paths.len() => {
+            Err(BenchError::MemberCount { members, devices: paths.len() }.into())
+        }
+        _ => Ok(paths),
+    }
 }
 
 /// As the command line has it.

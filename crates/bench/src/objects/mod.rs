@@ -80,7 +80,7 @@ pub fn run_objects_through(
     uring::run(&config, move |context| async move { on_export(&arguments, &export, &context, &tell).await })?
 }
 
-fn check(arguments: &BenchArgs) -> Result<(), BenchError> {
+pub(crate) fn check(arguments: &BenchArgs) -> Result<(), BenchError> {
     check_numbers(arguments)?;
     match arguments.pattern {
         Pattern::Random | Pattern::Zipf => {}

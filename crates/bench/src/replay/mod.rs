@@ -92,6 +92,11 @@ fn run(arguments: &BenchArgs, place: Place, tell: &Tell) -> Result<TraceReport, 
     })?
 }
 
+/// Whether the trace can be replayed.
+pub(crate) fn check(arguments: &BenchArgs) -> Result<(), BenchError> {
+    Requests::of(arguments).map(drop)
+}
+
 impl Requests {
     fn of(arguments: &BenchArgs) -> Result<Self, BenchError> {
         if let Some(synthetic) = arguments.synthetic() {

@@ -127,6 +127,21 @@ fn files_of_a_server_of_its_own_are_overwritten_only_by_force() {
     options.extend(devices.iter().flat_map(|device| ["--device", device]));
     world.run(&words(&bench(&options))).refused(1, &["would be overwritten"]);
     options.push("--force");
+    // What can't be done is found out while the devices are as they were.
+    for (wrong, words) in [
+        (["--size", "100"], "multiple of 512"),
+        (["--rate", "0"], "--rate"),
+        (["--members", "5"], "contradicts the 4 devices"),
+        (["--histogram", "nowhere/file"], "nowhere/file"),
+    ] {
+        let told = world.run(&self::words(&bench(&[&options[..], &wrong].concat())));
+        told.refused(1, &[words]);
+    }
+    let replay = [&["bench"], &options[..], &["--trace", "nowhere"]].concat();
+    world.run(&replay).refused(1, &["nowhere"]);
+    for device in &devices {
+        assert!(fs::read(device).unwrap().iter().all(|byte| *byte == 0), "{device} was overwritten");
+    }
     let report = world.run(&words(&bench(&options))).ok().json();
     assert!(report["units_verified"].as_u64().unwrap() > 0, "{report}");
 }
