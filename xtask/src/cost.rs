@@ -10,8 +10,9 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-/// How much a request may cost more than on record, in thousandths.
-const GROWTH_MAX: i64 = 50;
+/// How much a request may cost more or less than on record, in thousandths. One that costs much less may do
+/// less than it should.
+const CHANGE_MAX: u64 = 50;
 /// What is on record.
 const RECORD: &str = "crates/bench/cost.json";
 
@@ -45,28 +46,34 @@ fn frame(root: &Path) -> Result<std::path::PathBuf> {
     crate::cargo::build(root, &arguments, "frame")
 }
 
-/// Counts, and compares with the record. Fails if a case costs too much more, or isn't on record.
+/// Counts, and compares with the record. Fails if a case costs too much more or less, or isn't on record, or
+/// if what is on record is no case.
 pub fn run(root: &Path, cost: &Cost) -> Result<()> {
     crate::packages::ensure()?;
     let frame = frame(root)?;
     let mut record = read_record(root)?;
     let (mut passed, mut failed) = (0, 0);
     println!("{:26} {:>12} {:>12}", "instructions of a request", "on record", "now");
-    for (case, count) in cases(&frame)? {
-        if cost.only.as_ref().is_some_and(|only| !case.contains(only.as_str())) {
-            continue;
-        }
+    let cases = cases(&frame)?;
+    let gone = gone(&record, &cases);
+    if cost.accept {
+        record.retain(|case, _| !gone.contains(case));
+    } else if !gone.is_empty() {
+        bail!("{RECORD} has what is no case of the program any more: {}", gone.join(", "));
+    }
+    for (case, count) in chosen(cases, cost.only.as_deref())? {
         let now = instructions(&frame, &case, count)?;
         let before = record.get(&case).copied();
-        let growth = before.map(|before| (now * 1000 / before).cast_signed() - 1000);
-        let words = match growth {
+        let change = before.map(|before| change(before, now));
+        let words = match change {
             None => "not on record".to_owned(),
-            Some(growth) => {
-                format!("{}{}.{} %", if growth < 0 { "-" } else { "+" }, growth.abs() / 10, growth.abs() % 10)
+            Some(change) => {
+                let (sign, change) = (if change < 0 { "-" } else { "+" }, change.unsigned_abs());
+                format!("{sign}{}.{} %", change / 10, change % 10)
             }
         };
         println!("{case:26} {:>12} {now:>12} {words}", before.map_or("-".to_owned(), |n| n.to_string()));
-        if cost.accept || growth.is_some_and(|growth| growth <= GROWTH_MAX) {
+        if cost.accept || change.is_some_and(|change| change.unsigned_abs() <= CHANGE_MAX) {
             passed += 1;
         } else {
             failed += 1;
@@ -82,9 +89,9 @@ pub fn run(root: &Path, cost: &Cost) -> Result<()> {
     println!("cost: {passed} passed, {failed} failed");
     if failed > 0 {
         bail!(
-            "requests cost over {} % more instructions than in {RECORD}; if that is wanted, run \
-             `cargo xtask cost --accept` and say in the commit why",
-            GROWTH_MAX / 10
+            "requests cost over {} % more or fewer instructions than in {RECORD}, or aren't there; if that is \
+             wanted, run `cargo xtask cost --accept` and say in the commit why",
+            CHANGE_MAX / 10
         );
     }
     Ok(())
@@ -99,6 +106,9 @@ fn read_record(root: &Path) -> Result<BTreeMap<String, u64>> {
 /// The cases, each with the requests that are enough.
 fn cases(frame: &Path) -> Result<Vec<(String, u64)>> {
     let listed = Command::new(frame).output().with_context(|| frame.display().to_string())?;
+    if !listed.status.success() {
+        bail!("{} doesn't list its cases: {}", frame.display(), String::from_utf8_lossy(&listed.stderr));
+    }
     let text = String::from_utf8(listed.stdout)?;
     let case = |line: &str| {
         let (name, count) = line.split_once(' ')?;
@@ -107,13 +117,39 @@ fn cases(frame: &Path) -> Result<Vec<(String, u64)>> {
     Ok(text.lines().filter_map(case).collect())
 }
 
+/// Those whose name contains `only`. There must be some.
+fn chosen(mut cases: Vec<(String, u64)>, only: Option<&str>) -> Result<Vec<(String, u64)>> {
+    cases.retain(|(case, _)| only.is_none_or(|only| case.contains(only)));
+    if cases.is_empty() {
+        bail!("no case has {} in its name", only.unwrap_or("anything"));
+    }
+    Ok(cases)
+}
+
+/// What is on record and no case.
+fn gone(record: &BTreeMap<String, u64>, cases: &[(String, u64)]) -> Vec<String> {
+    let is_case = |name: &String| cases.iter().any(|(case, _)| case == name);
+    record.keys().filter(|name| !is_case(name)).cloned().collect()
+}
+
+/// How much more `now` is than `before`, in thousandths.
+fn change(before: u64, now: u64) -> i64 {
+    (now * 1000 / before.max(1)).cast_signed() - 1000
+}
+
 /// Of one request: two runs, of which one has twice as many, so that what comes before and after cancels out.
 fn instructions(frame: &Path, case: &str, count: u64) -> Result<u64> {
     let [once, twice] = std::thread::scope(|scope| {
         let runs = [count, 2 * count].map(|count| scope.spawn(move || counted(frame, case, count)));
         runs.map(|run| run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     });
-    Ok((twice?.saturating_sub(once?)) / count)
+    let (once, twice) = (once?, twice?);
+    match twice.checked_sub(once) {
+        Some(more) if more >= count => Ok(more / count),
+        _ => bail!(
+            "{case}: {count} requests take {once} instructions, twice as many take {twice}: it does nothing"
+        ),
+    }
 }
 
 /// Of a whole run.
@@ -146,6 +182,17 @@ mod tests {
             "==7== Callgrind, a call-graph\n==7== Events    : Ir\n==7== Collected : 132231616\n==7== \n";
         assert_eq!(collected(text), Some(132_231_616));
         assert_eq!(collected("==7== Illegal instruction"), None);
+    }
+
+    #[test]
+    fn a_case_that_does_nothing_any_more_or_is_not_there_does_not_pass() {
+        assert_eq!((change(1000, 1050), change(1000, 949), change(1000, 0)), (50, -51, -1000));
+        let cases = || vec![("write".to_owned(), 10), ("read".to_owned(), 10)];
+        assert_eq!(chosen(cases(), Some("rea")).unwrap(), [("read".to_owned(), 10)]);
+        assert_eq!(chosen(cases(), None).unwrap(), cases());
+        assert!(chosen(cases(), Some("raed")).is_err() && chosen(Vec::new(), None).is_err());
+        let record = BTreeMap::from([("read".to_owned(), 7), ("flush".to_owned(), 7)]);
+        assert_eq!(gone(&record, &cases()), ["flush"]);
     }
 
     #[test]
