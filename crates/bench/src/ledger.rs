@@ -138,11 +138,11 @@ impl Region {
         let (unit, version) = match self.pattern {
             Pattern::Random | Pattern::Lost | Pattern::Zipf => {
                 *count = count.wrapping_add(1).max(1);
-                let own = match self.pattern {
-                    Pattern::Zipf => self.zipf.draw(rng),
-                    _ => rng.below(units / self.clients),
+                let unit = match self.pattern {
+                    Pattern::Zipf => self.zipf_unit(client, rng),
+                    _ => rng.below(units / self.clients) * self.clients + client,
                 };
-                (own * self.clients + client, *count)
+                (unit, *count)
             }
             Pattern::Sequential => {
                 let position = self.stream.fetch_add(1, Ordering::SeqCst);
@@ -157,11 +157,20 @@ impl Region {
         let units = self.versions.len() as u64;
         let unit = match self.pattern {
             Pattern::Random => rng.below(units),
-            Pattern::Zipf => self.zipf.draw(rng) * self.clients + rng.below(self.clients),
+            Pattern::Zipf => {
+                let client = rng.below(self.clients);
+                self.zipf_unit(client, rng)
+            }
             Pattern::Lost => self.lost[index(rng.below(self.lost.len() as u64))],
             Pattern::Sequential => self.read_stream.fetch_add(1, Ordering::Relaxed) % units,
         };
         self.start + unit * self.unit_bytes
+    }
+
+    /// A unit of `client` by Zipf's law. What is hottest of one client lies apart from what is of another.
+    fn zipf_unit(&self, client: u64, rng: &mut Rng) -> u64 {
+        let own = (self.zipf.draw(rng) + client * Zipf::APART) % self.zipf.bound;
+        own * self.clients + client
     }
 
     /// Enters what was acknowledged.
@@ -299,6 +308,8 @@ impl Zipf {
     const ROOT: f64 = 0.01;
     /// A prime beyond every bound: a multiple of it, by the bound, takes each place once.
     const SCATTER: u64 = 4_294_967_291;
+    /// A prime near the golden section of 2^32: the first multiples of it, by any bound, lie far apart.
+    const APART: u64 = 2_654_435_761;
 
     pub(crate) fn below(bound: u64) -> Self {
         #[expect(clippy::cast_precision_loss, reason = "units are fewer than 2^53")]
@@ -372,6 +383,23 @@ mod tests {
             let sum = |units: usize| of[..units].iter().sum::<u64>() * 100 / DRAWS;
             assert!((10..25).contains(&sum(3)) && (45..65).contains(&sum(30)), "{} {}", sum(3), sum(30));
         }
+    }
+
+    #[test]
+    fn by_zipfs_law_the_hottest_units_of_all_clients_lie_apart() {
+        const CLIENTS: u64 = 32;
+        let region = Region::new(0, CLIENTS * 500 * UNIT as u64, UNIT as u64, CLIENTS, Pattern::Zipf);
+        let (mut rng, mut counts) = (Rng::new(1), [0; 32]);
+        let mut written = vec![0_u64; region.units()];
+        for number in 0..CLIENTS * 2000 {
+            let client = number % CLIENTS;
+            written[region.next_write(client, &mut counts[index(client)], &mut rng).unit] += 1;
+        }
+        let mut hottest: Vec<usize> = (0..written.len()).collect();
+        hottest.sort_unstable_by_key(|&unit| std::cmp::Reverse(written[unit]));
+        let chunks: std::collections::BTreeSet<usize> =
+            hottest[..32].iter().map(|unit| (unit * UNIT) >> 16).collect();
+        assert!(chunks.len() > 24, "32 hot units in {} chunks of 64 KiB", chunks.len());
     }
 
     #[test]
