@@ -17,6 +17,9 @@ use crate::{
     worker::Worker,
 };
 
+/// One read in so many is looked at.
+const CHECK_EVERY: u64 = 16;
+
 /// How long clients work, and what came of it.
 pub(crate) struct Slice {
     began: u64,
@@ -157,8 +160,11 @@ impl Client {
 
     async fn read(&mut self, worker: &Worker) -> Result<(), RequestError> {
         let offset = worker.region.next_read(&mut self.rng);
-        let (result, _) = worker.destination.read(offset, shard::buffer(self.length)).await;
-        result
+        let is_checked = self.operations.is_multiple_of(CHECK_EVERY);
+        let expected = is_checked.then(|| worker.region.expected(offset)).flatten();
+        let (result, bytes) = worker.destination.read(offset, shard::buffer(self.length)).await;
+        result?;
+        expected.map_or(Ok(()), |expected| expected.check(&bytes)).map_err(RequestError::Wrong)
     }
 
     async fn write(&mut self, worker: &Worker) -> Result<(), RequestError> {

@@ -15,6 +15,9 @@ pub enum RequestError {
     /// By the export.
     #[error("the export: {0}")]
     Export(#[from] DeviceError),
+    /// It didn't: a read has found what it must not.
+    #[error("wrong data: {0}: a bug of Pinstripe")]
+    Wrong(String),
 }
 
 /// What every shard makes its [`Destination`] of.

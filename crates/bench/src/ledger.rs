@@ -61,6 +61,36 @@ pub(crate) struct Target {
     version: u32,
 }
 
+/// What a read must find.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Expected {
+    offset: u64,
+    /// That had been acknowledged when it began.
+    version: u32,
+    pattern: Pattern,
+}
+
+impl Expected {
+    /// What is wrong with a unit that was read while others may have written it: in each sector stand its
+    /// place and no older version. Bodies aren't looked at: of a write that is under way memory has any part.
+    pub(crate) fn check(&self, bytes: &[u8]) -> Result<(), String> {
+        for (sector, at) in bytes.chunks_exact(SECTOR).zip((self.offset..).step_by(SECTOR)) {
+            let (found, version, _) = identity(sector);
+            if found != at {
+                return Err(format!("a read of the sector at byte {at} found that of byte {found}"));
+            }
+            // A stream may be overtaken by itself.
+            if version < self.version && self.pattern != Pattern::Sequential {
+                let last = self.version;
+                return Err(format!(
+                    "a read of the sector at byte {at} found version {version}, {last} was acknowledged"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Writes that were acknowledged on one shard and not entered yet. A store to a cold table for each write
 /// would be paid for by the next locked instruction, which the engine has and the straight-line loop has not.
 pub(crate) struct Acknowledged(Vec<Target>);
@@ -150,6 +180,13 @@ impl Region {
             }
         };
         Target { unit: index(unit), offset: self.start + unit * self.unit_bytes, version }
+    }
+
+    /// What a read of the unit at `offset` must find that begins now: nothing is known of a unit that was
+    /// never written.
+    pub(crate) fn expected(&self, offset: u64) -> Option<Expected> {
+        let version = self.version(index((offset - self.start) / self.unit_bytes));
+        (version > 0).then_some(Expected { offset, version, pattern: self.pattern })
     }
 
     /// Where a client reads next.
@@ -473,6 +510,25 @@ mod tests {
         late.note(&region, fourth);
         region.enter(&mut late);
         assert_eq!(region.versions(0), [4], "it stands although older ones were overtaken once");
+    }
+
+    #[test]
+    fn a_read_under_load_finds_its_own_place_and_nothing_old() {
+        let region = Region::new(UNIT as u64, 9 * UNIT as u64, UNIT as u64, 2, Pattern::Random);
+        assert!(region.expected(3 * UNIT as u64).is_none(), "it was never written");
+        let mut acknowledged = Acknowledged::new();
+        let offset = 3 * UNIT as u64;
+        acknowledged.note(&region, Target { unit: 2, offset, version: 7 });
+        region.enter(&mut acknowledged);
+        let verdict = |place: u64, version| {
+            let mut bytes = vec![0; UNIT];
+            mark(&mut bytes[UNIT / 2..], place + UNIT as u64 / 2, version, 1);
+            mark(&mut bytes[..UNIT / 2], offset, 8, 1);
+            region.expected(offset).unwrap().check(&bytes)
+        };
+        assert_eq!((verdict(offset, 7), verdict(offset, 9)), (Ok(()), Ok(())));
+        assert!(verdict(offset, 6).unwrap_err().contains("7 was acknowledged"));
+        assert!(verdict(offset + 512, 8).unwrap_err().contains("found that of byte"));
     }
 
     #[test]

@@ -500,7 +500,11 @@ fn interval_ns(arguments: &BenchArgs, rate: u64, clients: usize) -> f64 {
 
 pub(crate) async fn engine_slice(context: &Context, nanoseconds: u64) -> Result<SliceOutcome, BenchError> {
     let outcomes = on_all(context, |_| move || Worker::current().engine_slice(nanoseconds)).await;
-    merge(outcomes.into_iter().map(|outcome| outcome.map_err(BenchError::Io)))
+    let failed = |error| match error {
+        RequestError::Wrong(words) => BenchError::WrongData(words),
+        error => BenchError::Io(error),
+    };
+    merge(outcomes.into_iter().map(|outcome| outcome.map_err(failed)))
 }
 
 async fn straight_slice(context: &Context, nanoseconds: u64) -> Result<SliceOutcome, BenchError> {

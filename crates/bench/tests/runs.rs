@@ -7,7 +7,11 @@
     reason = "rates and counts of short runs"
 )]
 
-use pinstripe_bench::{BenchArgs, BenchError, DeviceSpec, Pattern, Report, probe, run, run_objects};
+use std::os::unix::fs::FileExt;
+
+use pinstripe_bench::{
+    BenchArgs, BenchError, DeviceSpec, Pattern, Phase, Report, probe, run, run_objects, run_through,
+};
 use pinstripe_md::level::Level;
 
 fn arguments() -> BenchArgs {
@@ -212,6 +216,32 @@ fn a_warm_up_is_as_long_as_it_shall_be() {
     let report = run(&BenchArgs { warm_up: 0.1, seconds: 0.02, ..stream }).unwrap();
     let written = report.verified.units as f64 / report.operations as f64;
     assert!((5.0..7.0).contains(&written), "{written} times as much was written as was measured");
+}
+
+#[test]
+fn a_read_that_finds_something_else_ends_the_run_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("export");
+    std::fs::File::create(&path).unwrap().set_len(16 << 20).unwrap();
+    let export = path.display().to_string().parse().unwrap();
+    let filled = std::sync::Arc::new(std::sync::Barrier::new(2));
+    let began = std::sync::Arc::clone(&filled);
+    let change = std::thread::spawn(move || {
+        began.wait();
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.write_all_at(&vec![7; 16 << 20], 0).unwrap();
+    });
+    let tell = move |phase| {
+        if matches!(phase, Phase::Measuring) {
+            filled.wait();
+        }
+    };
+    let started = std::time::Instant::now();
+    let reads = BenchArgs { reads: 100, fill: true, warm_up: 0.0, seconds: 60.0, ..arguments() };
+    let outcome = run_through(&reads, &export, true, &(std::sync::Arc::new(tell) as _));
+    change.join().unwrap();
+    assert!(matches!(outcome, Err(BenchError::WrongData(_))), "{outcome:?}");
+    assert!(started.elapsed().as_secs() < 30, "it was found when all was over");
 }
 
 /// Whether an error is the right one.
