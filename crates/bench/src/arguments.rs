@@ -170,8 +170,9 @@ pub struct BenchArgs {
     pub through: Option<Through>,
 
     /// Replay the requests of this file, or of standard input for -, instead of a pattern: MSR Cambridge's
-    /// CSV, lines of R or W, offset and length with tabs between, an iolog of fio or the text of blkparse.
-    /// With --depth requests at a time. What lies beyond the array is folded into it
+    /// CSV, lines of R or W, offset and length with tabs between, an iolog of fio (a wait in its version 2
+    /// lasts for so many microseconds, as fio's manual has it) or the text of blkparse. With --depth requests
+    /// at a time. What lies beyond the array is folded into it
     #[arg(long, value_name = "FILE", conflicts_with_all = ["pattern", "size", "reads", "seconds", "warm_up", "rate", "fill", "rebuild", "attended", "limit"])]
     pub trace: Option<PathBuf>,
 

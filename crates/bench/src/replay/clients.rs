@@ -87,6 +87,7 @@ impl Replay {
     pub(crate) fn new(trace: Trace, is_paced: bool, size: u64, block: u32) -> Self {
         let block = u64::from(block).max(SECTOR);
         let size = size / block * block;
+        assert!(size > 0, "a device of less than a block is refused before");
         let mut fitted = Fitted::default();
         let requests: Vec<Request> =
             trace.requests.into_iter().map(|request| fit(request, size, block, &mut fitted)).collect();
