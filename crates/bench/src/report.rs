@@ -436,3 +436,22 @@ impl Report {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_those_of_the_requests() {
+        let mut latency = crate::worker::histogram();
+        (1..=10_000).for_each(|value| latency.record(value * 1000).unwrap());
+        let found = Latency::of(&latency);
+        let of_all = [found.p50, found.p90, found.p99, found.p999, found.max];
+        for (found, wanted) in
+            of_all.into_iter().zip([5_000_000, 9_000_000, 9_900_000, 9_990_000, 10_000_000])
+        {
+            assert!(found.abs_diff(wanted) < wanted / 500, "{found} and not {wanted}");
+        }
+        assert!((found.mean / 5_000_500.0 - 1.0).abs() < 0.002 && found.samples == 10_000, "{found:?}");
+    }
+}

@@ -110,3 +110,32 @@ async fn read_back(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use pinstripe_runtime::{
+        DeviceSource, Memory, MemorySource,
+        uring::{self, RuntimeConfig},
+    };
+
+    use super::*;
+    use crate::arguments::Pattern;
+
+    #[test]
+    fn what_was_never_written_must_still_be_zero_where_it_was() {
+        let read_back = |byte: u8, zeroed| {
+            uring::run(&RuntimeConfig::unpinned(1), move |_| async move {
+                let memory = Memory::new(1 << 20).unwrap();
+                memory.copy_in((1 << 19) + 700, &[byte]).unwrap();
+                let source = MemorySource { name: "memory".into(), memory, logical_block: 512 };
+                let destination = Destination::Export(source.attach().unwrap());
+                let region = Arc::new(Region::new(0, 1 << 20, 4096, 1, Pattern::Random));
+                read_back_all(&destination, &[region], zeroed).await.map(|verified| verified.units)
+            })
+            .unwrap()
+        };
+        assert!(matches!((read_back(0, true), read_back(7, false)), (Ok(0), Ok(0))));
+        let error = read_back(7, true).unwrap_err().to_string();
+        assert!(error.contains("unit at byte 524288 was never written and changed"), "{error}");
+    }
+}

@@ -142,6 +142,7 @@ impl Turns<'_> {
 mod tests {
     use std::cell::RefCell;
     use std::fs::{self, File};
+    use std::ops::Range;
     use std::os::unix::fs::FileExt;
     use std::path::PathBuf;
 
@@ -152,9 +153,24 @@ mod tests {
         file: PathBuf,
         told: RefCell<Vec<String>>,
         rebuilding: bool,
+        /// What the file has where [`LOST`] is, while it can't be read.
+        lost: Option<RefCell<Vec<u8>>>,
     }
 
+    /// What a server lacks that loses data with its member.
+    const LOST: Range<u64> = 8 << 20..(8 << 20) + 4096;
+
     impl Plain {
+        /// Puts other bytes where [`LOST`] is.
+        fn swap(&self) -> Result<()> {
+            let Some(lost) = &self.lost else { return Ok(()) };
+            let file = File::options().read(true).write(true).open(&self.file)?;
+            let mut bytes = vec![0; 4096];
+            file.read_exact_at(&mut bytes, LOST.start)?;
+            file.write_all_at(&lost.replace(bytes), LOST.start)?;
+            Ok(())
+        }
+
         fn tell(&self, what: &str) {
             self.told.borrow_mut().push(what.to_owned());
         }
@@ -170,11 +186,11 @@ mod tests {
         }
         fn fail(&self, slot: usize) -> Result<()> {
             self.tell(&format!("fail {slot}"));
-            Ok(())
+            self.swap()
         }
         fn rebuild(&self, slot: usize, speed: u64) -> Result<()> {
             self.tell(&format!("rebuild {slot} at {speed}"));
-            Ok(())
+            self.swap()
         }
         fn is_rebuilding(&self) -> Result<bool> {
             Ok(self.rebuilding)
@@ -199,6 +215,15 @@ mod tests {
 
     /// Two turns of one server; `between` gets the file between them. What the server was told, and the rows.
     fn turns(name: &str, rebuilding: bool, between: impl Fn(&File)) -> Result<(Vec<String>, Vec<Row>)> {
+        turns_of(name, (rebuilding, None), between)
+    }
+
+    /// With `lost`, the server has no data of its member while that is missing.
+    fn turns_of(
+        name: &str,
+        (rebuilding, lost): (bool, Option<RefCell<Vec<u8>>>),
+        between: impl Fn(&File),
+    ) -> Result<(Vec<String>, Vec<Row>)> {
         let file = std::env::temp_dir().join(format!("pinstripe-xtask-{name}-{}", std::process::id()));
         File::create(&file)?.set_len(32 << 20)?;
         let bed = Bed {
@@ -213,7 +238,7 @@ mod tests {
         let (array, cells) =
             (Array { level: 5, bitmap: true }, [State::Healthy, State::Degraded, State::Rebuilding]);
         let (cells, mut rows) = (cells.map(cell), Vec::new());
-        let mut plain = Plain { file: file.clone(), told: RefCell::default(), rebuilding };
+        let mut plain = Plain { file: file.clone(), told: RefCell::default(), rebuilding, lost };
         let mut tell = |row| rows.push(row);
         let mut turns = Turns { bed: &bed, plan: &plan, array, cells: &cells, seed: None, tell: &mut tell };
         let both = turns.take(&mut plain, 0).and_then(|()| {
@@ -239,6 +264,13 @@ mod tests {
     fn what_one_server_has_lost_is_found_in_the_turn_of_the_next() {
         let lost = turns("lost", true, |file| file.write_all_at(&[0; 4096], 8 << 20).unwrap());
         assert_eq!(lost.unwrap_err().to_string(), "from the turn before");
+    }
+
+    #[test]
+    fn what_a_server_can_not_read_without_a_member_is_found_while_it_is_missing() {
+        let lost = Some(RefCell::new(vec![0; 4096]));
+        let lacks = turns_of("degraded", (true, lost), |_| ()).unwrap_err();
+        assert_eq!(lacks.to_string(), "degraded");
     }
 
     #[test]

@@ -197,6 +197,8 @@ mod tests {
         assert_near(durability.loss_per_year_with_scrubs, 1.0 - (-rate).exp());
         let two = Durability::of(2, 11, TERABYTE, Some(0.0), assumptions);
         assert!(two.loss_per_year_with_scrubs < durability.loss_per_year_with_scrubs / 100.0);
+        // When two are lost there are nine to read.
+        assert_near(two.unreadable_with_scrubs, 1.0 - (-0.072_f64).exp());
     }
 
     #[test]

@@ -358,3 +358,28 @@ impl PlanReport {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_those_of_the_requests() {
+        let mut latency = crate::worker::histogram();
+        (1..=10_000).for_each(|value| latency.record(value * 1000).unwrap());
+        let sample = Sample {
+            requests: 10_000,
+            bytes: 1,
+            elapsed_ns: 1,
+            latency,
+            counts: pinstripe_engine::statistics::Statistics::default(),
+            member_bytes: 1,
+            array_bytes: 1,
+        };
+        let load = LoadForecast::of(&[sample]);
+        let found = [load.latency_ns_p50, load.latency_ns_p99, load.latency_ns_p999].map(|of| of.mean);
+        for (found, wanted) in found.into_iter().zip([5e6, 9.9e6, 9.99e6]) {
+            assert!((found / wanted - 1.0).abs() < 0.002, "{found} and not {wanted}");
+        }
+    }
+}

@@ -112,6 +112,11 @@ fn check(replay: &Replay, (at, sector): (u64, &[u8]), last: u32, bodies: &mut Bo
 mod tests {
     use std::path::Path;
 
+    use pinstripe_runtime::{
+        DeviceSource, Memory, MemorySource,
+        uring::{self, RuntimeConfig},
+    };
+
     use super::*;
     use crate::{ledger, trace::Trace};
 
@@ -156,6 +161,29 @@ mod tests {
         assert!(verdict(&in_turn, 5, (5, 1)).unwrap_err().contains("after whose acknowledgement request 2"));
         assert_eq!(verdict(&in_turn, 5, (5, 2)), Ok(()));
         assert_eq!(verdict(&in_turn, 3, (3, 1)), Ok(()), "2 did not write it");
+    }
+
+    #[test]
+    fn beside_what_was_written_must_still_be_zero_where_it_was() {
+        let read_back = |byte: u8, zeroed| {
+            uring::run(&RuntimeConfig::unpinned(1), move |_| async move {
+                let (memory, replay) = (Memory::new(1 << 20).unwrap(), in_turn());
+                let mut bytes = vec![0; 4096];
+                for (number, sector) in [(1_u32, 0_u64), (2, 4), (4, 200)] {
+                    bytes.chunks_mut(sector_bytes()).for_each(|sector| ledger::fill(sector, 5));
+                    ledger::mark(&mut bytes, sector * SECTOR, number, 5);
+                    memory.copy_in(sector * SECTOR, &bytes).unwrap();
+                }
+                memory.copy_in(50 * SECTOR, &[byte]).unwrap();
+                let source = MemorySource { name: "memory".into(), memory, logical_block: 512 };
+                let destination = Destination::Export(source.attach().unwrap());
+                super::read_back(&replay, &destination, zeroed).await
+            })
+            .unwrap()
+        };
+        assert!(matches!((read_back(0, true), read_back(7, false)), (Ok(20), Ok(20))));
+        let error = read_back(7, true).unwrap_err().to_string();
+        assert!(error.contains("sector at byte 25600 was never written and changed"), "{error}");
     }
 
     #[test]
