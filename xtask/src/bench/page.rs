@@ -49,7 +49,8 @@ const PARTS: &[Part] = &[
 ublk device of ours behind which there is nothing: it answers every request at once, and no server of a ublk device can do more. **The machine is \
 emulated (QEMU's TCG).** Emulation makes crossings between programs and kernel dear beside copies, of which a ublk device has two for each request and MD \
 none, and vector instructions dear beside others, on which both compute parity; it has no AVX-512. So these figures inform; what decides is `cargo xtask \
-bench here` on real devices.",
+bench here` on real devices. Every turn ends with a scrub of all parity, which must find nothing, and with data read back that was written with checksums; \
+the next turn reads it once more, so that MD's data is read by us and ours by MD. With a member missing it is read too.",
         base: "MD",
         ceiling: Some("null"),
         again: "cargo xtask bench vm",
@@ -58,7 +59,7 @@ bench here` on real devices.",
     Part {
         name: HERE,
         title: "Beside Linux MD, on real devices",
-        about: "The same without emulation.",
+        about: "The same without emulation, checked alike.",
         base: "MD",
         ceiling: Some("null"),
         again: "cargo xtask bench here DEVICE...",
@@ -68,7 +69,8 @@ bench here` on real devices.",
         name: NBD,
         title: "NBD, beside nbdkit's memory plugin",
         about: "`nbdkit memory` holds bytes in memory, and keeps no parity. `pinstripe serve --create --shards 1` has members in memory, here of a RAID5 \
-5+1. Both on unix sockets of one machine, without emulation; fio's nbd engine has one connection to each.",
+5+1. Both on unix sockets of one machine, without emulation; fio's nbd engine has one connection to each. When all was measured, each server was written \
+once with checksums and read back, and our parity was scrubbed.",
         base: "nbdkit",
         ceiling: None,
         again: "cargo xtask bench nbd",
@@ -88,7 +90,7 @@ bench here` on real devices.",
 /// What is compared with SPDK, what isn't, and how to build it.
 const SPDK_ABOUT: &str = "Writes of whole stripes of RAID5 5+1 (320 KiB, chunks of 64 KiB), members of 512 MiB in memory, on CPU 0. SPDK's load comes \
 from its `bdevperf`, ours from `pinstripe bench --shards 1`: both call the array in their own process. Each measurement has a new process with a new array. SPDK's first \
-one writes data and reads it back (`-w verify`); each of ours ends with a scrub and with all data read back.
+one writes data and reads it back (`-w verify`), and isn't scrubbed; each of ours ends with a scrub and with all data read back.
 
 What differs:
 
@@ -179,9 +181,7 @@ const HEAD: &str = "# Performance: beside others
 Written by `cargo xtask bench`, which boots the virtual machine and measures all that needs no devices of its own; `cargo xtask bench parity` measures the \
 parity kernels, and `cargo xtask bench page` writes this page \
 again from what is kept in [performance](performance/). Servers take turns, several times, within one run: only the ratios of such pairs mean something, \
-and each ratio is the median of the pairs, with the lowest and the highest. Every turn ends with a scrub of all parity, which must find nothing, and with \
-data read back that was written with checksums; the next turn reads it once more, so that MD's data is read by us and ours by MD. With a member missing it \
-is read too. What the engine reaches beside a straight line without any client is in [engine.md](engine.md).
+and each ratio is the median of the pairs, with the lowest and the highest. Each part says what of its data was checked. What the engine reaches beside a straight line without any client is in [engine.md](engine.md).
 
 ";
 
@@ -353,6 +353,19 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("](performance/vm-raid5-5-1-with-bitmap.svg)"), "{text}");
+    }
+
+    #[test]
+    fn a_part_says_itself_what_of_its_data_was_checked() {
+        assert!(!HEAD.contains("scrub"), "not all parts are checked alike");
+        for (name, words) in [
+            (VM, "Every turn ends with a scrub"),
+            (NBD, "each server was written once with checksums"),
+            (SPDK, "isn't scrubbed"),
+        ] {
+            let about = part(name).unwrap().about;
+            assert!(about.contains(words), "{about}");
+        }
     }
 
     #[test]
