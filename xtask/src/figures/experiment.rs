@@ -150,7 +150,10 @@ impl Experiment {
                     arguments: line.split_whitespace().map(str::to_owned).collect(),
                 }
             };
-            self.arms.iter().map(task).collect::<Vec<_>>()
+            // None always comes first.
+            let mut arms = self.arms.to_vec();
+            arms.rotate_left(round.saturating_sub(1) as usize % self.arms.len().max(1));
+            arms.iter().map(task).collect::<Vec<_>>()
         };
         places.iter().flat_map(of_place).collect()
     }
@@ -397,5 +400,7 @@ pub mod tests {
         let tasks = experiment.tasks(1, 2, false);
         assert_eq!(tasks.iter().map(|task| task.arm).collect::<Vec<_>>(), ["a", "b", "a", "b"], "in turns");
         assert_eq!(tasks[3].arguments.join(" "), "--level 5 --shards 2 --ablate b --seed 1");
+        let next = experiment.tasks(2, 2, true);
+        assert_eq!(next.iter().map(|task| task.arm).collect::<Vec<_>>(), ["b", "a"], "neither always first");
     }
 }

@@ -366,7 +366,10 @@ impl Paper {
         for claim in self.claims.iter().copied().flatten() {
             let series = self.experiment(claim.experiment).series;
             let is_enough = kept.rows.rounds_of(claim.experiment) >= ROUNDS_MIN;
-            let told = |verdict| if is_enough { verdict } else { Verdict::NotTold };
+            // What was measured on another day may differ for that.
+            let base = Some(claim.base_at.0).filter(|base| !base.is_empty()).unwrap_or(claim.experiment);
+            let is_one_run = kept.later.get(claim.experiment) == kept.later.get(base);
+            let told = |verdict| if is_enough && is_one_run { verdict } else { Verdict::NotTold };
             let (measured, verdict) = match (claim.ratio(&kept.rows), claim.value(&kept.rows)) {
                 (Some(ratio), _) => (in_brackets(ratio), told(claim.wanted.verdict(ratio)).words()),
                 (None, Some(value)) => {
@@ -592,6 +595,7 @@ pub mod tests {
             Claim { base: "c", ..CLAIM },
             Claim { arm: "c", ..CLAIM },
             Claim { base: "d", ..CLAIM },
+            Claim { base_at: ("f", ""), ..CLAIM },
         ];
         let paper = Paper {
             name: "p",
@@ -612,7 +616,12 @@ pub mod tests {
         kept.rows = Rows(of(1).to_vec());
         let told = paper.reached(&kept).matches("can't be told").count();
         assert_eq!(told, 5, "one seed tells nothing: {}", paper.reached(&kept));
-        kept.rows = Rows((1..=3).flat_map(of).collect());
+        let elsewhere = |round| {
+            let mut row = throughput("f", "1", "b", round, 4.0);
+            Series::Virtual.name().clone_into(&mut row.series);
+            row
+        };
+        kept.rows = Rows((1..=3).flat_map(of).chain((1..=3).map(elsewhere)).collect());
         let text = paper.reached(&kept);
         let rows: Vec<&str> = text.lines().filter(|line| line.starts_with("| a claim")).collect();
         for (row, end) in rows.iter().zip([
@@ -622,6 +631,8 @@ pub mod tests {
             "1.00 (1.00 to 1.00) beside 0 | yes |",
             "0.00 (0.00 to 0.00) | **no**: a reason |",
             "| not measured |  |",
+            // One of them was measured again, on another day.
+            "0.25 (0.25 to 0.25) | can't be told |",
         ]) {
             assert!(row.ends_with(end), "{row} and not {end}");
         }

@@ -149,7 +149,6 @@ pub const CLAIMS: &[&[Claim]] = &[
         claim("12: mean latency, 64 KiB: 0.24", "random-64k", Mean, Less),
         claim("12: mean latency, full stripes: 0.31", "random-stripe", Mean, Less),
         claim("12: 99 % latency, 64 KiB: 0.33 to 0.78", "random-64k", P99, Less),
-        claim("13: lock time, 64 KiB: 5.1 % beside 46.1 %", "random-64k", Waiting, Less),
         because(text::CACHE, claim("14: CPU for as much, 4 KiB: less", "random-4k", Cpu, Less)),
         bare(claim("14: the same without StRAID's cache", "random-4k", Cpu, Less)),
         claim("14: CPU for as much, 64 KiB: less", "random-64k", Cpu, Less),

@@ -33,8 +33,9 @@ What is called a guess was not measured.
 - **CPU cycles by function** (figures 5 and 13) need a sampling profiler. Waiting for locks, time inside
   them and the hand-off are metered here; XOR and I/O are not told apart. Time inside is sampled, and
   contains what other programs take of the CPU.
-- **Waiting of `straid` is 0 by construction**: it has no lock to wait for. A ratio by `orig-raid` is left
-  out where that is 0 as well.
+- **Waiting of `straid` is 0 by construction**: it has no lock to wait for. So figure 13's is no comparison
+  that could come out another way, and isn't in the table. A ratio by `orig-raid` is left out where that is
+  0 as well.
 - **A stream of 64 KiB writes** (figures 10, 15, 20). MD's presets hold a stripe's writes back until it is
   whole, as MD does. StRAID reads first and takes what comes meanwhile. In the paper the lock made MD slow
   all the same. Without 64 threads the lock costs little, and gathering wins. So MD's way can be ahead here,
