@@ -115,6 +115,13 @@ impl Experiment {
         places
     }
 
+    /// Whether it replays traces.
+    pub fn is_replay(&self) -> bool {
+        let has = |words: &str| words.contains("--synthetic") || words.contains("--trace");
+        has(self.options)
+            || matches!(self.places, Places::Named(named) if named.iter().any(|(_, words)| has(words)))
+    }
+
     /// What the places are.
     pub fn across(&self) -> &'static str {
         match self.places {

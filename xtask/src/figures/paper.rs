@@ -255,13 +255,22 @@ impl Paper {
         found.unwrap_or_else(|| unreachable!("a test looks for {name}"))
     }
 
+    /// What a panel shows.
+    fn words(&self, panel: &Panel) -> String {
+        if self.experiment(panel.experiment).is_replay() {
+            panel.quantity.words_of_trace()
+        } else {
+            panel.quantity.words().to_owned()
+        }
+    }
+
     fn picture(&self, panel: &Panel, kept: &Kept) -> Result<String> {
         let experiment = self.experiment(panel.experiment);
         let places = kept.rows.places(panel.experiment);
         let value = |arm: &str, place: &str| {
             kept.rows.spread(At { experiment: panel.experiment, place, arm }, panel.quantity)
         };
-        let series = experiment.series.name();
+        let (series, words) = (experiment.series.name(), self.words(panel));
         let numbers: Option<Vec<u32>> = places.iter().map(|place| place.parse().ok()).collect();
         let title = format!("{} ({series})", experiment.title);
         if let Some(numbers) = numbers.filter(|numbers| numbers.len() > 2) {
@@ -275,14 +284,8 @@ impl Paper {
             };
             let series: Vec<Line> = experiment.arms.iter().map(line).collect();
             let across = experiment.across();
-            return Chart {
-                title: &title,
-                across,
-                quantity: panel.quantity.words(),
-                logarithmic: true,
-                series: &series,
-            }
-            .svg();
+            return Chart { title: &title, across, quantity: &words, logarithmic: true, series: &series }
+                .svg();
         }
         let names: Vec<String> = places.iter().map(|place| experiment.label(place)).collect();
         let group = |(place, name)| -> (&str, Vec<Option<Spread>>) {
@@ -290,7 +293,7 @@ impl Paper {
         };
         Bars {
             title: &title,
-            quantity: panel.quantity.words(),
+            quantity: &words,
             arms: experiment.arms.iter().map(|(arm, _)| (*arm).to_owned()).collect(),
             groups: places.iter().copied().zip(names.iter().map(String::as_str)).map(group).collect(),
         }
@@ -419,7 +422,7 @@ impl Paper {
 
     fn section(&self, panel: &Panel, kept: &Kept) -> String {
         let experiment = self.experiment(panel.experiment);
-        let (places, words) = (kept.rows.places(panel.experiment), panel.quantity.words());
+        let (places, words) = (kept.rows.places(panel.experiment), self.words(panel));
         let title = format!("{}: {words} ({})", experiment.title, experiment.series.name());
         if !kept.rows.has(panel.experiment, panel.quantity) {
             return format!("{title}: not measured in this run.\n\n");
@@ -686,6 +689,7 @@ pub mod tests {
             let experiment = paper.experiment(panel.experiment);
             assert!(svg.contains(experiment.series.name()) && svg.contains(experiment.arms[0].0));
             assert!(page.contains(&panel.file()), "{}", panel.file());
+            assert!(!(experiment.is_replay() && svg.contains("latency, us")), "of a trace's writes: {svg}");
             assert!(panel.base.is_empty() || experiment.arms.iter().any(|(arm, _)| *arm == panel.base));
         }
         std::fs::remove_dir_all(&folder).unwrap();

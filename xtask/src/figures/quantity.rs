@@ -68,10 +68,16 @@ impl Quantity {
         }
     }
 
+    /// The same of a trace, of which latencies are those of writes.
+    pub fn words_of_trace(self) -> String {
+        self.words().replacen(" latency", " latency of writes", 1)
+    }
+
     /// Of a report. None if it says nothing of it.
     pub fn of(self, report: &Value) -> Option<f64> {
         let number = |pointer: &str| report.pointer(pointer).and_then(Value::as_f64);
-        // A trace's report has latencies of reads and writes apart, and its array's counters elsewhere.
+        // A trace's report has latencies of reads and writes apart, of which those of writes are taken, and
+        // its array's counters elsewhere.
         let either = |one: &str, other: &str| number(one).or_else(|| number(other));
         let latency = |name: &str| {
             Some(either(&format!("/latency_ns/{name}"), &format!("/write_latency_ns/{name}"))? / 1e3)
@@ -140,6 +146,8 @@ mod tests {
             "cpu_ns_per_operation": null,
         });
         near(Quantity::Mean.of(&report), 1.5);
+        assert_eq!(Quantity::Mean.words_of_trace(), "mean latency of writes, us");
+        assert_eq!(Quantity::Cpu.words_of_trace(), Quantity::Cpu.words());
         near(Quantity::PreRead.of(&report), 0.0);
         assert_eq!(Quantity::Cpu.of(&report), None, "under virtual time the CPU takes none");
         let reads = serde_json::json!({"counters": {"pre_read_bytes": 0, "write_bytes": 0}});

@@ -58,7 +58,7 @@ What is called a guess was not measured.
 - **Traces** (figures 17 and 18, Table 5) are synthetic: made after Table 4 alone, so places and sizes are
   chosen. They are replayed over members in memory of 256 MiB, not for the paper's hours. Their hit rates
   can't be those of the originals. Figure 17 has throughput over time: here one mean. Figure 18 has whole
-  distributions: here mean and 99 %.
+  distributions: here mean and 99 %, and of writes alone (fileserver reads 28 of 100 requests, prn_0 11).
 - **The parity cache over memory** (figures 10, 14, 16, 17, Table 5): StRAID with it is behind `orig-raid` on small writes
   where StRAID without it is ahead: the rows *without StRAID's cache*. Most of that is its filling. A row that is kept
   keeps its buffer, so the next write takes memory that was never touched, and its first touch takes 4.0 us for 4 KiB
