@@ -196,10 +196,23 @@ fn modify(
     Ok(())
 }
 
+/// What a whole stripe goes to: a member's memory, which takes it past the caches, or what a test has in its
+/// place. There is no other way to write to it, for with any other the loop would be slower than it can be.
+trait Stream {
+    /// See [`Memory::copy_in_streaming`].
+    fn stream(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError>;
+}
+
+impl Stream for Memory {
+    fn stream(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.copy_in_streaming(offset, bytes)
+    }
+}
+
 /// A whole stripe, past the caches.
 fn whole(
     geometry: &ParityGeometry,
-    members: &[(Arc<Memory>, u64)],
+    members: &[(Arc<impl Stream>, u64)],
     kernel: &Kernel,
     stripe: StripeId,
     data: &[u8],
@@ -209,7 +222,7 @@ fn whole(
     let at = geometry.member_offset(stripe);
     let write = |slot: MemberSlot, from: &[u8]| {
         let (memory, start) = &members[slot.index()];
-        memory.copy_in_streaming(start + at, from)
+        memory.stream(start + at, from)
     };
     let mut columns: [&[u8]; MEMBERS_MAX] = [&[]; MEMBERS_MAX];
     for (column, bytes) in data.chunks_exact(geometry.chunk_bytes() as usize).enumerate() {
@@ -222,4 +235,42 @@ fn whole(
     }
     write(map.p_slot(), p)?;
     map.q_slot().map_or(Ok(()), |slot| write(slot, q))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use pinstripe_engine::geometry::ParityLayout;
+    use pinstripe_md::level::Level;
+
+    use super::*;
+
+    /// What was streamed.
+    #[derive(Default)]
+    struct Watched(Mutex<Vec<(u64, usize)>>);
+
+    impl Stream for Watched {
+        fn stream(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+            self.0.lock().unwrap().push((offset, bytes.len()));
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn whole_stripes_go_past_the_caches() {
+        const CHUNK: usize = 4096;
+        for level in [Level::Raid5, Level::Raid6] {
+            let layout = ParityLayout::from_md(level.number(), 2).unwrap();
+            let geometry = ParityGeometry::new(layout, 6, 4096, 1 << 20, 512).unwrap();
+            let members: Vec<(Arc<Watched>, u64)> = (0..6).map(|_| (Arc::default(), 100 << 10)).collect();
+            let (data, mut p, mut q) =
+                (vec![7; geometry.stripe_bytes() as usize], vec![0; CHUNK], vec![0; CHUNK]);
+            let kernel = pinstripe_parity::kernel();
+            whole(&geometry, &members, kernel, StripeId(3), &data, [&mut p, &mut q]).unwrap();
+            for (member, _) in members {
+                assert_eq!(*member.0.lock().unwrap(), [((100 << 10) + 3 * 4096, CHUNK)], "{level}");
+            }
+        }
+    }
 }
