@@ -69,6 +69,13 @@ fn a_sequential_stream_over_memory_is_hardly_read_before() {
         let report = run(&stream).unwrap();
         assert!(counter(&report, "joins") > counter(&report, "batches"), "{shards} shards");
         assert!(report.pre_read_ratio <= 0.02, "{shards} shards: {}", report.pre_read_ratio);
+        // Five of six chunks are data: no write makes less of it than this.
+        let least = counter(&report, "write_bytes") as f64 * 6.0 / 5.0;
+        let written = counter(&report, "member_write_bytes") as f64 / least;
+        assert!(
+            written <= 1.03,
+            "{shards} shards: members wrote {written} of the least that there is to write"
+        );
     }
 }
 
