@@ -161,3 +161,10 @@ dd if=/dev/zero of=$device bs=4096 count=1 oflag=direct 2>/dev/null && die "a re
 dd if=$device of=/dev/null bs=1M count=8 2>/dev/null || die "a read-only device can't be read"
 stop_server
 out read-only yes
+
+say "a load through a server of its own"
+pinstripe bench --through ublk --device mem:24M --members 4 --reads 30 --fill --seconds 1 --json >/tmp/bench 2>&1 ||
+    die "bench: $(tail -n 5 /tmp/bench)"
+grep -q '"through": "/dev/ublkb0"' /tmp/bench || die "bench goes elsewhere: $(cat /tmp/bench)"
+[ -z "$(pinstripe ublk list)" ] || die "bench leaves a device: $(pinstripe ublk list)"
+out through yes

@@ -57,6 +57,7 @@ pub fn device(lab: &Lab) -> Result<()> {
         "degraded",
         "partitions",
         "read-only",
+        "through",
     ];
     for proof in proofs {
         ensure!(outcome.all(proof) == ["yes"], "{proof}: {outcome:?}");
