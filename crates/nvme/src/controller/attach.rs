@@ -100,7 +100,7 @@ async fn attach<S: BlockService>(
             still_there(session, state)
         });
     }
-    let members = server.members(guarded, attach)?;
+    let members = server.members(guarded, attach, session.digests())?;
     let granted = in_turn(guarded, |state| {
         still_there(session, state)?;
         let grant = state.fence.attach(attach, controller, host, members.clone())?;

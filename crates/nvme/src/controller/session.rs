@@ -15,6 +15,7 @@ use super::gate::Gate;
 use super::inner::Inner;
 use super::leave::LeftQueue;
 use super::limits::TRANSFER_BYTES_MAX;
+use super::offload::peers::Digests;
 use super::subsystem::Controller;
 use crate::framing::{BLANK, Encoding};
 use crate::inbound::{Ended, Inbound};
@@ -154,6 +155,11 @@ impl<S: BlockService> Session<S> {
             ended: Cell::new(false),
             changed: Signal::default(),
         }
+    }
+
+    /// Those that its host has asked for.
+    pub fn digests(&self) -> Digests {
+        Digests { header: self.encoding.header_digests, data: self.encoding.data_digests }
     }
 
     /// Whether another process is to go on with it.

@@ -1,5 +1,6 @@
 //! What a server that computes says to a host that speaks in bytes.
 
+use std::cell::RefCell;
 use std::io::ErrorKind;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,12 +10,13 @@ use pinstripe_nvme::auth::Authentication;
 use pinstripe_nvme::controller::{OffloadConfig, Pipeline, Subsystem, SubsystemConfig, Target};
 use pinstripe_nvme::initiator::{Address, Connecting, Connector};
 use pinstripe_nvme::wire::command::{Command, Sgl, nvm};
-use pinstripe_nvme::wire::offload::{Announcement, Attach, Blocks, Request, admin, feature};
+use pinstripe_nvme::wire::fabrics::CONTROLLER_ANY;
+use pinstripe_nvme::wire::offload::{Announcement, Attach, Blocks, PeerAddress, Request, admin, feature};
 use pinstripe_nvme::wire::status::Status;
-use pinstripe_runtime::{OperationId, Ticket, shard};
+use pinstripe_runtime::{OperationId, Reducer, Stream, Ticket, shard};
 
 use crate::host::{Heard, Host, identify};
-use crate::world::{Array, Random};
+use crate::world::{Array, Pipe, Random, pipe};
 use crate::{NQN, namespaces, seeds};
 
 struct Nowhere;
@@ -61,24 +63,80 @@ pub fn computing_and_reaching(
     Subsystem::with(config, authentication, Some(offload)).unwrap()
 }
 
+thread_local! {
+    /// The way to another server, once it is dialled.
+    static DIALLED: RefCell<Option<Rc<Pipe>>> = const { RefCell::new(None) };
+}
+
+/// Reaches a server that the test plays itself.
+struct Away(u64);
+
+impl Connector for Away {
+    fn connect(&self, _: &Address) -> Connecting {
+        let (ours, theirs) = pipe(&Random::new(self.0), 1 << 16);
+        DIALLED.set(Some(theirs));
+        Box::pin(async { Ok(ours as Rc<dyn Stream>) })
+    }
+}
+
+/// A member of the array, by its server.
+fn member(nqn: &str, namespace: u32) -> Option<PeerAddress> {
+    Some(PeerAddress { namespace, port: 4420, host: "server".to_owned(), nqn: nqn.to_owned() })
+}
+
+/// What is damaged between servers would be written as parity.
+#[test]
+fn parts_travel_with_the_digests_that_the_host_has_asked_its_servers_for() {
+    for digests in 0..4 {
+        seeds(2, move |random: Rc<Random>| async move {
+            let arrays = [Array::new(&random, 1 << 20, 0)];
+            let subsystem = computing_and_reaching(&arrays, None, Arc::new(Away(7)));
+            let target = Target::new(subsystem, arrays.to_vec());
+            let mut first = Host::initialize(&random, &target, digests).await;
+            assert_eq!(first.connect(1, 0, CONTROLLER_ANY, 0).await.status(), Status::SUCCESS);
+            first.enable().await;
+            let peers = vec![member(NQN, 1), member("nqn.2026-01.com.example:other", 1)];
+            let data = Attach { peers, ..page(1) }.encode();
+            assert_eq!(attached(&mut first, &data).await, Status::SUCCESS);
+            let mut io = first.io(&random, &target, 1, 1, 0).await;
+            let ticket = Ticket { operation: OperationId(1), oldest: OperationId(1) };
+            let reducers = [Some(Reducer { place: 1, coefficient: 1 }), None];
+            let blocks = Blocks { start: 0, count: 1 };
+            let begin = Request::PartialWrite { blocks, modify: false, reducers };
+            io.command(begin.command(1, ticket), &[1; 512]).await;
+            shard::sleep(100_000_000).await;
+            let there = DIALLED.take().expect("the other server is not dialled");
+            // ICReq: the digests are its byte 11.
+            let asked = there.receive_exactly(128).await.unwrap();
+            assert_eq!(asked[11], digests);
+            there.shutdown();
+            target.stop().await;
+        });
+    }
+}
+
 fn attach(epoch: u64, incarnation: u8) -> Vec<u8> {
     attach_as(false, epoch, incarnation)
 }
 
 /// Of a host, or of the server of another member.
 fn attach_as(peer: bool, epoch: u64, incarnation: u8) -> Vec<u8> {
-    let attach = Attach {
+    Attach { peer, incarnation: [incarnation; 16], ..page(epoch) }.encode()
+}
+
+/// Attach of a host that says no more than it must.
+fn page(epoch: u64) -> Attach {
+    Attach {
         array: [7; 16],
         epoch,
         generation: 0,
-        peer,
+        peer: false,
         takeover: false,
         alone: false,
-        incarnation: [incarnation; 16],
+        incarnation: [9; 16],
         instance: [0; 16],
         peers: Vec::new(),
-    };
-    attach.encode()
+    }
 }
 
 pub async fn attached(admin_queue: &mut Host, data: &[u8]) -> Status {

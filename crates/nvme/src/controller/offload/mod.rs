@@ -51,7 +51,7 @@ use crate::wire::status::Status;
 use counters::Counters;
 use fence::{Admits, Fence, Outcome, Table as Members};
 use meter::Meter;
-use peers::{At, PeerMember, Peers};
+use peers::{At, Digests, PeerMember, Peers};
 use table::Table;
 
 /// Most bytes of a range.
@@ -390,15 +390,16 @@ impl Server {
         }
     }
 
-    /// Where the members are that an Attach names; the namespace itself at most once.
-    pub fn members(&self, guarded: &Guarded, attach: &Attach) -> Result<Members, Status> {
+    /// Where the members are that an Attach names; the namespace itself at most once. Their servers are asked
+    /// for the digests that the host has asked for: parts that come damaged are written as parity.
+    pub fn members(&self, guarded: &Guarded, attach: &Attach, digests: Digests) -> Result<Members, Status> {
         let mut members = Members::default();
         for (index, address) in attach.peers.iter().enumerate() {
             let Some(address) = address else {
                 members.places.push(None);
                 continue;
             };
-            let place = self.place(address).ok_or(Status::BUSY)?;
+            let place = self.place(address, digests).ok_or(Status::BUSY)?;
             if matches!(place.at, At::Here) && place.namespace == guarded.number {
                 let again = members.own.replace(u8::try_from(index).unwrap_or(u8::MAX));
                 if again.is_some() {
@@ -410,8 +411,9 @@ impl Server {
         Ok(members)
     }
 
-    fn place(&self, address: &PeerAddress) -> Option<PeerMember> {
-        let at = if address.nqn == self.nqn { At::Here } else { At::There(self.peers.server(address)?) };
+    fn place(&self, address: &PeerAddress, digests: Digests) -> Option<PeerMember> {
+        let is_here = address.nqn == self.nqn;
+        let at = if is_here { At::Here } else { At::There(self.peers.server(address, digests)?) };
         Some(PeerMember { namespace: address.namespace, at })
     }
 

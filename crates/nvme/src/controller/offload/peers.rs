@@ -32,6 +32,13 @@ pub(crate) enum At {
     There(Arc<Peer>),
 }
 
+/// Which digests a connection has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Digests {
+    pub header: bool,
+    pub data: bool,
+}
+
 /// The array and the epoch under which a part goes.
 pub(crate) type Identity = ([u8; 16], u64);
 
@@ -63,11 +70,14 @@ impl PeerState {
     }
 }
 
+/// By host, port, NQN and digests.
+type Servers = BTreeMap<(String, u16, String, Digests), Arc<Peer>>;
+
 /// See the module.
 pub(crate) struct Peers {
     initiator: Arc<Initiator>,
     home: OnceLock<ShardHandle>,
-    servers: Mutex<BTreeMap<(String, u16, String), Arc<Peer>>>,
+    servers: Mutex<Servers>,
 }
 
 impl Peers {
@@ -85,10 +95,10 @@ impl Peers {
         self.home.get_or_init(|| shard::with_current(Shard::handle));
     }
 
-    /// The server of a member; `None` if there are too many.
-    pub fn server(&self, address: &PeerAddress) -> Option<Arc<Peer>> {
+    /// The server of a member, which is asked for these digests; `None` if there are too many.
+    pub fn server(&self, address: &PeerAddress, digests: Digests) -> Option<Arc<Peer>> {
         let mut servers = lock(&self.servers);
-        let key = (address.host.clone(), address.port, address.nqn.clone());
+        let key = (address.host.clone(), address.port, address.nqn.clone(), digests);
         if let Some(peer) = servers.get(&key) {
             return Some(Arc::clone(peer));
         }
@@ -105,8 +115,8 @@ impl Peers {
                 port: address.port,
                 nqn: address.nqn.clone(),
                 namespace: address.namespace,
-                header_digests: false,
-                data_digests: false,
+                header_digests: digests.header,
+                data_digests: digests.data,
             },
             state: Mutex::default(),
             changed: Signal::default(),
