@@ -68,6 +68,8 @@ pub(super) async fn connect<S>(
     encoding: Encoding,
 ) -> Result<Queue, Ended> {
     loop {
+        // Answers hold nothing: what a stranger doesn't take must not pile up (C35).
+        link.room().await;
         let Pdu::Command(command, length) = inbound.next().await? else {
             return Err(Ended::Fatal(FatalError::Sequence, 0));
         };

@@ -407,6 +407,29 @@ fn answers_that_are_made_before_there_is_memory_are_noticed() {
     assert!(most > HOSTS_BYTES, "{most} bytes are in use");
 }
 
+/// Nothing is known of it yet, and no memory is acquired for its answers.
+#[test]
+fn a_stranger_that_takes_no_answers_is_read_no_further_before_connect() {
+    const CAPSULES: usize = 50_000;
+    seeds(2, |random| async move {
+        let (_, target) = target(&[Array::new(&random, SIZE, 0)]);
+        let stranger = Host::initialize(&random, &target, 0).await;
+        let capsule = stranger.capsule(Command::new(nvm::FLUSH, 1), &[]);
+        let sent = Rc::new(Cell::new(0));
+        let count = Rc::clone(&sent);
+        shard::spawn(async move {
+            while count.get() < CAPSULES && stranger.send(&capsule).await {
+                count.set(count.get() + 1);
+            }
+        });
+        shard::sleep(10_000_000_000).await;
+        // An answer has 24 bytes. The connection takes 64 KiB of them, and as many may wait.
+        let answered = 2 * (64 << 10) / 24;
+        assert!(sent.get() < 2 * answered, "{} capsules were taken", sent.get());
+        target.stop().await;
+    });
+}
+
 #[test]
 fn a_host_that_never_sends_what_it_was_asked_for_is_cut_off() {
     seeds(2, |random| async move {
