@@ -213,7 +213,10 @@ impl Table {
         if self.held >= self.slots {
             self.sweep(now);
         }
-        let stale = ticket.operation.0 < self.oldest && !active(Mutant::StaleAccepted);
+        let number = ticket.operation.0;
+        // One that is under way is known, also where later ones were forgotten: it is only slow.
+        let is_known = self.operations.get(&number).is_some_and(Operation::is_uncommitted);
+        let stale = number < self.oldest && !is_known && !active(Mutant::StaleAccepted);
         if stale { Err(Status::STALE) } else { Ok(()) }
     }
 
@@ -683,6 +686,33 @@ mod tests {
                 table.resolve(ticket(4_999, 1), 1, 0),
                 Ok(Resolution::Known(Outcome::NotApplied))
             ));
+        });
+    }
+
+    #[test]
+    fn an_operation_that_is_slow_goes_on_although_those_after_it_are_forgotten() {
+        on_a_shard(|| {
+            let mut table = Table::new(4);
+            let Ok(slow) = table.begin(&beginning(5, Some((2, 0))), 0) else { panic!("it begins") };
+            assert_eq!(bring(&mut table, 6, 0, 1), Ok(true), "of this one only a part has come");
+            for number in 7..2_000 {
+                let Ok(key) = table.begin(&beginning(number, None), 0) else { panic!("{number}") };
+                assert_eq!(table.over(key), Ok(()));
+            }
+            assert!(table.oldest > 6, "some were forgotten");
+            for place in 0..2 {
+                assert_eq!(bring(&mut table, 5, place, 1), Ok(true));
+            }
+            let Poll::Ready(Ok(whole)) = sum(&mut table, slow) else { panic!("all parts are there") };
+            assert_eq!(table.prepared(slow, 0, whole.freeze()), Ok(()));
+            assert!(matches!(table.commit(ticket(5, 1), 0), Ok(Commit::Write(..))));
+            let Ok(late) = table.begin(&beginning(6, Some((1, 0))), 0) else { panic!("it begins late") };
+            assert!(sum(&mut table, late).is_ready());
+            table.written(slow, true);
+            assert_eq!(table.over(late), Ok(()));
+            // When it is over, nothing is known of it but that it is old.
+            assert_eq!(bring(&mut table, 5, 0, 1), Err(Status::STALE));
+            assert_eq!(table.held(), 0);
         });
     }
 
