@@ -49,12 +49,12 @@ fn query(
     controller: u16,
 ) -> Box<[u8; crate::wire::offload::QUERY_BYTES]> {
     guarded.with(|state| {
-        let record = state.fence.record();
+        let (record, attached) = state.fence.settled();
         let query = Query {
             array: record.map_or([0; 16], |record| record.array),
             epoch: record.map_or(0, |record| record.epoch),
             given_up: record.is_some_and(|record| record.given_up),
-            attached: state.fence.has_host(),
+            attached,
             ended: state.fence.has_ended(controller),
             held: state.table.held(),
             incarnation: server.incarnation,

@@ -1,17 +1,21 @@
 //! What a server that computes says to a host that speaks in bytes.
 
 use std::cell::RefCell;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use pinstripe_block::budget::Budget;
 use pinstripe_nvme::auth::Authentication;
-use pinstripe_nvme::controller::{OffloadConfig, Pipeline, Subsystem, SubsystemConfig, Target};
+use pinstripe_nvme::controller::{
+    EpochRecord, EpochStore, OffloadConfig, Pipeline, Storing, Subsystem, SubsystemConfig, Target,
+};
 use pinstripe_nvme::initiator::{Address, Connecting, Connector};
 use pinstripe_nvme::wire::command::{Command, Sgl, nvm};
 use pinstripe_nvme::wire::fabrics::CONTROLLER_ANY;
-use pinstripe_nvme::wire::offload::{Announcement, Attach, Blocks, PeerAddress, Request, admin, feature};
+use pinstripe_nvme::wire::offload::{
+    Announcement, Attach, Blocks, PeerAddress, Query, Request, admin, feature,
+};
 use pinstripe_nvme::wire::status::Status;
 use pinstripe_runtime::{OperationId, Reducer, Stream, Ticket, shard};
 
@@ -46,6 +50,16 @@ pub fn computing_and_reaching(
     authentication: Option<Authentication>,
     connector: Arc<dyn Connector>,
 ) -> Arc<Subsystem> {
+    computing_of(arrays, authentication, connector, None)
+}
+
+/// The same, which keeps epochs there.
+fn computing_of(
+    arrays: &[Array],
+    authentication: Option<Authentication>,
+    connector: Arc<dyn Connector>,
+    epochs: Option<Arc<dyn EpochStore>>,
+) -> Arc<Subsystem> {
     let config = SubsystemConfig {
         nqn: NQN.to_owned(),
         serial: "0123456789abcdef".to_owned(),
@@ -56,11 +70,60 @@ pub fn computing_and_reaching(
     let offload = OffloadConfig {
         pipeline: Pipeline::Overlapped,
         incarnation: [9; 16],
-        epochs: None,
+        epochs,
         connector,
         peers: OffloadConfig::peer_options(NQN, 1),
     };
     Subsystem::with(config, authentication, Some(offload)).unwrap()
+}
+
+/// Takes a second to store a record, and can't store higher epochs than this.
+struct Full(u64);
+
+impl EpochStore for Full {
+    fn load(&self, _: &[u8; 16]) -> io::Result<Option<EpochRecord>> {
+        Ok(None)
+    }
+
+    fn store(&self, _: &[u8; 16], record: &EpochRecord) -> Storing {
+        let fits = record.epoch <= self.0;
+        Box::pin(async move {
+            shard::sleep(1_000_000_000).await;
+            if fits { Ok(()) } else { Err(io::Error::from(ErrorKind::StorageFull).into()) }
+        })
+    }
+}
+
+/// What a server says of the first namespace's attachments.
+async fn asked(admin_queue: &mut Host) -> Query {
+    let page = admin_queue.read(Command::new(admin::QUERY, 1), 4096).await.unwrap();
+    Query::parse(page.first_chunk().unwrap())
+}
+
+/// A host that sees a higher epoch at its member stops for good.
+#[test]
+fn an_epoch_that_can_not_be_stored_is_never_told() {
+    seeds(3, |random: Rc<Random>| async move {
+        let arrays = [Array::new(&random, 1 << 20, 0)];
+        let subsystem = computing_of(&arrays, None, Arc::new(Nowhere), Some(Arc::new(Full(1))));
+        let target = Target::new(subsystem, arrays.to_vec());
+        let mut first = Host::admin(&random, &target, 1).await;
+        assert_eq!(attached(&mut first, &attach(1, 9)).await, Status::SUCCESS);
+        let mut second = Host::admin(&random, &target, 2).await;
+        let takeover = Attach { takeover: true, ..page(2) }.encode();
+        let length = u32::try_from(takeover.len()).unwrap();
+        second.command(Command::new(admin::ATTACH, 1).with_dword(10, length), &takeover).await;
+        for _ in 0..2 {
+            shard::sleep(500_000_000).await;
+            let query = asked(&mut first).await;
+            assert_eq!((query.epoch, query.attached, query.ended), (1, true, false));
+        }
+        assert_eq!(second.completion().await.status(), Status::INTERNAL);
+        let mut io = first.io(&random, &target, 1, 1, 0).await;
+        let write = Command::new(nvm::WRITE, 1).with_blocks(0, 1);
+        assert_eq!(io.status(write, &[1; 512]).await, Status::SUCCESS);
+        target.stop().await;
+    });
 }
 
 thread_local! {

@@ -111,6 +111,15 @@ impl Fence {
         self.record.as_ref()
     }
 
+    /// The record that holds, and whether a host is attached under it. While an Attach changes it, that is
+    /// the former one: should the new one not be stored, nothing has changed.
+    pub fn settled(&self) -> (Option<&EpochRecord>, bool) {
+        match &self.before {
+            Some(before) => (before.record.as_ref(), !(self.staying.is_empty() && self.ending.is_empty())),
+            None => (self.record(), self.has_host()),
+        }
+    }
+
     /// Whether only attached controllers may change the namespace.
     pub fn is_up(&self) -> bool {
         self.record.as_ref().is_some_and(|record| !record.given_up)
