@@ -71,6 +71,12 @@ impl Association {
         used.any(|number| Some(number) != first)
     }
 
+    /// Whether some namespace but this one is used.
+    pub(super) fn uses_another_than(&self, number: u32) -> bool {
+        let in_use = lock(&self.in_use);
+        in_use.iter().any(|used| used.number != number && Arc::strong_count(&used.gone) > 1)
+    }
+
     /// A namespace that is used from now on.
     pub(super) fn uses(&self, namespace: &Namespace) {
         let mut in_use = lock(&self.in_use);

@@ -18,6 +18,7 @@ use crate::link::Link;
 use crate::mutants::{Mutant, active};
 use crate::wire::command::{Command, Completion, Sgl, admin, fabrics, nvm};
 use crate::wire::fabrics::{ConnectData, NO_FLOW_CONTROL};
+use crate::wire::offload::admin::{ATTACH, DETACH};
 use crate::wire::pdu::{CommandCapsule, FatalError, InitializeConnection, Transfer, digest, flag, kind};
 use crate::wire::status::Status;
 
@@ -518,18 +519,19 @@ impl Queue {
     /// Whether that commands are late may be a matter of single namespaces: a disk hangs, and the others on
     /// the server are well. What is late keeps its identifier; supervision ends the wait for it (C16).
     fn is_of_one_disk(&self, is_silent: bool, is_late: impl Fn(&Pending) -> bool) -> bool {
-        if self.number == 0
-            || self.association.options().repeats_harmlessly
-            || !self.association.uses_several()
-        {
+        if self.association.options().repeats_harmlessly {
             return false;
         }
         let (in_flight, waiting) = (self.in_flight.borrow(), self.waiting.borrow());
         // One that gets no place is late as well.
         let all = in_flight.iter().flatten().chain(waiting.iter());
-        let mut late = all.filter(|pending| is_late(pending));
-        let first = late.next().map(|pending| pending.command.namespace);
-        !is_silent || late.all(|pending| Some(pending.command.namespace) == first)
+        let late: Vec<Command> = all.filter(|one| is_late(one)).map(|pending| pending.command).collect();
+        // Admin commands are the controller's, but for those that wait until writes of a namespace are over.
+        let is_of_namespace = |one: &Command| self.number > 0 || [ATTACH, DETACH].contains(&one.opcode);
+        let Some(first) = late.first().map(|command| command.namespace) else { return false };
+        self.association.uses_another_than(first.get())
+            && late.iter().all(is_of_namespace)
+            && (!is_silent || late.iter().all(|command| command.namespace == first))
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pinstripe_nvme::controller::Target;
 use pinstripe_nvme::initiator::{Address, Connecting, Connector, Initiator, InitiatorError, Options};
-use pinstripe_runtime::{DeviceErrorKind, DeviceSource, Stream, Submission, shard};
+use pinstripe_runtime::{Attachment, DeviceErrorKind, DeviceSource, Stream, Submission, shard};
 
 use crate::offload::computing_subsystem;
 use crate::world::{Array, Pipe, Random};
@@ -405,6 +405,51 @@ fn a_disk_that_hangs_takes_no_other_one_of_its_server_with_it() {
         assert!((30..60).contains(&seconds), "{seconds} s");
         arrays.iter().for_each(Array::open);
         drop((one, two, first, second));
+        leave(target).await;
+    });
+}
+
+/// An Attach is answered when older writes of its namespace are over: not while their disk hangs.
+#[test]
+fn an_attach_that_waits_for_a_disk_that_hangs_takes_no_other_one_of_its_server_with_it() {
+    seeds(3, |random| async move {
+        let arrays = [Array::new(&random, SIZE, 0), Array::new(&random, SIZE, 0)];
+        let target = Target::new(computing_subsystem(&arrays, None), arrays.to_vec());
+        let target = lay(&random, target);
+        let initiator = initiator();
+        let first = initiator.open(&address("")).await.unwrap();
+        let second = initiator.open(&Address { namespace: 2, ..address("") }).await.unwrap();
+        let (one, two) = (first.attach().unwrap(), second.attach().unwrap());
+        let attachment = |epoch| Attachment {
+            array: [7; 16],
+            epoch,
+            generation: 0,
+            peers: Vec::new(),
+            takeover: false,
+            alone: true,
+        };
+        for device in [&one, &two] {
+            assert_eq!(device.offload().unwrap().attach(&attachment(1)).await.result, Ok(0));
+        }
+        arrays[0].close();
+        let write = one.write(0, filled(512, &random).freeze(), false);
+        shard::sleep(1_000_000_000).await;
+        let raised = one.offload().unwrap().attach(&attachment(2));
+        let lives = async |seconds: u64| {
+            for _ in 0..seconds / 10 {
+                shard::sleep(10_000_000_000).await;
+                let write = two.write(0, filled(512, &random).freeze(), false);
+                let write = shard::timeout(1_000_000_000, write).await.expect("it hangs, too");
+                assert_eq!(write.result, Ok(512));
+            }
+        };
+        lives(60).await;
+        assert!(raised.is_pending() && write.is_pending());
+        // Nothing waits for it any more.
+        drop((raised, write, one, first));
+        lives(60).await;
+        arrays[0].open();
+        drop((two, second));
         leave(target).await;
     });
 }
