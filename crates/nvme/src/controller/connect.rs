@@ -22,7 +22,7 @@ use crate::wire::{DISCOVERY_NQN, nqn_is_valid, text};
 
 /// Bytes of Connect's data.
 const CONNECT_BYTES: u32 = 1024;
-/// How long a new association waits for the end of the host's old one.
+/// How long a new association waits for the end of the host's old ones, where they are too many.
 const DRAIN_NANOSECONDS: u64 = 20_000_000_000;
 
 /// A connection that has become a queue.
@@ -190,10 +190,10 @@ async fn admin<S>(inner: &Rc<Inner<S>>, request: &Request) -> Result<Arc<Control
     if request.controller != CONTROLLER_ANY {
         return Err(wrong(connect_field::CONTROLLER));
     }
-    // Commands of an association that has ended must not be carried out after those of this one (C16).
-    let over = subsystem.changed.wait_until(|| !subsystem.is_draining(&request.host_id));
-    let skipped = discovery || active(Mutant::DrainSkipped);
-    if !skipped && shard::timeout(DRAIN_NANOSECONDS, over).await.is_none() {
+    // What ended associations of the host write is waited for where it is written ([`Controller::admit`]). A
+    // host whose commands never end must not fill the target with its controllers.
+    let over = subsystem.changed.wait_until(|| !subsystem.drains_too_many(&request.host_id));
+    if !discovery && shard::timeout(DRAIN_NANOSECONDS, over).await.is_none() {
         return Err((Status(Status::CONNECT_CONTROLLER_BUSY.code()), 0));
     }
     let (host_id, keep_alive) = (request.host_id, request.keep_alive_ms);

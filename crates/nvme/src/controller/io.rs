@@ -328,7 +328,7 @@ async fn reservation<S: BlockService>(
     })?;
     if command.opcode == nvm::RESERVATION_ACQUIRE && dword & 7 == action::PREEMPT_AND_ABORT {
         // Nothing is aborted; instead, what was admitted before is over when this is answered (C22).
-        session.inner.subsystem.drain(&preempted).await;
+        session.inner.subsystem.drain(&preempted, namespace).await;
     }
     Ok(Done::Answered)
 }

@@ -2,8 +2,9 @@
 //!
 //! A controller's queues are connections that may live on any shards. It dies as a whole: when its admin
 //! connection ends, its keep-alive timer runs out, or the server stops, [`Controller::kill`] has every
-//! queue's session end. It is forgotten when the last of them has finished its commands; until then a new
-//! association of the same host waits, so that no old command can be carried out after a new one.
+//! queue's session end. It is forgotten when the last of them has finished its commands. On a namespace where
+//! writes of it are still carried out, commands of the host's next controller wait, so that no old one can be
+//! carried out after a new one; a disk that hangs holds up none of the others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -28,6 +29,8 @@ use crate::wire::status::Status;
 /// Controllers that a subsystem has at a time, those of discovery included. A controller doesn't count until
 /// its host has proved its identity: until then the limit on connections bounds it.
 const CONTROLLERS_MAX: usize = 256;
+/// Ended controllers of a host with commands that aren't over, beside which it may have a new one.
+const DRAINING_MAX: usize = 4;
 /// Changed namespaces that are remembered one by one.
 const CHANGED_MAX: usize = 1025;
 
@@ -104,6 +107,7 @@ pub(super) struct Counters {
 
 /// A namespace, as all shards see it.
 pub(super) struct Namespace {
+    index: usize,
     pub info: NamespaceInfo,
     pub uuid: [u8; 16],
     present: AtomicBool,
@@ -114,10 +118,11 @@ pub(super) struct Namespace {
 }
 
 impl Namespace {
-    fn new(config: &NamespaceConfig) -> Option<Self> {
+    fn new(index: usize, config: &NamespaceConfig) -> Option<Self> {
         let shift = config.block_size.is_power_of_two().then(|| config.block_size.trailing_zeros())?;
         let block_shift = u8::try_from(shift).ok().filter(|shift| (9..=16).contains(shift))?;
         Some(Self {
+            index,
             info: NamespaceInfo {
                 blocks: config.size_bytes >> block_shift,
                 block_shift,
@@ -204,7 +209,7 @@ impl Subsystem {
         }
         let namespaces = config.namespaces.iter().enumerate().map(|(index, namespace)| {
             let wrong = SubsystemError::BlockSize { namespace: index + 1, block_size: namespace.block_size };
-            Namespace::new(namespace).ok_or(wrong)
+            Namespace::new(index, namespace).ok_or(wrong)
         });
         let namespaces = namespaces.collect::<Result<_, _>>()?;
         Ok(Self {
@@ -313,20 +318,21 @@ impl Subsystem {
         of_host.map(|controller| controller.id).collect()
     }
 
-    /// Whether a controller of this host is dead and still has commands that aren't over. One that has never
-    /// proved to be the host's has carried out nothing, and any stranger may have named the host.
-    pub(super) fn is_draining(&self, host: &HostId) -> bool {
+    /// Whether too many controllers of this host are dead and still have commands that aren't over. One that
+    /// has never proved to be the host's has carried out nothing, and any stranger may have named the host.
+    pub(super) fn drains_too_many(&self, host: &HostId) -> bool {
         let controllers = self.controllers();
-        let mut of_host = controllers.iter().filter(|controller| controller.host_id == *host);
-        of_host.any(|controller| controller.is_dead() && controller.is_proven())
+        let of_host = controllers.iter().filter(|controller| controller.host_id == *host);
+        of_host.filter(|controller| controller.is_dead() && controller.is_proven()).count() >= DRAINING_MAX
     }
 
-    /// Waits until no write of these hosts is being carried out. New ones must be refused already.
-    pub(super) async fn drain(&self, hosts: &[HostId]) {
+    /// Waits until no write of these hosts is being carried out on a namespace. New ones must be refused
+    /// already.
+    pub(super) async fn drain(&self, hosts: &[HostId], namespace: &Namespace) {
         let quiet = || {
             let controllers = lock(&self.controllers);
             let mut theirs = controllers.iter().filter(|controller| hosts.contains(&controller.host_id));
-            theirs.all(|controller| controller.writes.load(Ordering::SeqCst) == 0)
+            theirs.all(|controller| controller.writes.are_over(namespace))
         };
         self.changed.wait_until(quiet).await;
     }
@@ -350,6 +356,10 @@ impl Subsystem {
                 break id;
             }
         };
+        // Whatever they count later is refused: they are dead.
+        let is_before = |other: &&Arc<Controller>| other.host_id == host_id && other.is_dead();
+        let before = controllers.iter().filter(is_before).map(|other| Arc::clone(&other.writes));
+        let before = before.filter(|writes| !writes.are_none()).collect();
         let controller = Arc::new(Controller {
             id,
             host_id,
@@ -360,7 +370,8 @@ impl Subsystem {
             heard: AtomicU64::new(now),
             proven: AtomicBool::new(self.authentication.is_none()),
             dead: AtomicBool::new(false),
-            writes: AtomicUsize::new(0),
+            writes: Writes::new(self),
+            before,
             state: Mutex::default(),
             changed: Signal::default(),
         });
@@ -421,6 +432,23 @@ struct ControllerState {
     noticed: bool,
 }
 
+/// Admitted writes of a controller that aren't over, by namespace.
+struct Writes(Box<[AtomicUsize]>);
+
+impl Writes {
+    fn new(subsystem: &Subsystem) -> Arc<Self> {
+        Arc::new(Self(subsystem.namespaces.iter().map(|_| AtomicUsize::new(0)).collect()))
+    }
+
+    fn are_over(&self, namespace: &Namespace) -> bool {
+        self.0[namespace.index].load(Ordering::SeqCst) == 0
+    }
+
+    fn are_none(&self) -> bool {
+        self.0.iter().all(|count| count.load(Ordering::SeqCst) == 0)
+    }
+}
+
 /// A host's association.
 pub(super) struct Controller {
     pub id: u16,
@@ -435,8 +463,9 @@ pub(super) struct Controller {
     /// Its host has proved its identity, where it must.
     proven: AtomicBool,
     dead: AtomicBool,
-    /// Admitted writes that aren't over.
-    writes: AtomicUsize,
+    writes: Arc<Writes>,
+    /// Those of ended controllers of its host that were not over when it began.
+    before: Vec<Arc<Writes>>,
     state: Mutex<ControllerState>,
     /// It has died, or something is to be told to the host.
     pub changed: Signal,
@@ -466,7 +495,8 @@ impl Controller {
             heard: AtomicU64::new(shard::now().wrapping_sub(silent)),
             proven: AtomicBool::new(true),
             dead: AtomicBool::new(false),
-            writes: AtomicUsize::new(0),
+            writes: Writes::new(subsystem),
+            before: Vec::new(),
             state: Mutex::new(state),
             changed: Signal::default(),
         })
@@ -502,6 +532,7 @@ impl Controller {
             server.controller_ended(self.id);
         }
         self.changed.notify();
+        self.subsystem.changed.notify();
     }
 
     /// Value of CC.
@@ -659,20 +690,32 @@ impl Controller {
         changed
     }
 
+    /// Waits until what the host's ended controllers have written to a namespace is over (C16).
+    async fn follow(&self, namespace: &Namespace) {
+        if self.before.is_empty() || active(Mutant::DrainSkipped) {
+            return;
+        }
+        let is_first = || self.is_dead() || self.before.iter().all(|writes| writes.are_over(namespace));
+        self.subsystem.changed.wait_until(is_first).await;
+    }
+
     /// Lets a command touch a namespace. A write is counted until the guard goes.
     ///
     /// It counts before it looks at the reservation, and a preempting command looks at the counts after
-    /// changing it: so one of them sees the other (C22).
+    /// changing it: so one of them sees the other (C22). The same holds of a controller that is killed, and
+    /// the host's next one that looks at the counts of this one.
     pub async fn admit(self: &Arc<Self>, namespace: &Namespace, access: Access) -> Result<Admitted, Status> {
+        self.follow(namespace).await;
+        let is_write = access == Access::Write;
         let mut admitted =
-            Admitted { writes: (access == Access::Write).then(|| Arc::clone(self)), change: None };
-        if access == Access::Write {
-            self.writes.fetch_add(1, Ordering::SeqCst);
+            Admitted { writes: is_write.then(|| (Arc::clone(self), namespace.index)), change: None };
+        if is_write {
+            self.writes.0[namespace.index].fetch_add(1, Ordering::SeqCst);
             if let Some(guarded) = &namespace.offload {
                 admitted.change = Some(guarded.admit(self.id).await.ok_or(Status::FENCED)?);
             }
         }
-        if access == Access::Write && namespace.info.read_only {
+        if is_write && namespace.info.read_only {
             return Err(Status::WRITE_PROTECTED);
         }
         let reserved = namespace.reserved.load(Ordering::SeqCst);
@@ -696,14 +739,14 @@ fn since(moment: u64, now: u64) -> u64 {
 
 /// See [`Controller::admit`].
 pub(super) struct Admitted {
-    writes: Option<Arc<Controller>>,
+    writes: Option<(Arc<Controller>, usize)>,
     change: Option<Change>,
 }
 
 impl Drop for Admitted {
     fn drop(&mut self) {
-        if let Some(controller) = &self.writes
-            && controller.writes.fetch_sub(1, Ordering::SeqCst) == 1
+        if let Some((controller, namespace)) = &self.writes
+            && controller.writes.0[*namespace].fetch_sub(1, Ordering::SeqCst) == 1
         {
             controller.subsystem.changed.notify();
         }

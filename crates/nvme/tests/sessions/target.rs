@@ -613,28 +613,68 @@ fn a_target_that_carries_out_what_is_stale_is_noticed() {
 }
 
 #[test]
-fn a_new_association_waits_for_the_old_ones_commands() {
+fn a_new_association_waits_for_the_old_ones_writes_where_it_is_to_read_or_write() {
     seeds(10, |random| async move {
-        let array = Array::new(&random, SIZE, 0);
-        let (_, target) = target(std::slice::from_ref(&array));
+        let arrays = [Array::new(&random, SIZE, 0), Array::new(&random, SIZE, 0)];
+        let (_, target) = target(&arrays);
+        let old_admin = Host::admin(&random, &target, 1).await;
+        let mut old = old_admin.io(&random, &target, 1, 1, 0).await;
+        arrays[0].close();
+        old.command(write(0, 1), &[1; 512]).await;
+        shard::sleep(1_000_000).await;
+        assert_eq!(arrays[0].seen.borrow().running, 1);
+        old.close();
+        old_admin.close();
+        shard::sleep(1_000_000).await;
+        let begun = shard::now();
         let admin = Host::admin(&random, &target, 1).await;
         let mut io = admin.io(&random, &target, 1, 1, 0).await;
-        array.close();
-        io.command(write(0, 1), &[1; 512]).await;
-        shard::sleep(1_000_000).await;
-        assert_eq!(array.seen.borrow().running, 1);
-        io.close();
-        admin.close();
-        shard::sleep(1_000_000).await;
-        let mut again = Host::initialize(&random, &target, 0).await;
-        let opener = array.clone();
+        let mut reader = admin.io(&random, &target, 1, 2, 0).await;
+        let other = Command { namespace: 2.into(), ..write(0, 1) };
+        assert_eq!(io.status(other, &[2; 512]).await, Status::SUCCESS);
+        assert!(shard::now() - begun < 1_000_000_000, "a disk that hangs holds up the other one");
+        let opener = arrays[0].clone();
         shard::spawn(async move {
-            shard::sleep(1_000_000_000).await;
+            shard::sleep(60_000_000_000).await;
             opener.open();
         });
+        io.command(write(0, 1), &[2; 512]).await;
+        let read = reader.read(Command::new(nvm::READ, 1).with_blocks(0, 1), 512).await.unwrap();
+        assert_ne!(read, [0; 512], "it was read before the old write was over");
+        assert_eq!(io.completion().await.status(), Status::SUCCESS);
+        assert_eq!(arrays[0].seen.borrow().data[..512], [2; 512]);
+        admin.close();
+        target.stop().await;
+    });
+}
+
+/// Each may keep commands that never end.
+#[test]
+fn a_host_with_many_ended_associations_gets_no_new_one_before_their_commands_are_over() {
+    seeds(2, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let (subsystem, target) = target(std::slice::from_ref(&array));
+        array.close();
+        for _ in 0..4 {
+            let admin = Host::admin(&random, &target, 1).await;
+            let mut io = admin.io(&random, &target, 1, 1, 0).await;
+            let mut read = Command::new(nvm::READ, 1).with_blocks(0, 1);
+            read.sgl = Sgl::transport(512);
+            io.command(read, &[]).await;
+            shard::sleep(1_000_000).await;
+            io.close();
+            admin.close();
+            shard::sleep(1_000_000).await;
+        }
+        let mut again = Host::initialize(&random, &target, 0).await;
+        let refused = again.connect(1, 0, CONTROLLER_ANY, 0).await;
+        assert_eq!(refused.status().code(), Status::CONNECT_CONTROLLER_BUSY.code());
+        let other = Host::admin(&random, &target, 2).await;
+        array.open();
         assert_eq!(again.connect(1, 0, CONTROLLER_ANY, 0).await.status(), Status::SUCCESS);
-        assert_eq!(array.seen.borrow().running, 0, "an old write is still being carried out");
-        again.close();
+        shard::sleep(1_000_000).await;
+        assert_eq!(subsystem.controller_count(), 2);
+        other.close();
         target.stop().await;
     });
 }
