@@ -126,6 +126,36 @@ fn an_epoch_that_can_not_be_stored_is_never_told() {
     });
 }
 
+/// A start that is refused at its second server gives the first one back, and the array that has lost only
+/// its connection to that one must be able to use it again.
+#[test]
+fn a_host_comes_again_unless_its_successor_has_changed_something() {
+    for changes in [false, true] {
+        seeds(2, move |random: Rc<Random>| async move {
+            let array = Array::new(&random, 1 << 20, 0);
+            let target = computing(std::slice::from_ref(&array));
+            let page = |epoch| Attach { instance: [9; 16], ..page(epoch) }.encode();
+            let mut first = Host::admin(&random, &target, 1).await;
+            assert_eq!(attached(&mut first, &page(1)).await, Status::SUCCESS);
+            first.close();
+            shard::sleep(1_000_000).await;
+            let mut second = Host::admin(&random, &target, 2).await;
+            assert_eq!(attached(&mut second, &page(2)).await, Status::SUCCESS);
+            let mut io = second.io(&random, &target, 2, 1, 0).await;
+            if changes {
+                let write = Command::new(nvm::WRITE, 1).with_blocks(0, 1);
+                assert_eq!(io.status(write, &[1; 512]).await, Status::SUCCESS);
+            }
+            let give_up = Command::new(admin::DETACH, 1).with_dword(10, 1);
+            assert_eq!(second.status(give_up, &[]).await, Status::SUCCESS);
+            let mut again = Host::admin(&random, &target, 1).await;
+            let comes = attached(&mut again, &page(3)).await;
+            assert_eq!(comes, if changes { Status::FENCED } else { Status::SUCCESS });
+            target.stop().await;
+        });
+    }
+}
+
 thread_local! {
     /// The way to another server, once it is dialled.
     static DIALLED: RefCell<Option<Rc<Pipe>>> = const { RefCell::new(None) };

@@ -3,7 +3,8 @@
 //! What has ended stays out (C28). A controller that was attached, and that another owner's epoch or its own
 //! owner's newer controller has ended, is refused until it attaches anew: also when the epoch was given up
 //! meanwhile, for its host has planned what it sends before the other one wrote. And an owner from which the
-//! namespace was taken can't attach again, whatever epoch it names: its view is as old.
+//! namespace was taken can't attach again, whatever epoch it names: its view is as old. Unless nothing has
+//! changed meanwhile: the taker has given the namespace back, as a start does that is refused at another server.
 
 use std::sync::Arc;
 
@@ -70,6 +71,7 @@ pub(crate) struct Table {
 struct Before {
     record: Option<EpochRecord>,
     stored: bool,
+    displaced: Option<HostId>,
     peers: Vec<u16>,
     former_peers: Vec<u16>,
     generation: u64,
@@ -82,6 +84,8 @@ pub(crate) struct Fence {
     record: Option<EpochRecord>,
     /// The record is stored.
     stored: bool,
+    /// From which owner the epoch was taken, until something is changed under it.
+    displaced: Option<HostId>,
     hosts: Vec<Attached>,
     /// While an Attach changes the record: the owner's other controllers, which stay,
     staying: Vec<Attached>,
@@ -139,8 +143,16 @@ impl Fence {
         !self.hosts.is_empty()
     }
 
-    /// Whether a controller may change the namespace.
-    pub fn admits(&self, controller: u16) -> Admits {
+    /// Whether a controller may change the namespace. It does so then.
+    pub fn admits(&mut self, controller: u16) -> Admits {
+        let admits = self.may_change(controller);
+        if admits == Admits::Now {
+            self.displaced = None;
+        }
+        admits
+    }
+
+    fn may_change(&self, controller: u16) -> Admits {
         let unfenced = active(Mutant::PlainWritesUnfenced);
         if self.has_ended(controller) && (self.is_up() || !active(Mutant::FencedReadmitted)) && !unfenced {
             return Admits::Never;
@@ -246,6 +258,7 @@ impl Fence {
         Before {
             record: self.record,
             stored: self.stored,
+            displaced: self.displaced,
             peers: self.peers.clone(),
             former_peers: self.former_peers.clone(),
             generation: self.generation,
@@ -293,6 +306,9 @@ impl Fence {
         // A host that says no instance is the same after it was started anew, and must be able to come back.
         let taken =
             self.record.filter(|former| !former.given_up && former.owner != host && former.has_instance);
+        if self.record.is_none_or(|former| former.owner != host) {
+            self.displaced = taken.map(|former| former.owner);
+        }
         if let Some(former) = taken {
             ended.push(former.owner);
         }
@@ -334,6 +350,7 @@ impl Fence {
             Some(before) if outcome == Outcome::Unchanged => {
                 self.hosts.extend(ending);
                 (self.record, self.stored) = (before.record, before.stored);
+                self.displaced = before.displaced;
                 (self.peers, self.former_peers) = (before.peers, before.former_peers);
                 (self.generation, self.table) = (before.generation, before.table);
             }
@@ -371,16 +388,23 @@ impl Fence {
         self.hosts.clear();
         self.end_peers();
         self.changing = true;
-        self.record.map(|record| EpochRecord { given_up: true, ..record })
+        self.given_back()
+    }
+
+    fn given_back(&self) -> Option<EpochRecord> {
+        let mut record = EpochRecord { given_up: true, ..self.record? };
+        if let Some(displaced) = self.displaced {
+            record.ended.remove(&displaced);
+        }
+        Some(record)
     }
 
     /// It is stored that the epoch is given up, or can't be.
     pub fn given_up(&mut self, stored: bool) {
         self.changing = false;
-        if let Some(record) = &mut self.record
-            && stored
-        {
-            record.given_up = true;
+        if stored {
+            self.record = self.given_back();
+            self.displaced = None;
         }
     }
 }
@@ -410,7 +434,7 @@ mod tests {
     }
 
     impl Fence {
-        fn allows(&self, controller: u16) -> bool {
+        fn allows(&mut self, controller: u16) -> bool {
             self.admits(controller) == Admits::Now
         }
     }
@@ -564,6 +588,7 @@ mod tests {
         let mut fence = Fence::default();
         attached(&mut fence, 5, 1, A);
         taken_over(&mut fence, 6, 2, B);
+        assert!(fence.allows(2), "it writes");
         fence.give_up();
         fence.given_up(true);
         assert!(!fence.is_up() && fence.refuses_some());
@@ -583,6 +608,34 @@ mod tests {
         fence.detach(1);
         taken_over(&mut fence, 8, 1, [4; 16]);
         assert!(fence.allows(1));
+    }
+
+    #[test]
+    fn an_owner_comes_again_if_nothing_was_changed_before_its_successor_gave_up() {
+        let again = |fence: &mut Fence, epoch| fence.attach(&attach(epoch), 9, A, Table::default());
+        let mut fence = Fence::default();
+        attached(&mut fence, 5, 1, A);
+        taken_over(&mut fence, 6, 2, B);
+        taken_over(&mut fence, 7, 2, B);
+        assert_eq!(again(&mut fence, 8), Err(Status::FENCED), "it is another host's");
+        let record = fence.give_up().unwrap();
+        assert!(record.given_up && !record.ended.contains(&A));
+        fence.given_up(false);
+        assert_eq!(again(&mut fence, 8), Err(Status::FENCED), "a crash may leave that it was not given up");
+        fence.give_up();
+        fence.given_up(true);
+        assert_eq!(fence.record(), Some(&record));
+        assert!(!fence.allows(1), "what the controller has sent may be older than what its host knows now");
+        assert_eq!(again(&mut fence, 7), Err(Status::FENCED));
+        assert_eq!(again(&mut fence, 8), Ok(Grant::Raises));
+        fence.grant(9, A, Outcome::Stored);
+        // From two owners that were ended the latter one alone may come again.
+        taken_over(&mut fence, 9, 2, B);
+        taken_over(&mut fence, 10, 3, [3; 16]);
+        fence.give_up();
+        fence.given_up(true);
+        let ended = fence.record().unwrap().ended;
+        assert!(ended.contains(&A) && !ended.contains(&B));
     }
 
     #[test]

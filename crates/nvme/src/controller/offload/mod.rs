@@ -109,6 +109,15 @@ impl Ended {
         self.owners().contains(owner)
     }
 
+    /// One less.
+    pub fn remove(&mut self, owner: &[u8; 16]) {
+        let others: Vec<[u8; 16]> = self.owners().iter().filter(|other| *other != owner).copied().collect();
+        *self = Self::default();
+        for other in others {
+            self.push(other);
+        }
+    }
+
     /// One more. If there are too many, the oldest is forgotten: it would have to have slept through as many
     /// takeovers.
     pub fn push(&mut self, owner: [u8; 16]) {

@@ -406,8 +406,11 @@ impl Run {
     ) -> Result<Sources, String> {
         let old_host = std::mem::replace(&mut self.host, new_host);
         let member = self.one(&taken, pair.sender);
-        let gave_up = self
-            .ask(new_host, "give up", async move { member.offload().unwrap().detach(true).await.result })?;
+        let gave_up = self.ask(new_host, "give up", async move {
+            // As before anything is written.
+            let flushed = member.flush().await.result;
+            flushed.and(member.offload().unwrap().detach(true).await.result)
+        })?;
         gave_up.map_err(|error| format!("giving up: {error}"))?;
         let there = Rc::clone(old);
         let higher = Attachment { epoch: self.epoch + 5, takeover: true, ..self.attachment(true) };
