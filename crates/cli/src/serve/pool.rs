@@ -198,8 +198,8 @@ async fn take(source: &Arc<NvmeSource>, array: &Array, keeper: &Rc<Keeper>) -> R
         Ok::<_, Failure>(Member::Remote(Arc::clone(source)).join(joining).await?)
     };
     let added = added.await;
-    // If this isn't heard, the claim keeps others from writing a namespace that is ours, or is lost with the
-    // server.
+    // If this isn't heard, the claim keeps others from writing a namespace that is ours, until a host takes
+    // the array over or the server is started anew.
     let _ = source.disclaim(key).await;
     added?;
     array.tell(EventKind::MoveSpare { device: name });

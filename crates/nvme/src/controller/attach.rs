@@ -7,6 +7,7 @@ use pinstripe_runtime::{Buffer, shard};
 
 use super::offload::fence::{self, Grant, Outcome};
 use super::offload::{Guarded, GuardedState, Server};
+use super::reservation::HostId;
 use super::session::Session;
 use crate::mutants::{Mutant, active};
 use crate::wire::command::Command;
@@ -104,7 +105,9 @@ async fn attach<S: BlockService>(
     let granted = in_turn(guarded, |state| {
         still_there(session, state)?;
         let grant = state.fence.attach(attach, controller, host, members.clone())?;
-        if grant != Grant::Now {
+        if grant == Grant::Now {
+            state.owner = Some(session.controller.host_id);
+        } else {
             state.table.drop_uncommitted(None);
         }
         Ok(grant)
@@ -128,10 +131,23 @@ async fn attach<S: BlockService>(
             state.table.forget_all();
         }
         state.fence.grant(controller, host, outcome);
+        if outcome == Outcome::Stored {
+            expel(session, guarded.number, state.owner.replace(session.controller.host_id));
+        }
         still_there(session, state)
     });
     guarded.changed.notify();
     if outcome == Outcome::Stored { granted } else { Err(Status::INTERNAL) }
+}
+
+/// Ends the reservation of the host from which the namespace was taken. It may have died with one, and then
+/// its successor's writes would be refused.
+fn expel<S: BlockService>(session: &Session<S>, namespace: u32, former: Option<HostId>) {
+    if let Some(former) = former.filter(|former| *former != session.controller.host_id)
+        && let Some(namespace) = session.inner.subsystem.namespace(namespace)
+    {
+        namespace.reservations(|state| state.expel(&former));
+    }
 }
 
 /// Does something that must not happen while the record changes.
@@ -177,7 +193,10 @@ async fn detach<S: BlockService>(
     let Some(record) = left.await? else { return Ok(()) };
     guarded.drain().await;
     let stored = server.store(guarded, &record).await == Outcome::Stored;
-    guarded.with(|state| state.fence.given_up(stored));
+    guarded.with(|state| {
+        state.fence.given_up(stored);
+        state.owner = state.owner.filter(|_| !stored);
+    });
     guarded.changed.notify();
     if stored { Ok(()) } else { Err(Status::INTERNAL) }
 }

@@ -154,6 +154,14 @@ impl Reservations {
         }
     }
 
+    /// A host has lost the namespace to another one: so it has its registration, and its reservation.
+    pub fn expel(&mut self, host: &HostId) {
+        if self.key_of(host).is_some() {
+            self.remove(|registrant| registrant.host == *host);
+            self.changed();
+        }
+    }
+
     /// Reservation Acquire. Gives the hosts that lost their registration.
     pub fn acquire(&mut self, host: &HostId, dword: u32, keys: Keys) -> Result<Vec<HostId>, Status> {
         let kind = ReservationKind::from_number(dword >> 8 & 0xff).ok_or(Status::INVALID_FIELD)?;

@@ -16,8 +16,10 @@ use pinstripe_nvme::wire::fabrics::CONTROLLER_ANY;
 use pinstripe_nvme::wire::offload::{
     Announcement, Attach, Blocks, PeerAddress, Query, Request, admin, feature,
 };
+use pinstripe_nvme::wire::reservation::{Keys, action};
 use pinstripe_nvme::wire::status::Status;
 use pinstripe_runtime::{OperationId, Reducer, Stream, Ticket, shard};
+use zerocopy::IntoBytes;
 
 use crate::host::{Heard, Host, identify};
 use crate::world::{Array, Pipe, Random, pipe};
@@ -154,6 +156,45 @@ fn a_host_comes_again_unless_its_successor_has_changed_something() {
             target.stop().await;
         });
     }
+}
+
+/// A host may die between a claim and its end.
+#[test]
+fn a_takeover_ends_the_reservation_of_the_host_that_had_the_namespace_and_no_other_one() {
+    seeds(2, |random: Rc<Random>| async move {
+        let array = Array::new(&random, 1 << 20, 0);
+        let target = computing(std::slice::from_ref(&array));
+        let write = Command::new(nvm::WRITE, 1).with_blocks(0, 1);
+        let keys = |current: u64, other: u64| {
+            Keys { current: current.into(), other: other.into() }.as_bytes().to_vec()
+        };
+        let register = Command::new(nvm::RESERVATION_REGISTER, 1).with_dword(10, action::REGISTER);
+        let acquire = Command::new(nvm::RESERVATION_ACQUIRE, 1).with_dword(10, 1 << 8 | action::ACQUIRE);
+        for (epoch, host) in [(1, 1), (2, 2)] {
+            let mut admin_queue = Host::admin(&random, &target, host).await;
+            let mut io = admin_queue.io(&random, &target, host, 1, 0).await;
+            let takeover = Attach { takeover: true, ..page(epoch) }.encode();
+            assert_eq!(attached(&mut admin_queue, &takeover).await, Status::SUCCESS);
+            assert_eq!(io.status(write, &[host; 512]).await, Status::SUCCESS);
+            assert_eq!(io.status(register, &keys(0, 7)).await, Status::SUCCESS);
+            assert_eq!(io.status(acquire, &keys(7, 0)).await, Status::SUCCESS);
+            io.close();
+            admin_queue.close();
+            shard::sleep(1_000_000).await;
+        }
+        // The second one comes again, and then leaves by itself.
+        let mut second = Host::admin(&random, &target, 2).await;
+        let mut io = second.io(&random, &target, 2, 1, 0).await;
+        assert_eq!(attached(&mut second, &attach(3, 9)).await, Status::SUCCESS);
+        assert_eq!(io.status(acquire, &keys(7, 0)).await, Status::SUCCESS, "it has kept its key");
+        let give_up = Command::new(admin::DETACH, 1).with_dword(10, 1);
+        assert_eq!(second.status(give_up, &[]).await, Status::SUCCESS);
+        let mut third = Host::admin(&random, &target, 3).await;
+        let mut io = third.io(&random, &target, 3, 1, 0).await;
+        assert_eq!(attached(&mut third, &attach(4, 9)).await, Status::SUCCESS);
+        assert_eq!(io.status(write, &[3; 512]).await, Status::RESERVATION_CONFLICT);
+        target.stop().await;
+    });
 }
 
 thread_local! {

@@ -42,6 +42,7 @@ pub use counters::OffloadStatistics;
 pub use store::EpochFiles;
 
 use super::limits::COMMANDS_MAX;
+use super::reservation::HostId;
 use crate::initiator::{Connector, Options};
 use crate::lock::lock;
 use crate::mutants::{Mutant, active};
@@ -184,7 +185,7 @@ impl OffloadConfig {
 
 /// A namespace, and which controllers may change it.
 pub(super) struct Guarded {
-    number: u32,
+    pub number: u32,
     uuid: [u8; 16],
     /// Admitted changes that aren't over.
     changes: AtomicUsize,
@@ -198,6 +199,8 @@ pub(super) struct Guarded {
 pub(super) struct GuardedState {
     pub fence: Fence,
     pub table: Table,
+    /// The host that attached it last, by its identifier, and has not given it up.
+    pub owner: Option<HostId>,
 }
 
 impl GuardedState {
@@ -322,7 +325,8 @@ impl Server {
                 Some(epochs) => epochs.load(uuid)?,
                 None => None,
             };
-            let state = GuardedState { fence: Fence::new(record.as_ref()), table: Table::new(slots) };
+            let state =
+                GuardedState { fence: Fence::new(record.as_ref()), table: Table::new(slots), owner: None };
             let number = u32::try_from(index + 1).unwrap_or(u32::MAX);
             Ok(Arc::new(Guarded::new(number, *uuid, state)))
         };
@@ -456,7 +460,7 @@ mod tests {
     /// C22: else it would land after the next host's Attach was answered.
     #[test]
     fn an_epoch_that_rises_while_a_change_looks_whether_it_may_be_waits_for_it() {
-        let state = GuardedState { fence: Fence::default(), table: Table::new(1) };
+        let state = GuardedState { fence: Fence::default(), table: Table::new(1), owner: None };
         let guarded = Arc::new(Guarded::new(1, [1; 16], state));
         let attach = Attach {
             array: [7; 16],
