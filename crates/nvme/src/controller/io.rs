@@ -276,18 +276,24 @@ async fn dataset_management<S: BlockService>(
     if command.dword(11) & DATASET_DEALLOCATE != 0 {
         let _admitted = admit(session, namespace, Access::Write).await?;
         for range in ranges {
-            discard(session, service, range).await?;
+            discard(session, (namespace, service), range).await?;
         }
     }
     Ok(Done::Answered)
 }
 
 /// Discards a range piece by piece, as long as the command's host is there and the server goes on: when the
-/// connection has ended, that host may write the range by another one, and other hosts may write it. What
-/// isn't discarded keeps its bytes, which a host must reckon with always.
-async fn discard<S: BlockService>(session: &Session<S>, service: &S, range: Range) -> Result<(), Status> {
+/// connection has ended, that host may write the range by another one, and other hosts may write it. Nor does
+/// an Attach wait for more than a piece. What isn't discarded keeps its bytes, which a host must reckon with
+/// always.
+async fn discard<S: BlockService>(
+    session: &Session<S>,
+    (namespace, service): (&Namespace, &S),
+    range: Range,
+) -> Result<(), Status> {
     let (mut at, stop) = (range.offset, range.offset + range.length);
-    while at < stop && (active(Mutant::DiscardUncut) || !is_over(session)) {
+    let is_wanted = || !is_over(session) && !namespace.is_changing_hands();
+    while at < stop && (active(Mutant::DiscardUncut) || is_wanted()) {
         let end = piece_end(at, stop, service.discard_granularity());
         let discarded = service.discard(at, end - at, false).await;
         discarded.map_err(|error| failed(error, Status::WRITE_FAULT))?;

@@ -141,6 +141,11 @@ impl Namespace {
         })
     }
 
+    /// Whether an Attach or Detach waits until changes that were admitted are over.
+    pub fn is_changing_hands(&self) -> bool {
+        self.offload.as_ref().is_some_and(|guarded| guarded.with(|state| state.fence.changing))
+    }
+
     /// Works on the reservations.
     pub fn reservations<T>(&self, work: impl FnOnce(&mut Reservations) -> T) -> T {
         let mut reservations = lock(&self.reservations);

@@ -11,7 +11,7 @@ use pinstripe_nvme::controller::{
     EpochRecord, EpochStore, OffloadConfig, Pipeline, Storing, Subsystem, SubsystemConfig, Target,
 };
 use pinstripe_nvme::initiator::{Address, Connecting, Connector};
-use pinstripe_nvme::wire::command::{Command, Sgl, nvm};
+use pinstripe_nvme::wire::command::{Command, DATASET_DEALLOCATE, DatasetRange, Sgl, nvm};
 use pinstripe_nvme::wire::fabrics::CONTROLLER_ANY;
 use pinstripe_nvme::wire::offload::{
     Announcement, Attach, Blocks, PeerAddress, Query, Request, admin, feature,
@@ -193,6 +193,37 @@ fn a_takeover_ends_the_reservation_of_the_host_that_had_the_namespace_and_no_oth
         let mut io = third.io(&random, &target, 3, 1, 0).await;
         assert_eq!(attached(&mut third, &attach(4, 9)).await, Status::SUCCESS);
         assert_eq!(io.status(write, &[3; 512]).await, Status::RESERVATION_CONFLICT);
+        target.stop().await;
+    });
+}
+
+#[test]
+fn a_takeover_waits_for_one_piece_of_a_long_discard() {
+    const PIECE: usize = 32 << 20;
+    seeds(2, |random: Rc<Random>| async move {
+        let array = Array::new(&random, 4 * PIECE, 0);
+        array.seen.borrow_mut().data.fill(7);
+        let target = computing(std::slice::from_ref(&array));
+        let mut first = Host::admin(&random, &target, 1).await;
+        assert_eq!(attached(&mut first, &attach(1, 9)).await, Status::SUCCESS);
+        let mut io = first.io(&random, &target, 1, 1, 0).await;
+        array.close();
+        let blocks = u32::try_from(4 * PIECE / 512).unwrap();
+        let range = DatasetRange { attributes: 0.into(), blocks: blocks.into(), start: 0.into() };
+        let discard = Command::new(nvm::DATASET_MANAGEMENT, 1).with_dword(11, DATASET_DEALLOCATE);
+        io.command(discard, range.as_bytes()).await;
+        shard::sleep(1_000_000).await;
+        assert_eq!(array.seen.borrow().running, 1);
+        let mut second = Host::admin(&random, &target, 2).await;
+        let takeover = Attach { takeover: true, ..page(2) }.encode();
+        let length = u32::try_from(takeover.len()).unwrap();
+        second.command(Command::new(admin::ATTACH, 1).with_dword(10, length), &takeover).await;
+        shard::sleep(1_000_000).await;
+        array.open();
+        assert_eq!(second.completion().await.status(), Status::SUCCESS);
+        assert_eq!(io.completion().await.status(), Status::SUCCESS);
+        let discarded = array.seen.borrow().data.iter().take_while(|&&byte| byte == 0).count();
+        assert_eq!(discarded, PIECE);
         target.stop().await;
     });
 }
