@@ -189,8 +189,10 @@ impl<'a, S: BlockService> Carrier<'a, S> {
         result
     }
 
+    /// The namespace's bytes. They go to another server or to the host, so it must be one that may read them.
     async fn read(&self, span: Span) -> Result<Buffer, Status> {
         let _stage = self.server.counters.stage();
+        let _admitted = admit(self.session, self.namespace, Access::Read).await?;
         let (result, buffer) = self.service.read(span.offset, shard::buffer(span.length as usize)).await;
         result.map(|()| buffer).map_err(|error| failed(error, Status::UNRECOVERED_READ))
     }

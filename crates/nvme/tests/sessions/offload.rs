@@ -228,6 +228,34 @@ fn a_takeover_waits_for_one_piece_of_a_long_discard() {
     });
 }
 
+#[test]
+fn what_another_host_has_reserved_for_itself_is_not_read_by_operations() {
+    seeds(2, |random: Rc<Random>| async move {
+        let array = Array::new(&random, 1 << 20, 0);
+        let target = computing(std::slice::from_ref(&array));
+        let mut first = Host::admin(&random, &target, 1).await;
+        assert_eq!(attached(&mut first, &attach(1, 9)).await, Status::SUCCESS);
+        let mut io = first.io(&random, &target, 1, 1, 0).await;
+        let second = Host::admin(&random, &target, 2).await;
+        let mut other = second.io(&random, &target, 2, 1, 0).await;
+        let key = |current: u64, other: u64| {
+            Keys { current: current.into(), other: other.into() }.as_bytes().to_vec()
+        };
+        let register = Command::new(nvm::RESERVATION_REGISTER, 1).with_dword(10, action::REGISTER);
+        assert_eq!(other.status(register, &key(0, 7)).await, Status::SUCCESS);
+        let exclusive = Command::new(nvm::RESERVATION_ACQUIRE, 1).with_dword(10, 2 << 8 | action::ACQUIRE);
+        assert_eq!(other.status(exclusive, &key(7, 0)).await, Status::SUCCESS);
+        let blocks = Blocks { start: 0, count: 1 };
+        let ticket = |number| Ticket { operation: OperationId(number), oldest: OperationId(1) };
+        let reduce = Request::Reduce { blocks, coefficient: 1, wait: 0 }.command(1, ticket(1));
+        assert_eq!(io.read(reduce, 512).await, Err(Status::RESERVATION_CONFLICT));
+        let parity = Request::Parity { blocks, modify: true, supplied: false, wait: 0 };
+        let refused = io.status(parity.command(1, ticket(2)), &[]).await;
+        assert_eq!(refused, Status::RESERVATION_CONFLICT);
+        target.stop().await;
+    });
+}
+
 thread_local! {
     /// The way to another server, once it is dialled.
     static DIALLED: RefCell<Option<Rc<Pipe>>> = const { RefCell::new(None) };
