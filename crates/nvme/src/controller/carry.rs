@@ -19,7 +19,7 @@ use super::offload::counters::count;
 use super::offload::peers::{At, Identity, PeerMember};
 use super::offload::sum::Work;
 use super::offload::table::{Beginning, Commit, Key, PREPARE_NANOSECONDS, Resolution, Taken};
-use super::offload::{Guarded, Pipeline, RANGE_BYTES_MAX, Server, Turn};
+use super::offload::{FIRST_PHASE_MAX, Guarded, Pipeline, RANGE_BYTES_MAX, Server, Turn};
 use super::reservation::Access;
 use super::session::Session;
 use super::subsystem::Namespace;
@@ -160,6 +160,9 @@ impl<'a, S: BlockService> Carrier<'a, S> {
         parts: Option<(u16, u8)>,
         reducers: Reducers,
     ) -> Result<(Key, Routes), Status> {
+        if self.session.first_phase.get() >= FIRST_PHASE_MAX {
+            return Err(Status::BUSY);
+        }
         let controller = self.session.controller.id;
         let beginning = Beginning { ticket: self.ticket, controller, length, parts };
         self.guarded.with(|state| {
@@ -182,7 +185,10 @@ impl<'a, S: BlockService> Carrier<'a, S> {
 
     /// Runs what follows after [`Carrier::begin`]; a failure drops the operation.
     async fn under<T>(&self, key: Key, work: impl Future<Output = Result<T, Refusal>>) -> Result<T, Refusal> {
+        let under_way = &self.session.first_phase;
+        under_way.set(under_way.get() + 1);
         let result = work.await;
+        under_way.set(under_way.get() - 1);
         if result.is_err() {
             self.guarded.with(|state| state.table.failed(key));
         }

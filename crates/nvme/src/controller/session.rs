@@ -78,6 +78,8 @@ pub(super) struct Session<S> {
     incoming: RefCell<Vec<Option<Incoming>>>,
     /// Transfers among them whose data is due.
     pub due: Cell<usize>,
+    /// Commands of operations' first phases that are under way.
+    pub first_phase: Cell<u16>,
     /// Commands that were not begun because the connection is to be left: another process carries them out.
     pub deferred: RefCell<Vec<Command>>,
     pub event_requests: RefCell<Vec<u16>>,
@@ -147,6 +149,7 @@ impl<S: BlockService> Session<S> {
             tasks: Cell::new(0),
             incoming: RefCell::default(),
             due: Cell::new(0),
+            first_phase: Cell::new(0),
             deferred: RefCell::default(),
             event_requests: RefCell::default(),
             gate,

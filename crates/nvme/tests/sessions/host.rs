@@ -27,6 +27,8 @@ pub struct Host {
     pub controller: u16,
     /// Of Connect.
     pub attributes: u8,
+    /// Of the queue.
+    pub entries: u32,
     /// Of the last data PDU.
     pub flags: u8,
     next_id: u16,
@@ -57,6 +59,7 @@ impl Host {
             subsystem: NQN,
             controller: CONTROLLER_ANY,
             attributes: 0,
+            entries: 32,
             flags: 0,
             next_id: 0,
         };
@@ -185,7 +188,7 @@ impl Host {
         let data = ConnectData::new([host; 16], controller, self.subsystem, &nqn);
         let command = Command::fabrics(fabrics::CONNECT)
             .with_dword(10, u32::from(queue) << 16)
-            .with_dword(11, u32::from(self.attributes) << 16 | 31)
+            .with_dword(11, u32::from(self.attributes) << 16 | (self.entries - 1))
             .with_dword(12, keep_alive_ms);
         let completion = self.ask(command, data.as_bytes()).await;
         self.controller = u16::try_from(completion.result_dword() & 0xffff).unwrap();

@@ -256,6 +256,47 @@ fn what_another_host_has_reserved_for_itself_is_not_read_by_operations() {
     });
 }
 
+/// They wait for other servers, and a Commit or Resolve that those wait for must get through.
+#[test]
+fn first_phase_commands_never_fill_a_queue_however_many_namespaces_there_are() {
+    const NAMESPACES: u32 = 120;
+    seeds(1, |random: Rc<Random>| async move {
+        let arrays: Vec<Array> = (0..NAMESPACES).map(|_| Array::new(&random, 4096, 0)).collect();
+        let target = computing(&arrays);
+        let mut first = Host::admin(&random, &target, 1).await;
+        let data = attach(1, 9);
+        let length = u32::try_from(data.len()).unwrap();
+        for namespace in 1..=NAMESPACES {
+            let attach = Command::new(admin::ATTACH, namespace).with_dword(10, length);
+            assert_eq!(first.status(attach, &data).await, Status::SUCCESS);
+        }
+        let mut io = Host::initialize(&random, &target, 0).await;
+        io.entries = 128;
+        assert_eq!(io.connect(1, 1, first.controller, 0).await.status(), Status::SUCCESS);
+        let ticket = Ticket { operation: OperationId(1), oldest: OperationId(1) };
+        // Each waits for a part that never comes.
+        let parity = Request::Parity {
+            blocks: Blocks { start: 0, count: 1 },
+            modify: false,
+            supplied: false,
+            wait: 1,
+        };
+        for namespace in 1..=NAMESPACES {
+            io.command(parity.command(namespace, ticket), &[]).await;
+        }
+        for _ in 96..NAMESPACES {
+            assert_eq!(io.completion().await.status(), Status::BUSY);
+        }
+        for namespace in 1..=96 {
+            let resolved = io.status(Request::Resolve.command(namespace, ticket), &[]).await;
+            let both = [resolved, io.completion().await.status()];
+            assert!(both.contains(&Status::SUCCESS) && both.contains(&Status::DROPPED), "{both:?}");
+        }
+        assert_eq!(io.status(parity.command(97, ticket), &[]).await, Status::DROPPED);
+        target.stop().await;
+    });
+}
+
 thread_local! {
     /// The way to another server, once it is dialled.
     static DIALLED: RefCell<Option<Rc<Pipe>>> = const { RefCell::new(None) };

@@ -59,6 +59,9 @@ use table::Table;
 pub const RANGE_BYTES_MAX: u32 = 512 << 10;
 /// Most operations that a host may have outstanding on a namespace.
 const SLOTS_MAX: u32 = 64;
+/// First-phase commands under way on a queue. They wait for other servers, and must not fill it: commands
+/// that others wait for must get through.
+pub(super) const FIRST_PHASE_MAX: u16 = COMMANDS_MAX * 3 / 4;
 /// Owners that were ended, of which a namespace knows.
 const ENDED_MAX: usize = 16;
 
@@ -344,10 +347,10 @@ impl Server {
         })
     }
 
-    /// So few that first-phase commands of all namespaces, which wait for other servers, never fill a queue:
-    /// commands that others wait for must get through.
+    /// So few that first-phase commands of all namespaces are no more than a queue takes of them. With more
+    /// namespaces than that, one that is too many is refused.
     fn slots(namespaces: usize) -> u32 {
-        let share = usize::from(COMMANDS_MAX) * 3 / 4 / namespaces.max(1);
+        let share = usize::from(FIRST_PHASE_MAX) / namespaces.max(1);
         u32::try_from(share).unwrap_or(SLOTS_MAX).clamp(1, SLOTS_MAX)
     }
 
