@@ -283,8 +283,13 @@ impl Association {
 
     /// Ends it. The first reason counts.
     pub fn end(&self, loss: Loss) {
-        let first = lock(&self.reason).replace(loss).is_none();
-        if first && loss != Loss::Dropped && self.controller.load(Ordering::SeqCst) != 0 {
+        let is_first = {
+            let mut reason = lock(&self.reason);
+            let is_first = reason.is_none();
+            reason.get_or_insert(loss);
+            is_first
+        };
+        if is_first && loss != Loss::Dropped && self.controller.load(Ordering::SeqCst) != 0 {
             self.hold_back();
         }
         self.ended.store(true, Ordering::SeqCst);

@@ -364,6 +364,8 @@ fn a_server_that_does_not_answer_is_lost_after_a_while() {
         assert_eq!(outcome.result.unwrap_err().kind, DeviceErrorKind::Gone);
         let seconds = (shard::now() - begun) / 1_000_000_000;
         assert!((30..45).contains(&seconds), "{seconds} s");
+        let lost = source.query().await.unwrap_err().to_string();
+        assert!(lost.contains("not answered in time"), "{lost}");
         array.open();
         drop((device, source));
         leave(target).await;
