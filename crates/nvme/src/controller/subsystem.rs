@@ -761,9 +761,10 @@ impl Drop for Admitted {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pinstripe_runtime::{Shard, ShardConfig};
+    use std::task::{Context, Poll, Waker};
 
-    #[test]
-    fn a_namespace_without_bytes_is_not_there_and_its_number_is_free() {
+    fn config(sizes: [u64; 3]) -> SubsystemConfig {
         let namespace = |size_bytes| NamespaceConfig {
             uuid: [0; 16],
             size_bytes,
@@ -771,16 +772,44 @@ mod tests {
             preferred_block: 512,
             read_only: false,
         };
-        let config = SubsystemConfig {
+        SubsystemConfig {
             nqn: "nqn.2026-01.com.example:x".to_owned(),
             serial: "1".to_owned(),
-            namespaces: [4096, 0, 4096].map(namespace).to_vec(),
+            namespaces: sizes.map(namespace).to_vec(),
             queues_max: 1,
             addresses: Vec::new(),
-        };
-        let subsystem = Subsystem::new(config).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_namespace_without_bytes_is_not_there_and_its_number_is_free() {
+        let subsystem = Subsystem::new(config([4096, 0, 4096])).unwrap();
         assert_eq!(subsystem.active_namespaces().collect::<Vec<_>>(), [1, 3]);
         assert!(subsystem.namespace(2).is_none() && subsystem.namespaces_max() == 3);
+    }
+
+    /// C28: it isn't known any more then whether a higher epoch had ended it.
+    #[test]
+    fn a_controller_that_is_over_changes_nothing_while_its_queues_do_not_know_yet() {
+        let shard = Shard::new(&ShardConfig { index: 0, arena_bytes: 0, clock: None });
+        let _entered = shard.enter();
+        let subsystem = Subsystem::new(config([4096; 3])).unwrap();
+        let controller = subsystem.add_controller([1; 16], "nqn.2026-01.com.example:h", false, 0, 0).unwrap();
+        let admitted = |access| {
+            let namespace = subsystem.namespace(1).unwrap();
+            let admitted = std::pin::pin!(controller.admit(namespace, access));
+            match admitted.poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(admitted) => admitted.map(|_| ()),
+                Poll::Pending => panic!("it waits"),
+            }
+        };
+        for access in [Access::Read, Access::Write] {
+            assert_eq!(admitted(access), Ok(()));
+        }
+        controller.kill();
+        for access in [Access::Read, Access::Write] {
+            assert_eq!(admitted(access), Err(Status::NAMESPACE_NOT_READY));
+        }
     }
 
     #[test]

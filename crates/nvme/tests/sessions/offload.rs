@@ -297,6 +297,52 @@ fn first_phase_commands_never_fill_a_queue_however_many_namespaces_there_are() {
     });
 }
 
+/// Two members are on one server, and one of them is under the next epoch already.
+#[test]
+fn a_part_for_another_namespace_of_the_same_server_is_refused_under_a_later_epoch() {
+    seeds(3, |random: Rc<Random>| async move {
+        let arrays = [Array::new(&random, 1 << 20, 0), Array::new(&random, 1 << 20, 0)];
+        let target = computing(&arrays);
+        let mut first = Host::admin(&random, &target, 1).await;
+        let table = |epoch| Attach { peers: vec![member(NQN, 1), member(NQN, 2)], ..page(epoch) }.encode();
+        let attach = |namespace: u32, data: &[u8]| {
+            let length = u32::try_from(data.len()).unwrap();
+            Command::new(admin::ATTACH, namespace).with_dword(10, length)
+        };
+        for namespace in [1, 2] {
+            assert_eq!(first.status(attach(namespace, &table(1)), &table(1)).await, Status::SUCCESS);
+        }
+        let mut io = first.io(&random, &target, 1, 1, 0).await;
+        let mut sums = first.io(&random, &target, 1, 2, 0).await;
+        let (blocks, ticket) = (Blocks { start: 0, count: 1 }, |number| Ticket {
+            operation: OperationId(number),
+            oldest: OperationId(1),
+        });
+        let reducers = [Some(Reducer { place: 1, coefficient: 1 }), None];
+        let part = Request::Contribute { blocks, reducers };
+        let sum = Request::Reduce { blocks, coefficient: 0, wait: 1 };
+        // As it should be.
+        io.command(part.command(1, ticket(1)), &[]).await;
+        assert_eq!(sums.read(sum.command(2, ticket(1)), 512).await, Ok(vec![0; 512]));
+        assert_eq!(io.completion().await.status(), Status::SUCCESS);
+        // The number comes again under the next epoch, before the old part.
+        arrays[0].seen.borrow_mut().data.fill(7);
+        arrays[0].close();
+        io.command(part.command(1, ticket(2)), &[]).await;
+        shard::sleep(1_000_000).await;
+        assert_eq!(first.status(attach(2, &table(2)), &table(2)).await, Status::SUCCESS);
+        let mut reduce = sum.command(2, ticket(2));
+        reduce.sgl = Sgl::transport(512);
+        sums.command(reduce, &[]).await;
+        shard::sleep(1_000_000).await;
+        arrays[0].open();
+        assert_eq!(io.completion().await.status(), Status::PEER_UNREACHABLE);
+        // Nothing has come for it in its time.
+        assert_eq!(sums.completion().await.status(), Status::DROPPED);
+        target.stop().await;
+    });
+}
+
 thread_local! {
     /// The way to another server, once it is dialled.
     static DIALLED: RefCell<Option<Rc<Pipe>>> = const { RefCell::new(None) };
