@@ -391,6 +391,12 @@ impl IntentTable {
         (0..self.len()).any(|region| self.is_torn(region..=region))
     }
 
+    /// Whether any region is torn in which some of a range of member bytes lies.
+    pub(crate) fn has_torn_in(&self, range: Range<u64>) -> bool {
+        let end = range.end.min(self.len() as u64 * self.region_bytes);
+        range.start < end && self.is_torn(self.regions(range.start, end - range.start))
+    }
+
     /// Whether parity of any of `regions` may not match (C10).
     pub fn needs_resync(&self, regions: Regions) -> bool {
         regions.into_iter().any(|r| self.regions[r].load(Ordering::SeqCst) & NEEDS_RESYNC != 0)

@@ -369,14 +369,6 @@ impl Shared {
         if snapshot.intent.has_torn() { 0 } else { self.geometry.redundancy() }
     }
 
-    /// Whether a member is away that has data of rows that a crash may have torn: it can't be made of the
-    /// others (C10).
-    pub(crate) fn misses_torn_data(&self, snapshot: &Snapshot) -> bool {
-        let is_away =
-            |slot: usize| matches!(snapshot.seats[slot], Seat::Empty) && self.geometry.holds_data(slot);
-        snapshot.intent.has_torn() && (0..snapshot.seats.len()).any(is_away)
-    }
-
     /// Whether a member is lost or may be: what hangs may have failed. Nothing but a failure of its own costs
     /// another one its place if the array could then not do without this one (C31).
     pub(crate) fn is_ailing(&self, member: &Member) -> bool {

@@ -283,7 +283,7 @@ impl Array {
                 self.controller.admit_server(&*newcomer.device).await?;
                 Ok((newcomer, Some(former)))
             }
-            (Some(found), None) if self.holds_torn(&found) => {
+            (Some(found), None) if self.holds_torn(&found.superblock) => {
                 Err(CommandError::HoldsTorn(found.device.info().name.clone()))
             }
             (found, _) => Ok((self.blank(source, found, uuid, marks).await?, None)),
@@ -362,16 +362,12 @@ impl Array {
         Ok(Some(former).filter(|former| self.controller.can_come_back(former)))
     }
 
-    /// Whether a device was the member of a slot, now empty, that has data of rows that a crash may have
-    /// torn.
-    fn holds_torn(&self, found: &Found) -> bool {
-        let snapshot = self.shared().snapshot();
-        let Role::Slot(slot) = found.superblock.own_role() else { return false };
-        let slot = usize::from(slot.0);
-        found.superblock.array.set_uuid == self.superblocks().membership.array.set_uuid
-            && matches!(snapshot.seats.get(slot), Some(Seat::Empty))
-            && self.shared().geometry.holds_data(slot)
-            && self.shared().misses_torn_data(&snapshot)
+    /// Whether a device with this superblock may have what is missing of rows that a crash may have torn.
+    fn holds_torn(&self, superblock: &Superblock) -> bool {
+        let Superblock { array, member, .. } = superblock;
+        let Role::Slot(slot) = superblock.own_role() else { return false };
+        array.set_uuid == self.superblocks().membership.array.set_uuid
+            && self.controller.holds_torn(slot.0.into(), member, array.events)
     }
 
     /// The bitmap on a device that was a member, if it has the array's regions and goes with its superblock.

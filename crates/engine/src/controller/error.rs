@@ -113,7 +113,7 @@ pub enum CommandError {
     },
     /// It has data that can't be made of the others, and can't come back: a spare would be emptied.
     #[error(
-        "{0} was a member, and has blocks that can't be made of the others, for the array was stopped uncleanly and isn't resynced; but what it has missed since isn't known, so nothing was done. Add it again when other members are back that are away. To go on without it, stop the array, and assemble it with --force"
+        "{0} was a member, and has blocks that can't be made of the others, for the array was stopped uncleanly and isn't resynced; but it can't come back now: another device has its slot, or what it has missed since isn't known. Nothing was done. Add it again when its slot is empty, and other members are back that are away. To go on without it, stop the array, and assemble it with --force"
     )]
     HoldsTorn(String),
     /// Level 0 has no redundancy.

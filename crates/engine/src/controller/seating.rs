@@ -7,7 +7,7 @@
 use std::{ops::RangeInclusive, pin::pin, sync::Arc};
 
 use futures_util::future::select;
-use pinstripe_md::bitmap::BitmapImage;
+use pinstripe_md::{bitmap::BitmapImage, superblock::MemberRecord, units::SECTOR_BYTES};
 
 use crate::{
     controller::{
@@ -151,6 +151,42 @@ impl ArrayController {
         self.shared().check()
     }
 
+    /// Whether data of rows that a crash may have torn is on no member that is here: the one that has it is
+    /// away. It can't be made of the others (C10).
+    pub(crate) fn misses_torn_data(&self) -> bool {
+        (0..self.shared().snapshot().seats.len()).any(|slot| self.lacks_torn(slot))
+    }
+
+    /// Whether a slot lacks some of that: it is empty, or what is in it is being rebuilt, and has not come so
+    /// far.
+    fn lacks_torn(&self, slot: usize) -> bool {
+        let snapshot = self.shared().snapshot();
+        let built_to = match snapshot.seats.get(slot) {
+            Some(Seat::Empty) => 0,
+            Some(Seat::Recovering(member)) => {
+                built_to(&self.superblocks.borrow().membership.device(member.id).superblock.member)
+            }
+            _ => return false,
+        };
+        snapshot.intent.has_torn_in(built_to..u64::MAX) && self.shared().geometry.holds_data(slot)
+    }
+
+    /// Whether a device, which was in a slot when the array had so many events, may have what the slot lacks
+    /// of that. Not if it was itself being rebuilt and has none of it, nor if another one has had all of the
+    /// slot since.
+    pub(crate) fn holds_torn(&self, slot: usize, member: &MemberRecord, events: u64) -> bool {
+        let superblocks = self.superblocks.borrow();
+        let had_all =
+            |record: &&Known| record.slot == Some(slot) && built_to(&record.superblock.member) == u64::MAX;
+        let mut holders = superblocks.membership.devices.iter().filter(had_all);
+        let is_it = |record: &Known| record.superblock.member.device_uuid == member.device_uuid;
+        let was_followed = |record: &Known| !is_it(record) && record.superblock.array.events > events;
+        // A bitmap that was removed while the device was caught up by it has left it with all that it had.
+        let has_some =
+            self.shared().snapshot().intent.has_torn_in(0..built_to(member)) || holders.clone().any(is_it);
+        has_some && self.lacks_torn(slot) && !holders.any(was_followed)
+    }
+
     /// The spare that is to take a slot now, and the slot: one of `first` if one of those is empty.
     pub(crate) fn spare_wanted(&self, first: &[Option<usize>]) -> Option<(MemberId, usize)> {
         if self.is_static() || self.shared().has_failed() || self.stopped.get() || self.spares_rest.get() {
@@ -163,7 +199,7 @@ impl ArrayController {
         let (spare, _) = superblocks.membership.devices().find(|(_, record)| self.fits(record))?;
         // C10: it could not get what rows that may be torn have in a slot, which the member that is away
         // still has. Parity can be made of them.
-        (!self.shared().misses_torn_data(&snapshot)).then_some((spare, slot))
+        (!self.misses_torn_data()).then_some((spare, slot))
     }
 
     /// Whether a device waits for a slot, and can take one.
@@ -246,4 +282,11 @@ impl ArrayController {
             snapshot.intent.recovered();
         }
     }
+}
+
+/// Up to which byte of its data a device has all that its slot held when it was last written: what is rebuilt
+/// by bits has everything else.
+fn built_to(member: &MemberRecord) -> u64 {
+    let offset = member.recovery_offset.filter(|_| !member.recovery_by_bitmap);
+    offset.map_or(u64::MAX, |sector| sector.0.saturating_mul(SECTOR_BYTES))
 }

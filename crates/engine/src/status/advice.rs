@@ -116,7 +116,7 @@ impl Facts<'_> {
         if self.redundancy == 0 || self.failure.is_some() {
             return;
         }
-        if empty > 0 && self.torn_data != TornData::Here {
+        if self.torn_data != TornData::Here {
             let back = if self.torn_data == TornData::Away {
                 "Bring it back, and `pinstripe add` it. If it is lost, stop"
             } else {

@@ -185,7 +185,7 @@ impl Array {
             failed: &failed,
             limit_ns: shared.member_limit_ns(),
             redundancy: shared.geometry.redundancy(),
-            torn_data: TornData::of(shared.misses_torn_data(&snapshot), intent.keeps_torn()),
+            torn_data: TornData::of(self.controller.misses_torn_data(), intent.keeps_torn()),
         }
         .advice();
         Detail {

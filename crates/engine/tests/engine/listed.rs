@@ -799,27 +799,87 @@ fn what_can_be_done_without_a_member_while_rows_are_torn_is_told() {
     assert!(advice.contains("--force") && !advice.contains("its content is rebuilt"), "{advice}");
 }
 
-/// As a spare it would be emptied.
-#[test]
-fn a_member_that_can_not_come_back_to_torn_rows_yet_does_when_another_one_has() {
+/// A member is lost for the array, and could be used again.
+fn goes(scene: &mut Scene, disk: &SimDisk) {
+    disk.fault(&Fault::Gone);
+    scene.write(0, 3 * SECTORS, false).unwrap();
+    disk.fault(&Fault::Return);
+}
+
+/// Rows are torn, and of the members of slots 1 and 2, which were away both, the first is back and whole.
+fn torn_without_the_second() -> Scene {
     let mut scene = torn_of(raid6());
-    let [first, second, third] = [1, 2, 3].map(|slot| scene.disks[slot].clone());
-    let goes = |scene: &mut Scene, disk: &SimDisk| {
-        disk.fault(&Fault::Gone);
-        scene.write(0, 3 * SECTORS, false).unwrap();
-        disk.fault(&Fault::Return);
-    };
+    let [first, second] = [1, 2].map(|slot| scene.disks[slot].clone());
     goes(&mut scene, &first);
     goes(&mut scene, &second);
     scene.array.pause_sync(false);
     assert_eq!(scene.add(&first).unwrap(), Added::Bitmap { slot: 1 });
     let array = scene.array.clone();
     scene.world.run_until(STEPS, |_| array.detail().slots[1].state != "recovering").unwrap();
-    goes(&mut scene, &third);
-    assert!(matches!(scene.add(&second), Err(CommandError::HoldsTorn(_))));
+    scene
+}
+
+/// Two members are away from slots 2 and 3. The second one comes back, and then the first.
+fn both_come_back(mut scene: Scene) {
+    let [second, third] = [2, 3].map(|slot| scene.disks[slot].clone());
     assert_eq!(scene.add(&third).unwrap(), Added::Bitmap { slot: 3 });
+    let array = scene.array.clone();
     scene.world.run_until(STEPS, |_| array.detail().slots[3].state != "recovering").unwrap();
     assert_eq!(scene.add(&second).unwrap(), Added::Bitmap { slot: 2 });
+    scene.settle();
+    scene.proof();
+}
+
+/// As a spare it would be emptied.
+#[test]
+fn a_member_that_can_not_come_back_to_torn_rows_yet_does_when_another_one_has() {
+    let mut scene = torn_without_the_second();
+    let [second, third] = [2, 3].map(|slot| scene.disks[slot].clone());
+    goes(&mut scene, &third);
+    assert!(matches!(scene.add(&second), Err(CommandError::HoldsTorn(_))));
+    both_come_back(scene);
+}
+
+/// The device that was to replace it has its slot, and can't be rebuilt without it.
+#[test]
+fn a_member_that_goes_as_it_is_replaced_is_not_emptied_while_torn_rows_lack_it() {
+    let mut scene = torn();
+    let slot = map(&scene).data_slot(1).index();
+    let (back, target) = (scene.disks[slot].clone(), scene.disk());
+    scene.replace(slot, Some(&target)).unwrap();
+    back.fault(&Fault::Gone);
+    scene.flush().unwrap();
+    back.fault(&Fault::Return);
+    let detail = scene.array.detail();
+    assert_eq!(detail.slots[slot].state, "recovering");
+    assert!(detail.advice.as_ref().is_some_and(|advice| advice.contains("--force")), "{:?}", detail.advice);
+    let before = back.peek(0, 2048 * 512);
+    assert!(matches!(scene.add(&back), Err(CommandError::HoldsTorn(_))));
+    assert!(back.peek(0, 2048 * 512) == before);
+    scene.array.pause_sync(false);
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().slots[slot].state == "missing").unwrap();
+    assert_eq!(scene.add(&target).unwrap(), Added::Spare, "it has nothing of them");
+    assert_eq!(scene.add(&back).unwrap(), Added::Bitmap { slot });
+    scene.settle();
+    scene.proof();
+}
+
+/// Another one has had all of its slot since.
+#[test]
+fn a_member_that_was_replaced_before_a_crash_tore_rows_has_nothing_that_they_lack() {
+    let mut scene = raid5();
+    let slot = map(&scene).data_slot(1).index();
+    let (former, member) = (scene.disks[slot].clone(), scene.disk());
+    scene.replace(slot, Some(&member)).unwrap();
+    scene.settle();
+    let mut scene = torn_of(scene);
+    goes(&mut scene, &member);
+    scene.flush().unwrap();
+    assert_eq!(scene.array.detail().slots[slot].state, "missing");
+    assert_eq!(scene.add(&former).unwrap(), Added::Spare);
+    assert_eq!(scene.add(&member).unwrap(), Added::Bitmap { slot });
+    scene.array.pause_sync(false);
     scene.settle();
     scene.proof();
 }
