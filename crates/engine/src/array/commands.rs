@@ -185,20 +185,20 @@ impl Array {
             let record = superblocks.membership.device(spare);
             (record.name.clone(), record.superblock.member.device_uuid)
         };
-        self.check_entered(identity, replaced)?;
+        self.check_entered(identity, replaced.map_err(CommandError::from))?;
         Ok(name)
     }
 
     /// Why a device that was to join is none of the array's, if so: its own failure rather than what came of
     /// it.
-    fn check_entered(&self, identity: Uuid, entered: Result<(), IoError>) -> Result<(), CommandError> {
-        if !matches!(entered, Ok(()) | Err(IoError::MembershipChanged)) {
-            return Ok(entered?);
+    fn check_entered(&self, identity: Uuid, entered: Result<(), CommandError>) -> Result<(), CommandError> {
+        if !matches!(entered, Ok(()) | Err(CommandError::Io(IoError::MembershipChanged))) {
+            return entered;
         }
         let superblocks = self.superblocks();
         match superblocks.membership.find(identity).last().map(|record| &record.state) {
             Some(MemberState::Failed(error)) => Err(CommandError::NotTakenIn(error.clone())),
-            _ => Ok(entered?),
+            _ => entered,
         }
     }
 

@@ -36,7 +36,7 @@ use crate::{
 /// What the controller is asked to do. The answer comes through the reply.
 pub(crate) enum Command {
     /// Enters a device with a superblock made for it: as a member that comes back to its slot, or as a spare.
-    Enter { newcomer: Box<Newcomer>, comes_back: Option<Box<Former>>, reply: Reply },
+    Enter { newcomer: Box<Newcomer>, comes_back: Option<Box<Former>>, reply: Reply<CommandError> },
     /// Has a spare take the place of a slot's member, once the copy is whole.
     Replace { slot: usize, spare: MemberId, reply: Reply },
     /// Takes out the member of a slot, as if it had failed.

@@ -12,6 +12,7 @@ use pinstripe_md::{bitmap::BitmapImage, superblock::MemberRecord, units::SECTOR_
 use crate::{
     controller::{
         ArrayController,
+        error::CommandError,
         superblocks::{Known, Newcomer},
     },
     error::IoError,
@@ -44,12 +45,22 @@ impl ArrayController {
     /// Takes a device in. One that comes back to its slot goes on from what it has, if the slot is empty and
     /// bits still tell; any other is a spare, and takes an empty slot at once: its former one if it can, so
     /// that another member that is away finds its own one empty.
-    pub(crate) async fn enter(&self, newcomer: Newcomer, comes_back: Option<Former>) -> Result<(), IoError> {
+    pub(crate) async fn enter(
+        &self,
+        newcomer: Newcomer,
+        comes_back: Option<Former>,
+    ) -> Result<(), CommandError> {
         let seats = &self.shared().snapshot().seats;
-        // A spare may have been the slot's member since this was looked at before.
+        // Since this was looked at before, a spare may have been the slot's member, or others have gone that
+        // vouched for it.
         let fits = |former: &Former| {
             matches!(seats.get(former.slot), Some(Seat::Empty)) && self.can_come_back(former)
         };
+        let holds_torn =
+            |former: &Former| self.holds_torn(former.slot, &newcomer.superblock.member, former.events);
+        if comes_back.as_ref().is_some_and(|former| !fits(former) && holds_torn(former)) {
+            return Err(CommandError::HoldsTorn(newcomer.device.info().name.clone()));
+        }
         let former = comes_back.filter(fits);
         let device = newcomer.formerly.unwrap_or(newcomer.superblock.member.device_uuid);
         let name = newcomer.device.info().name.clone();
@@ -72,7 +83,8 @@ impl ArrayController {
         self.spares_rest.set(false);
         let spare = self.superblocks.borrow().membership.next_id();
         let device = Box::new(newcomer.record(spare, None, MemberState::Spare));
-        let transition = self.superblocks.borrow().after(Event::Join { device, formerly })?;
+        let joined = self.superblocks.borrow().after(Event::Join { device, formerly });
+        let transition = joined.map_err(IoError::from)?;
         self.adopt(transition.membership).await;
         self.supervise_members();
         if let Some(Former { slot, bitmap, .. }) = former {
@@ -80,7 +92,7 @@ impl ArrayController {
             if !active(Mutant::ReaddForgetsOwnBits) {
                 self.miss_what_it_wrote(&bitmap).await?;
             }
-            return self.enact(Event::Seat { spare, slot, how: JoinKind::Bitmap }).await;
+            return Ok(self.enact(Event::Seat { spare, slot, how: JoinKind::Bitmap }).await?);
         }
         self.update_superblocks().await?;
         self.take_over(&former_slots).await;

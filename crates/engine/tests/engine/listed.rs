@@ -6,6 +6,7 @@ use std::{cell::RefCell, ops::Range, rc::Rc};
 use crate::arrays::{
     self, STEPS, options,
     scene::{DATA_SECTOR, Scene, list_as_bad, plain_disks, spawn, superblock_on, wish, write},
+    servers::ServerSource,
 };
 use crate::membership::Life;
 use pinstripe_engine::{
@@ -18,6 +19,7 @@ use pinstripe_md::{
     identity::Uuid,
     level::Level,
     placement::{InitialSync, NewBitmap},
+    superblock::Role,
 };
 use pinstripe_runtime::shard;
 use pinstripe_sim::{Fault, SimDisk, SimDiskConfig, Trigger};
@@ -837,6 +839,32 @@ fn a_member_that_can_not_come_back_to_torn_rows_yet_does_when_another_one_has() 
     let [second, third] = [2, 3].map(|slot| scene.disks[slot].clone());
     goes(&mut scene, &third);
     assert!(matches!(scene.add(&second), Err(CommandError::HoldsTorn(_))));
+    both_come_back(scene);
+}
+
+/// It could have come back when it was looked at. Then its server is asked, and the other one is lost.
+#[test]
+fn a_member_that_can_not_come_back_to_torn_rows_any_more_does_not_become_a_spare() {
+    let mut scene = torn_without_the_second();
+    let [second, third] = [2, 3].map(|slot| scene.disks[slot].clone());
+    let world = &mut scene.world;
+    let (script, servers) =
+        arrays::servers::serve(std::slice::from_ref(&second), (64, 1 << 20), |label| world.rng(label));
+    script.delay_ns.set(4_000_000_000);
+    let (array, source) = (scene.array.clone(), ServerSource::of(&servers[0]));
+    let answer = Rc::new(RefCell::new(None));
+    let told = Rc::clone(&answer);
+    scene.world.spawn(0, "add", async move {
+        let added = array.add(source, Uuid([91; 16])).await;
+        told.replace(Some(added));
+    });
+    scene.world.run_until(STEPS, |_| servers[0].count("epoch") > 0).unwrap();
+    goes(&mut scene, &third);
+    assert!(answer.borrow().is_none(), "that was too late");
+    scene.world.run_until(STEPS, |_| answer.borrow().is_some()).unwrap();
+    let added = answer.take().unwrap();
+    assert!(matches!(added, Err(CommandError::HoldsTorn(_))), "{added:?}");
+    assert_eq!(superblock_on(&second).own_role(), Role::Slot(pinstripe_md::units::MemberSlot(2)));
     both_come_back(scene);
 }
 
