@@ -15,6 +15,7 @@ use crate::{
         parity::ParityVolume,
     },
     members::missed::Missed,
+    membership::snapshot::Seat,
     mutants::{Mutant, active},
     options::JournalMode,
     units::to_usize,
@@ -118,8 +119,11 @@ impl ParityVolume {
         let (unsupported, mut missed) = self.zero_members(&writing, stripe).await;
         if !log.is_none() || intent.forces_writes(intent.regions(offset, chunk)) {
             let failed = self.flush_or_report(view).await;
-            // The zeroes were in its cache. Nothing stands in for them in a row that may be torn.
-            missed.is_lost |= failed.iter().filter_map(|id| view.snapshot.slot_of(*id)).any(lost);
+            // The zeroes were in its cache. Nothing stands in for them in a row that may be torn. Of the
+            // target of a replacement the member that is replaced does.
+            let seats = view.snapshot.seats.iter().enumerate();
+            let has_failed = |seat: &Seat| seat.member().is_some_and(|member| failed.contains(&member.id));
+            missed.is_lost |= seats.filter(|(_, seat)| has_failed(seat)).any(|(slot, _)| lost(slot));
             missed.add_dropped(failed);
         }
         if !view.snapshot.absent().is_empty() {

@@ -758,6 +758,24 @@ fn zeroes_of_torn_rows_outlive_a_flush_that_a_member_loses() {
     assert!(read.0.is_ok() && read.1.iter().all(|byte| *byte == 0), "zeroes were lost");
 }
 
+/// The target of a replacement loses them: the member that it was to replace has them.
+#[test]
+fn zeroes_of_torn_rows_are_there_although_the_target_of_a_replacement_loses_them() {
+    let mut scene = torn();
+    let slot = map(&scene).data_slot(1).index();
+    let target = replacing(&mut scene, slot);
+    target.fault(&Fault::FailFlushes(1));
+    let volume = scene.volume();
+    let (at, length) = (sector(0, 0) * 512, 3 * CHUNK);
+    let (zeroed, read) = scene.run(async move {
+        let zeroed = volume.write_zeroes(at, length, false).await;
+        (zeroed, volume.read(at, shard::buffer(usize::try_from(length).unwrap())).await)
+    });
+    let detail = scene.array.detail();
+    assert_eq!((detail.missing, &detail.slots[slot].replacement), (0, &None), "the target is out");
+    assert!(zeroed.is_ok() && read.0.is_ok() && read.1.iter().all(|byte| *byte == 0), "{zeroed:?}");
+}
+
 /// The flush that forces them.
 #[test]
 fn zeroes_of_torn_rows_are_refused_where_the_member_that_has_them_loses_them() {
