@@ -89,6 +89,15 @@ fn list_on(scene: &mut Scene, slot: MemberSlot, column: u64, at: u64) {
     assert!(scene.array.detail().slots[slot.index()].bad_sectors > 0);
 }
 
+/// The logs, which list nothing yet, count in units of eight sectors.
+fn list_in_pages(scene: &Scene) {
+    for disk in &scene.disks {
+        let mut superblock = superblock_on(disk);
+        superblock.member.bad_block_log.as_mut().unwrap().shift = 3;
+        disk.poke(4096, &superblock.encode(512).unwrap());
+    }
+}
+
 fn damage(scene: &Scene, slot: MemberSlot, sectors: Range<u64>) {
     let range = bytes(scene, sectors);
     let mut old =
@@ -1147,11 +1156,7 @@ fn a_resync_gives_nothing_up_where_a_list_can_not_name_it_alone() {
     scene.write(sector(0, 0), 4, true).unwrap();
     scene.world.crash();
     scene.ledger.borrow_mut().crash();
-    for disk in &scene.disks {
-        let mut superblock = superblock_on(disk);
-        superblock.member.bad_block_log.as_mut().unwrap().shift = 3;
-        disk.poke(4096, &superblock.encode(512).unwrap());
-    }
+    list_in_pages(&scene);
     let slot = map(&scene).data_slot(0).index();
     let unreadable = bytes(&scene, 3..4);
     scene.disks[slot].fault(&Fault::UnreadableRange(unreadable));
@@ -1285,14 +1290,48 @@ fn a_member_that_is_whole_counts_before_another_one_is_lost() {
 fn what_is_listed_first_is_read_in_the_unit_that_the_superblock_has() {
     let mut scene = raid5();
     scene.stop();
-    for disk in &scene.disks {
-        let mut superblock = superblock_on(disk);
-        superblock.member.bad_block_log.as_mut().unwrap().shift = 3;
-        disk.poke(4096, &superblock.encode(512).unwrap());
-    }
+    list_in_pages(&scene);
     scene.reassemble();
     list(&mut scene, 1, 3);
     scene.is_right_and_stays_so();
+}
+
+/// Nothing stands in for the other sectors of its unit.
+#[test]
+fn a_refused_sector_is_not_listed_with_others_that_would_be_lost() {
+    for is_torn in [false, true] {
+        let mut scene = raid5();
+        if is_torn {
+            scene.write(sector(0, 0), 4, true).unwrap();
+            scene.world.crash();
+            scene.ledger.borrow_mut().crash();
+        } else {
+            scene.stop();
+        }
+        list_in_pages(&scene);
+        scene.reassemble();
+        scene.array.pause_sync(true);
+        let (other, slot) = (map(&scene).data_slot(0), map(&scene).data_slot(1).index());
+        if !is_torn {
+            fail(&mut scene, other);
+        }
+        let refused = bytes(&scene, 3..4);
+        scene.disks[slot].fault(&Fault::UnwritableRange(refused));
+        let written = scene.write(sector(1, 3), 1, false);
+        assert!(written.is_err(), "{is_torn}");
+        scene.disks[slot].fault(&Fault::Heal);
+        assert!(!superblock_on(&scene.disks[slot]).member.bad_block_log.unwrap().in_use, "{is_torn}");
+        if is_torn {
+            let back = scene.disks[slot].clone();
+            assert_eq!(scene.add(&back).unwrap(), Added::Bitmap { slot });
+            scene.array.pause_sync(false);
+            scene.settle();
+            scene.proof();
+        } else {
+            // The array can't do without the member, and so it has failed.
+            (0..SECTORS).filter(|at| *at != 3).for_each(|at| read(&mut scene, sector(1, at), 1).unwrap());
+        }
+    }
 }
 
 #[cfg(feature = "mutants")]
