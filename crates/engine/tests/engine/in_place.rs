@@ -4,14 +4,14 @@ use std::{
     cell::RefCell,
     rc::Rc,
     sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
 use pinstripe_engine::{
     assembly::create::create_with,
-    geometry::StripeId,
+    geometry::{MemberSlot, StripeId},
     options::{ArrayOptions, SyncSpeed},
     plan::WritePolicy,
     statistics::Statistics,
@@ -21,11 +21,12 @@ use pinstripe_md::{
     identity::Uuid,
     level::Level,
     placement::{InitialSync, NewBitmap, NewLog},
+    superblock::Role,
     units::SectorCount,
 };
 use pinstripe_runtime::{
     Buffer, Device, DeviceError, DeviceInfo, DeviceSource, Memory, MemoryDevice, MemorySource, Slice,
-    Submission, memory::InPlace, shard,
+    Submission, completion::Payload, memory::InPlace, shard,
 };
 use pinstripe_sim::{Ledger, World, WorldConfig};
 
@@ -321,6 +322,201 @@ fn what_nothing_was_read_of_is_written_past_the_caches() {
     let members = counted.memories.memories.len() as u64;
     assert_eq!(counted.asked_by((members - 1) * CHUNK / 512), [0, members, 0]);
     assert_eq!(counted.asked_by(1), [2, 0, 1]);
+}
+
+/// What comes between an array and its members.
+#[derive(Default)]
+struct Between {
+    /// Metadata is not written as long as this is so,
+    holds: AtomicBool,
+    /// and from when on this device's superblock says that it is a whole member.
+    holds_behind: Mutex<Option<Arc<Memory>>>,
+    /// The process ends before the store of the member with this number.
+    without: AtomicUsize,
+    /// Ranges that were changed in place.
+    changed: AtomicU64,
+}
+
+impl Between {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { without: usize::MAX.into(), ..Self::default() })
+    }
+
+    fn holds(&self) -> bool {
+        let behind = self.holds_behind.lock().unwrap();
+        let is_whole = |memory: &Arc<Memory>| {
+            let superblock = superblock_of(memory);
+            superblock.member.recovery_offset.is_none() && superblock.own_role() != Role::Spare
+        };
+        self.holds.load(Ordering::Relaxed) || behind.as_ref().is_some_and(is_whole)
+    }
+
+    fn release(&self) {
+        self.holds.store(false, Ordering::Relaxed);
+        *self.holds_behind.lock().unwrap() = None;
+    }
+
+    fn changed(&self) -> u64 {
+        self.changed.load(Ordering::Relaxed)
+    }
+
+    /// The array's members, with this between.
+    fn sources(self: &Arc<Self>, memories: &[Arc<Memory>]) -> Vec<Arc<dyn DeviceSource>> {
+        let source = |(number, memory): (usize, &Arc<Memory>)| -> Arc<dyn DeviceSource> {
+            let (memory, between) = (Arc::clone(memory), Arc::clone(self));
+            Arc::new(Reached { number, memory, lost: Memory::new(BYTES).unwrap(), between })
+        };
+        memories.iter().enumerate().map(source).collect()
+    }
+}
+
+/// A member behind it.
+#[derive(Clone)]
+struct Reached {
+    number: usize,
+    memory: Arc<Memory>,
+    /// Gets what is not stored.
+    lost: Arc<Memory>,
+    between: Arc<Between>,
+}
+
+struct ReachedDevice(Rc<MemoryDevice>, Reached);
+
+impl DeviceSource for Reached {
+    fn attach(&self) -> Result<Rc<dyn Device>, DeviceError> {
+        let device = MemoryDevice::new(&self.name(), Arc::clone(&self.memory), 512);
+        Ok(Rc::new(ReachedDevice(device, self.clone())))
+    }
+    fn name(&self) -> String {
+        format!("member{}", self.number)
+    }
+}
+
+impl Device for ReachedDevice {
+    fn info(&self) -> &DeviceInfo {
+        self.0.info()
+    }
+    fn read(&self, offset: u64, buffer: Buffer) -> Submission {
+        self.0.read(offset, buffer)
+    }
+    fn write(&self, offset: u64, data: Slice, fua: bool) -> Submission {
+        let (device, between) = (Rc::clone(&self.0), Arc::clone(&self.1.between));
+        if offset >= DATA_SECTOR * 512 || !between.holds() {
+            return device.write(offset, data, fua);
+        }
+        let (submission, completion) = Submission::pending(Payload::Slice(data.clone()));
+        shard::spawn(async move {
+            while between.holds() {
+                shard::sleep(1_000_000).await;
+            }
+            completion.finish(device.write(offset, data, fua).await.result);
+        });
+        submission
+    }
+    fn in_place(&self, offset: u64, length: usize) -> Option<InPlace<'_>> {
+        let Reached { number, memory, lost, between } = &self.1;
+        between.changed.fetch_add(1, Ordering::Relaxed);
+        if between.without.load(Ordering::Relaxed) != *number {
+            return self.0.in_place(offset, length);
+        }
+        let mut bytes = vec![0; length];
+        memory.copy_out(offset, &mut bytes).unwrap();
+        lost.copy_in(offset, &bytes).unwrap();
+        lost.in_place(offset, length)
+    }
+    fn flush(&self) -> Submission {
+        self.0.flush()
+    }
+    fn discard(&self, offset: u64, length: u64) -> Submission {
+        self.0.discard(offset, length)
+    }
+    fn write_zeroes(&self, offset: u64, length: u64) -> Submission {
+        self.0.write_zeroes(offset, length)
+    }
+}
+
+/// An array with that between, in which something far from its end was written.
+fn reached(level: Level) -> (Memories, Arc<Between>) {
+    let mut memories = Memories::new(1, level, InitialSync::AssumeClean, options());
+    memories.scene.stop();
+    let between = Between::new();
+    let sources = between.sources(&memories.memories);
+    memories.scene.array = arrays::assemble(&mut memories.scene.world, sources, options()).unwrap();
+    memories.scene.write(0, 1, false).unwrap();
+    (memories, between)
+}
+
+/// The first sector of the last stripe, and the slots of its data and parity.
+fn last(scene: &Scene) -> (u64, Vec<usize>) {
+    let geometry = scene.geometry();
+    let stripe = StripeId(geometry.stripes() - 1);
+    let map = geometry.slots(stripe);
+    let slots = [map.data_slot(0), map.p_slot()].into_iter().chain(map.q_slot());
+    (geometry.array_offset(stripe, 0) / 512, slots.map(MemberSlot::index).collect())
+}
+
+/// One of the members has not got its part.
+#[test]
+fn a_change_in_place_that_the_process_did_not_end_is_resynced() {
+    for level in [Level::Raid5, Level::Raid6] {
+        for number in 0..if level == Level::Raid6 { 3 } else { 2 } {
+            let (mut memories, between) = reached(level);
+            let (sector, slots) = last(&memories.scene);
+            between.without.store(slots[number], Ordering::Relaxed);
+            let before = between.changed();
+            memories.scene.write(sector, 1, false).unwrap();
+            assert_eq!(between.changed() - before, slots.len() as u64, "{level:?}");
+            memories.scene.world.crash();
+            memories.scene.ledger.borrow_mut().crash();
+            memories.reassemble();
+            memories.assert_right();
+        }
+    }
+}
+
+/// Begins writes of the first sectors of the last stripe, and gives how many have been answered.
+fn begin(scene: &mut Scene) -> Rc<RefCell<u64>> {
+    let (sector, _) = last(scene);
+    spawn(scene, 1, move |_, volume, ledger, _| async move {
+        write(&volume, &ledger, sector, 1, false).await.unwrap();
+    })
+}
+
+#[test]
+fn nothing_is_changed_in_place_before_its_intent_is_durable() {
+    let (mut memories, between) = reached(Level::Raid5);
+    between.holds.store(true, Ordering::Relaxed);
+    let before = between.changed();
+    let answered = begin(&mut memories.scene);
+    memories.scene.run(async { shard::sleep(1_000_000_000).await });
+    assert_eq!((between.changed() - before, *answered.borrow()), (0, 0));
+    between.release();
+    memories.scene.world.run_until(STEPS, |_| *answered.borrow() == 1).unwrap();
+    assert_eq!(between.changed() - before, 2, "it is no change in place");
+}
+
+/// The others still call the member current that was replaced, and that has not got it (C2).
+#[test]
+fn no_change_in_place_is_acknowledged_before_superblocks_name_the_member_that_has_it() {
+    let (mut memories, between) = reached(Level::Raid5);
+    let (sector, slots) = last(&memories.scene);
+    let (array, target) = (memories.scene.array.clone(), Memory::new(BYTES).unwrap());
+    array.pause_sync(true);
+    let with = source("target", &target);
+    let slot = slots[0];
+    memories.scene.run(async move { array.replace(slot, Some(with), Uuid([98; 16])).await }).unwrap();
+    // Its bit is there.
+    memories.scene.write(sector, 1, false).unwrap();
+    *between.holds_behind.lock().unwrap() = Some(Arc::clone(&target));
+    let array = memories.scene.array.clone();
+    array.pause_sync(false);
+    memories.scene.world.run_until(STEPS, |_| array.detail().slots[slot].replacement.is_none()).unwrap();
+    let before = between.changed();
+    let answered = begin(&mut memories.scene);
+    memories.scene.run(async { shard::sleep(1_000_000_000).await });
+    assert_eq!((between.changed() - before, *answered.borrow()), (1, 0), "parity's member is asked alone");
+    between.release();
+    memories.scene.world.run_until(STEPS, |_| *answered.borrow() == 1).unwrap();
 }
 
 /// Lists a sector of a member as bad, far from what is written here.
