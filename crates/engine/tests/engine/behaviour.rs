@@ -30,7 +30,7 @@ use pinstripe_engine::{
     statistics::Statistics,
 };
 use pinstripe_md::{
-    level::Level,
+    level::{Layout, Level, Raid0Layout},
     placement::{InitialSync, NewBitmap, NewLog},
     superblock::Role,
     units::MemberSlot,
@@ -826,6 +826,24 @@ fn no_further_step_of_a_long_change_is_begun_when_its_client_has_hung_up() {
             scene.run(async move { volume.read(0, shard::buffer(usize::try_from(size).unwrap())).await.1 });
         assert_eq!(read[0], 0, "the first step was begun before, {which}");
         assert_eq!(*read.last().unwrap(), u8::from(hangs_up), "{which}");
+    }
+}
+
+#[test]
+fn a_write_of_level_0_is_not_begun_when_its_client_has_hung_up() {
+    let mut wish = wish(Level::Raid5, 3, 16 << 10, NewBitmap::None, InitialSync::AssumeClean);
+    (wish.level, wish.layout) = (Level::Raid0, Layout::Raid0(Raid0Layout::Unspecified));
+    let mut scene = Scene::new(1, wish, 1);
+    for hangs_up in [true, false] {
+        let volume = scene.volume().for_client(Client::new(move || hangs_up));
+        let (answer, read) = scene.run(async move {
+            let mut data = shard::buffer(4096);
+            data.fill(1);
+            let answer = volume.write(0, data.freeze(), false).await;
+            (answer, volume.read(0, shard::buffer(4096)).await.1)
+        });
+        assert_eq!(answer, if hangs_up { Err(IoError::Abandoned) } else { Ok(()) });
+        assert!(read.iter().all(|byte| *byte == u8::from(!hangs_up)));
     }
 }
 
