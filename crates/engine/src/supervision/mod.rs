@@ -61,6 +61,9 @@ const ZERO: u8 = 3;
 const COMMAND: u8 = 4;
 /// A command to a member's server that may have to wait for other servers.
 const FIRST_PHASE: u8 = 5;
+/// A command to write what a server has prepared. A member whose server doesn't do that lacks it, whatever
+/// the reason.
+const COMMIT: u8 = 6;
 /// Such a command has at least so long: a server tells after 5 s that it can't reach another one, and gives
 /// up waiting for others after 10 s (docs/offload-protocol.md, section 8). A member that is dropped sooner
 /// would pay for another one's silence.
@@ -358,18 +361,18 @@ impl Observer for Core {
 
     fn failed(&self, about: RequestInfo, error: DeviceError) {
         // What a device can't do, or its server won't, is no error of its own.
-        if matches!(error.kind, DeviceErrorKind::Unsupported | DeviceErrorKind::Refused) {
-            return;
-        }
+        let is_own = !matches!(error.kind, DeviceErrorKind::Unsupported | DeviceErrorKind::Refused);
         let counters = &self.counters;
-        if about.kind == READ { &counters.read_errors } else { &counters.write_errors }.add(1);
+        if is_own {
+            if about.kind == READ { &counters.read_errors } else { &counters.write_errors }.add(1);
+        }
         let is_lost = match error.kind {
             DeviceErrorKind::Gone => true,
             DeviceErrorKind::Fenced => false,
-            DeviceErrorKind::Media if about.kind == WRITE => {
+            DeviceErrorKind::Media if matches!(about.kind, WRITE | COMMIT) => {
                 self.member.bad_blocks.place().is_none() || self.member.health.has_lost_flush()
             }
-            _ => matches!(about.kind, WRITE | FLUSH),
+            _ => about.kind == COMMIT || is_own && matches!(about.kind, WRITE | FLUSH),
         };
         if is_lost && !active(Mutant::LossToldLate) {
             self.shared.note_leaving(self.member.id);
@@ -381,7 +384,7 @@ impl Observer for Core {
     }
 
     fn retry(&self, completion: Completion, about: RequestInfo, mut payload: Payload) {
-        if matches!(about.kind, COMMAND | FIRST_PHASE) {
+        if matches!(about.kind, COMMAND | FIRST_PHASE | COMMIT) {
             completion.with_payload(|place| *place = payload);
             completion.finish(Err(DeviceError::of(DeviceErrorKind::Busy)));
             return;

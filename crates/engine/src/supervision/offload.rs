@@ -5,11 +5,11 @@ use pinstripe_runtime::{
     Ticket, completion::Payload,
 };
 
-use super::{COMMAND, FIRST_PHASE, Supervised, is_flush};
+use super::{COMMAND, COMMIT, FIRST_PHASE, Supervised, is_flush};
 
 impl Supervised {
-    fn ask(&self, fua: bool, request: impl FnOnce(&dyn Offload) -> Submission) -> Submission {
-        self.command(RequestInfo { kind: COMMAND, fua, ..RequestInfo::default() }, 0, request)
+    fn ask(&self, request: impl FnOnce(&dyn Offload) -> Submission) -> Submission {
+        self.command(RequestInfo { kind: COMMAND, ..RequestInfo::default() }, 0, request)
     }
 
     /// A command of a first phase that brings nothing back, with so many bytes for the server.
@@ -73,19 +73,19 @@ impl Offload for Supervised {
     }
 
     fn epoch(&self) -> Submission {
-        self.ask(false, |server| server.epoch())
+        self.ask(|server| server.epoch())
     }
 
     fn free_to_receive(&self) -> Submission {
-        self.ask(false, |server| server.free_to_receive())
+        self.ask(|server| server.free_to_receive())
     }
 
     fn attach(&self, attachment: &Attachment) -> Submission {
-        self.ask(false, |server| server.attach(attachment))
+        self.ask(|server| server.attach(attachment))
     }
 
     fn detach(&self, give_up: bool) -> Submission {
-        self.ask(false, |server| server.detach(give_up))
+        self.ask(|server| server.detach(give_up))
     }
 
     fn partial_write(
@@ -125,10 +125,11 @@ impl Offload for Supervised {
     }
 
     fn commit(&self, ticket: Ticket, fua: bool) -> Submission {
-        self.ask(fua, |server| server.commit(ticket, fua))
+        let about = RequestInfo { kind: COMMIT, fua, ..RequestInfo::default() };
+        self.command(about, 0, |server| server.commit(ticket, fua))
     }
 
     fn resolve(&self, ticket: Ticket) -> Submission {
-        self.ask(false, |server| server.resolve(ticket))
+        self.ask(|server| server.resolve(ticket))
     }
 }

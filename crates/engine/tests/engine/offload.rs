@@ -12,13 +12,13 @@ use crate::arrays::{
     net::{CHUNK, Net, plan},
     options,
     scene::{clients, spawn, superblock_on, write},
-    servers::{ServerSource, serve_too},
+    servers::{ServerSource, Stage, serve_too},
 };
 use pinstripe_engine::{
     array::Array,
     assembly::{AssembleError, create::create_placed},
     error::IoError,
-    geometry::ParityLayout,
+    geometry::{ParityLayout, StripeId},
     offload::fence::FenceError,
     options::{ArrayOptions, OffloadMode},
 };
@@ -354,6 +354,37 @@ fn a_server_that_loses_what_it_was_to_write_is_dropped_before_the_write_is_ackno
         for disk in (0..5).filter(|&disk| disk != dropped) {
             assert_eq!(superblock_on(&net.scene.disks[disk]).array.roles[dropped], Role::Faulty, "C2");
         }
+        net.scene.read_all();
+    }
+}
+
+/// The array can't do without the one that is slow, as soon as the other one has lost its part.
+#[test]
+fn a_member_that_commits_slowly_is_waited_for_where_another_one_has_lost_its_part() {
+    for seed in 0..4 {
+        let mut net = raid5(seed);
+        fill(&mut net);
+        let map = net.scene.geometry().slots(StripeId(0));
+        let (data, parity) = (map.data_slot(0).index(), map.p_slot().index());
+        let (lost, slow) = if seed % 2 == 0 { (data, parity) } else { (parity, data) };
+        net.servers[lost].refuses_commit.set(1);
+        let (volume, ledger) = (net.scene.volume(), Rc::clone(&net.scene.ledger));
+        let answer = Rc::new(RefCell::new(None));
+        let told = Rc::clone(&answer);
+        net.scene.world.spawn(0, "write", async move {
+            let written = write(&volume, &ledger, 5, 8, false).await;
+            told.replace(Some(written));
+        });
+        let server = Rc::clone(&net.servers[slow]);
+        let is_prepared = || server.open_operations().iter().any(|(_, stage)| *stage == Stage::Prepared);
+        net.scene.world.run_until(STEPS, |_| is_prepared()).unwrap();
+        net.scene.disks[slow].fault(&Fault::Hang);
+        let later = net.scene.world.now() + 40_000_000_000;
+        net.scene.disks[slow].plan(Trigger::AtTime(later), Fault::Release);
+        net.scene.world.run_until(STEPS, |_| answer.borrow().is_some()).unwrap();
+        assert_eq!(answer.take(), Some(Ok(())), "seed {seed}");
+        let detail = net.scene.array.detail();
+        assert_eq!((detail.missing, detail.slots[lost].state), (1, "missing"), "seed {seed}");
         net.scene.read_all();
     }
 }
