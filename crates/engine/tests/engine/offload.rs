@@ -11,7 +11,7 @@ use crate::arrays::{
     self, STEPS,
     net::{CHUNK, Net, plan},
     options,
-    scene::{clients, spawn, superblock_on, write},
+    scene::{clients, lay_out, spawn, superblock_on, write},
     servers::{ServerSource, Stage, serve_too},
 };
 use pinstripe_engine::{
@@ -25,11 +25,11 @@ use pinstripe_engine::{
 use pinstripe_md::{
     identity::Uuid,
     level::Level,
-    placement::{NewBitmap, NewLog, journal::add_journal},
+    placement::{NewBitmap, NewDevice, NewLog, journal::add_journal},
     superblock::Role,
     units::Sector,
 };
-use pinstripe_sim::{Fault, SimDisk, SimDiskConfig, Trigger};
+use pinstripe_sim::{Fault, SimDisk, SimDiskConfig, Trigger, World, WorldConfig};
 
 const CHUNK_SECTORS: u64 = CHUNK / 512;
 
@@ -386,6 +386,39 @@ fn a_member_that_commits_slowly_is_waited_for_where_another_one_has_lost_its_par
         let detail = net.scene.array.detail();
         assert_eq!((detail.missing, detail.slots[lost].state), (1, "missing"), "seed {seed}");
         net.scene.read_all();
+    }
+}
+
+/// Of a disk that makes a write and a flush of it: what its cache had is lost where that fails (C5).
+#[test]
+fn a_forced_write_of_the_servers_is_one_of_the_flushes_of_their_disks() {
+    let wish = plan(Level::Raid5, "left-symmetric", 4);
+    for of_parity in [false, true] {
+        let mut world = World::new(WorldConfig::new(1, 1));
+        let disk = |(number, member): (usize, &NewDevice)| {
+            let config = SimDiskConfig::new(&format!("disk{number}"), member.sectors * 512);
+            world.add_disk(SimDiskConfig { forces_by_flush: true, ..config })
+        };
+        let disks: Vec<_> = wish.members.iter().enumerate().map(disk).collect();
+        lay_out(&mut world, wish.place_with(NewLog::None).unwrap(), &disks).unwrap();
+        let mut net = Net::over(1, world, disks, options(), 64);
+        fill(&mut net);
+        let map = net.scene.geometry().slots(StripeId(4));
+        let victim = if of_parity { map.p_slot() } else { map.data_slot(0) }.index();
+        net.scene.write(0, 3 * CHUNK_SECTORS, false).unwrap();
+        net.scene.disks[victim].fault(&Fault::FailFlushes(1));
+        let before = net.statistics().offloaded_runs;
+        net.scene.write(4 * 3 * CHUNK_SECTORS + 3, 8, true).unwrap();
+        assert_eq!(net.statistics().offloaded_runs - before, 1);
+        net.scene.flush().unwrap();
+        let detail = net.scene.array.detail();
+        assert!(detail.slots.iter().all(|slot| slot.bad_sectors == 0), "it was not that sector");
+        assert_eq!(detail.slots[victim].state, "missing");
+        net.scene.world.crash();
+        net.scene.ledger.borrow_mut().crash();
+        net.scene.disks[victim].fault(&Fault::Heal);
+        net.servers.iter().for_each(|server| server.host_gone());
+        assert!(net.try_reassemble().is_err() || net.scene.is_right());
     }
 }
 

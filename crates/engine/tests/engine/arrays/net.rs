@@ -12,11 +12,11 @@ use pinstripe_md::{
     placement::{InitialSync, NewArray, NewBitmap},
 };
 use pinstripe_runtime::Device;
-use pinstripe_sim::{SimDisk, SimDiskConfig, World, WorldConfig};
+use pinstripe_sim::{SimDisk, World, WorldConfig};
 
 use super::{
     STEPS, options,
-    scene::{Scene, wish},
+    scene::{Scene, plain_disks, wish},
     servers::{Script, Server, ServerSource, serve},
 };
 
@@ -62,13 +62,15 @@ impl Net {
         make: impl FnOnce(NewArray, Vec<Rc<dyn Device>>) -> F + 'static,
     ) -> Self {
         let mut world = World::new(WorldConfig::new(seed, shards));
-        let disks: Vec<SimDisk> = (0..)
-            .zip(&wish.members)
-            .map(|(i, member)| world.add_disk(SimDiskConfig::new(&format!("disk{i}"), member.sectors * 512)))
-            .collect();
+        let disks = plain_disks(&mut world, wish.members.iter().map(|member| member.sectors));
         let devices = disks.clone();
         let create = async move { make(wish, devices.iter().map(SimDisk::attach).collect()).await };
         world.block_on(0, "create", STEPS, create).unwrap();
+        Self::over(seed, world, disks, options, slots)
+    }
+
+    /// Over the disks of an array that is made already.
+    pub fn over(seed: u64, mut world: World, disks: Vec<SimDisk>, options: ArrayOptions, slots: u32) -> Self {
         let range_bytes = if seed % 2 == 1 { 8 << 10 } else { 1 << 20 };
         let (script, servers) = serve(&disks, (slots, range_bytes), |label| world.rng(label));
         let sources = servers.iter().map(|server| ServerSource::of(server)).collect();
