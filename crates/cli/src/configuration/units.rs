@@ -467,6 +467,22 @@ mod tests {
     }
 
     #[test]
+    fn servers_that_hang_or_die_come_again_and_are_not_the_memory_that_the_kernel_takes_back() {
+        let array = include_str!("../../../../packaging/systemd/pinstripe@.service");
+        let target = include_str!("../../../../packaging/systemd/pinstripe-target@.service");
+        let daemon = include_str!("../../../../packaging/systemd/pinstripe-daemon.service");
+        let all: &[&str] = &["Type=notify", "Restart=on-failure", "WatchdogSec=60"];
+        let servers: &[&str] = &["OOMScoreAdjust=-900", "LimitMEMLOCK=infinity", "LimitNOFILE=65536"];
+        // A process that a disk keeps from ending must not keep the next one from serving.
+        for (unit, more) in [(array, &["KillMode=process"][..]), (target, &[]), (daemon, &[])] {
+            let servers = if unit == daemon { &[] } else { servers };
+            for line in all.iter().chain(servers).chain(more) {
+                assert!(unit.lines().any(|is| is == *line), "{line}: {unit}");
+            }
+        }
+    }
+
+    #[test]
     fn starts_that_wait_in_vain_for_members_do_not_use_up_those_that_systemd_allows() {
         let unit = include_str!("../../../../packaging/systemd/pinstripe@.service");
         let value = |key: &str| {
