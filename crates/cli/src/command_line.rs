@@ -801,44 +801,66 @@ mod tests {
         Cli::command().debug_assert();
     }
 
+    /// The documents with commands, but for records of what was run once: name and text. A drawing of
+    /// docs/lab.md has words like a command's.
+    fn documents() -> Vec<(String, String)> {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+        let of_folder = |folder: &str| -> Vec<String> {
+            let entries = std::fs::read_dir(format!("{root}/{folder}")).unwrap();
+            let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            let is_document = |name: &String| name.rsplit_once('.').is_some_and(|(_, kind)| kind == "md");
+            names.filter(is_document).map(|name| format!("{folder}/{name}")).collect()
+        };
+        let at_root = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(str::to_owned);
+        let names = at_root.into_iter().chain(of_folder("docs")).chain(of_folder("docs/decisions"));
+        let read = |name: String| {
+            let text = std::fs::read_to_string(format!("{root}/{name}")).unwrap();
+            (name, text)
+        };
+        names.filter(|name| name != "docs/lab.md").map(read).collect()
+    }
+
+    /// The command of a line, if it has one: behind a prompt or none, before a comment and what a shell does
+    /// with it.
+    fn command_of(line: &str) -> Option<String> {
+        let line = line.trim_start();
+        let line = line.strip_prefix("$ ").or_else(|| line.strip_prefix("# ")).unwrap_or(line);
+        let command = line.split(" #").next()?.split(['&', '|', '>']).next()?;
+        let command = command.replace("cargo demo", "pinstripe demo").replace(['"', '\''], "");
+        command.starts_with("pinstripe ").then(|| command.replace("...", "/dev/sda"))
+    }
+
     #[test]
     fn the_documents_commands_are_ones_that_we_understand() {
-        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
         let mut seen = 0;
-        for document in ["README.md", "docs/admin.md", "docs/install.md", "docs/operate.md"] {
-            let text = std::fs::read_to_string(format!("{root}/{document}")).unwrap().replace("\\\n", " ");
-            for line in text.lines() {
-                let command = line.split(['#', '&', '|', '>']).next().unwrap().trim_start_matches("$ ");
-                let command = command
-                    .replace("cargo demo", "pinstripe demo")
-                    .replace('"', "")
-                    .replace("...", "/dev/sda");
-                if command.starts_with("pinstripe ") {
+        for (document, text) in documents() {
+            for line in text.replace("\\\n", " ").lines() {
+                if let Some(command) = command_of(line) {
                     let parsed = Cli::try_parse_from(words(command.split_whitespace().map(OsString::from)));
                     assert!(parsed.is_ok(), "{document}: {line}: {}", parsed.unwrap_err());
                     seen += 1;
                 }
             }
         }
-        assert!(seen > 20, "only {seen} commands were found");
+        assert!(seen > 70, "only {seen} commands were found");
+        for line in
+            ["    pinstripe list", "# pinstripe list", "$ pinstripe list  # all", "pinstripe list | wc"]
+        {
+            assert_eq!(command_of(line).as_deref().map(str::trim), Some("pinstripe list"), "{line}");
+        }
     }
 
     #[test]
     fn the_documents_name_options_that_there_are() {
-        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
         let mut cli = Cli::command();
         cli.build();
-        for document in [
-            "README.md",
-            "docs/admin.md",
-            "docs/install.md",
-            "docs/operate.md",
-            "docs/formats.md",
-            "docs/fault-model.md",
-        ] {
-            let text = std::fs::read_to_string(format!("{root}/{document}")).unwrap();
-            for span in text.split('`').filter(|span| span.starts_with("pinstripe ") && !span.contains('\n'))
-            {
+        let mut seen = 0;
+        for (document, text) in documents() {
+            // Outside of fences; a span may be cut by the end of a line.
+            let prose: String = text.split("```").step_by(2).collect::<String>().replace('\n', " ");
+            let spans = prose.split('`').skip(1).step_by(2);
+            for span in spans.filter(|span| span.starts_with("pinstripe ")) {
+                seen += 1;
                 let mut words = span.split_whitespace().skip(1).peekable();
                 let mut subcommand = cli.find_subcommand(words.next().unwrap());
                 assert!(subcommand.is_some(), "{document}: {span}: no such command");
@@ -853,6 +875,7 @@ mod tests {
                 }
             }
         }
+        assert!(seen > 150, "only {seen} commands were found");
     }
 
     #[test]
