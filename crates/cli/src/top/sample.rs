@@ -6,6 +6,7 @@ use pinstripe_control::{
     Detail,
     detail::{Client, Member, Sync},
     latency::Histogram,
+    limit::Limit,
 };
 use serde::Serialize;
 
@@ -46,6 +47,8 @@ pub struct ArraySample {
     pub faulty: usize,
     pub sync: Option<Sync>,
     pub clients: Vec<Client>,
+    /// With the requests that wait for it.
+    pub limit: Limit,
     /// None until the same run of the server was read twice.
     pub rates: Option<Rates>,
 }
@@ -57,6 +60,8 @@ pub struct MemberSample {
     pub state: String,
     pub device: Option<String>,
     pub slow: bool,
+    /// Requests that were given up and are not over.
+    pub late_requests: u64,
     /// Of a small read; none until one was measured.
     pub read_latency_ns: Option<u64>,
     /// Of a small write; none until one was measured.
@@ -89,6 +94,8 @@ pub struct Rates {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct OperationRate {
     pub per_second: f64,
+    /// How many were under way at a time, on average: the time that they took, of the time that went by.
+    pub under_way: f64,
     /// None if there were no operations.
     pub mean_ns: Option<u64>,
     pub p99_ns: Option<u64>,
@@ -105,6 +112,7 @@ impl ArraySample {
             state: member.state.clone(),
             device: member.device.clone(),
             slow: member.slow,
+            late_requests: member.late_requests,
             read_latency_ns: measured(member.read_latency_ns),
             write_latency_ns: measured(member.write_latency_ns),
             rates: between.as_ref().and_then(|between| between.of_member(member)),
@@ -121,6 +129,7 @@ impl ArraySample {
             faulty: detail.failed.len(),
             sync: detail.sync.clone(),
             clients: detail.clients.clone(),
+            limit: detail.limit,
             rates: between.as_ref().map(Between::of_clients),
         }
     }
@@ -165,6 +174,7 @@ impl<'a> Between<'a> {
             let between = histogram.since(then.latency.operations.get(name).unwrap_or(&nothing));
             let rate = OperationRate {
                 per_second: self.rate([0, between.count()]),
+                under_way: self.rate([0, between.sum_ns]) / 1e9,
                 mean_ns: between.mean_ns(),
                 p99_ns: between.quantile_ns(&now.latency.bounds_ns, 990),
             };
@@ -214,7 +224,7 @@ pub mod tests {
             let statistics =
                 json!({ "reads": reads, "read_bytes": reads * 4096, "writes": 7, "write_bytes": 512 });
             json!({ "slot": slot, "state": state, "device": device, "read_latency_ns": 90_000, "write_latency_ns": 0,
-                "slow": slot == 1, "late_requests": 0, "bad_sectors": 0, "statistics": statistics })
+                "slow": slot == 1, "late_requests": 3 * slot, "bad_sectors": 0, "statistics": statistics })
         };
         let members = [
             member(0, "in-sync", json!("/dev/a")),
@@ -254,6 +264,7 @@ pub mod tests {
         let read = rates.operations["read"];
         assert!((rates.seconds - 2.0).abs() < 1e-9 && (read.per_second - 50.0).abs() < 1e-9, "{rates:?}");
         assert_eq!((read.mean_ns, read.p99_ns), (Some(1500), Some(1990)));
+        assert!((read.under_way - 50.0 * 1500e-9).abs() < 1e-12, "{rates:?}");
         assert_eq!((rates.operations["write"].mean_ns, rates.operations["write"].p99_ns), (None, None));
     }
 

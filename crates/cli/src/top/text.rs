@@ -8,7 +8,7 @@ use pinstripe_control::{detail::Sync, latency::Nanoseconds, size::ByteSize, text
 use super::sample::{ArraySample, MemberRates, MemberSample, Rates, Sample};
 
 /// The head of the table.
-pub const HEADS: [&str; 11] = [
+pub const HEADS: [&str; 12] = [
     "ARRAY",
     "LEVEL",
     "STATE",
@@ -19,6 +19,7 @@ pub const HEADS: [&str; 11] = [
     "WRITTEN",
     "READ MEAN, P99",
     "WRITE MEAN, P99",
+    "UNDER WAY",
     "SYNC",
 ];
 
@@ -69,12 +70,13 @@ pub fn cells(sample: &Sample) -> [String; HEADS.len()] {
     };
     let rates = array.rates.as_ref().filter(|_| sample.error.is_none());
     let of = |operation: &'static str| move |rates: &Rates| rates.operations.get(operation).copied();
-    let often = |operation| rates.and_then(of(operation)).map(|rate| often(rate.per_second));
+    let often = |operation| rates.and_then(of(operation)).map(|rate| few(rate.per_second));
     let took = |operation| {
         let rate = rates.and_then(of(operation))?;
         Some(format!("{}, {}", Nanoseconds(rate.mean_ns?), Nanoseconds(rate.p99_ns?)))
     };
     let bytes = |value: fn(&Rates) -> u64| rates.map(|rates| format!("{}/s", ByteSize(value(rates))));
+    let under_way = rates.map(|rates| few(rates.operations.values().map(|rate| rate.under_way).sum::<f64>()));
     let known = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
     [
         name(sample),
@@ -87,6 +89,7 @@ pub fn cells(sample: &Sample) -> [String; HEADS.len()] {
         known(bytes(|rates| rates.write_bytes_per_second)),
         known(took("read")),
         known(took("write")),
+        known(under_way),
         known(array.sync.as_ref().map(progress)),
     ]
 }
@@ -112,8 +115,9 @@ fn letter(member: &MemberSample) -> char {
     }
 }
 
-fn often(per_second: f64) -> String {
-    if per_second < 10.0 { format!("{per_second:.1}") } else { format!("{per_second:.0}") }
+/// With a digit behind the point where there are few.
+fn few(many: f64) -> String {
+    if many < 10.0 { format!("{many:.1}") } else { format!("{many:.0}") }
 }
 
 fn progress(sync: &Sync) -> String {
@@ -143,6 +147,7 @@ pub fn page(sample: &Sample) -> Vec<Line> {
         lines.push(line(Tone::Plain, ""));
         lines.push(line(Tone::Heading, head));
         lines.extend(rows.into_iter().map(|row| line(Tone::Plain, row)));
+        lines.extend(array.limit.is_on().then(|| line(Tone::Plain, array.limit.in_words())));
         lines.push(line(Tone::Plain, ""));
         lines
             .push(line(Tone::Heading, format!("MEMBERS ({} spares, {} faulty)", array.spares, array.faulty)));
@@ -166,29 +171,32 @@ struct Rows {
 }
 
 fn operations(array: &ArraySample) -> Rows {
-    let head = format!("{:<14} {:>10} {:>12} {:>12}", "OPERATIONS", "PER SECOND", "MEAN", "P99");
+    let row = |name: &str, [count, mean, p99, under_way]: [&str; 4]| {
+        format!("{name:<14} {count:>10} {mean:>12} {p99:>12} {under_way:>10}")
+    };
+    let head = row("OPERATIONS", ["PER SECOND", "MEAN", "P99", "UNDER WAY"]);
     let rates = array.rates.iter().flat_map(|rates| &rates.operations);
     let time = |time: Option<u64>| time.map_or_else(|| "-".to_owned(), |ns| Nanoseconds(ns).to_string());
-    let row = |(name, rate): (&String, &super::sample::OperationRate)| {
+    let of_kind = |(name, rate): (&String, &super::sample::OperationRate)| {
         let name = printable(&name.replace('_', " "));
-        let (mean, p99) = (time(rate.mean_ns), time(rate.p99_ns));
-        format!("{name:<14} {:>10} {mean:>12} {p99:>12}", often(rate.per_second))
+        let (count, under_way) = (few(rate.per_second), few(rate.under_way));
+        row(&name, [&count, &time(rate.mean_ns), &time(rate.p99_ns), &under_way])
     };
-    Rows { head, rows: rates.map(row).collect() }
+    Rows { head, rows: rates.map(of_kind).collect() }
 }
 
 /// What is asked of each member. `is_current`: the rates are of now.
 fn asked_of_members(array: &ArraySample, is_current: bool) -> Rows {
-    let row = |cells: [&str; 7]| {
-        let [slot, reads, writes, read, written, small_read, small_write] = cells;
+    let row = |cells: [&str; 8]| {
+        let [slot, reads, writes, read, written, small_read, small_write, late] = cells;
         format!(
-            "{slot:>4} {reads:>9} {writes:>9} {read:>12} {written:>12} {small_read:>11} {small_write:>11}"
+            "{slot:>4} {reads:>9} {writes:>9} {read:>12} {written:>12} {small_read:>11} {small_write:>11} {late:>5}"
         )
     };
     let known = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
     let of_member = |member: &MemberSample| {
         let rates = member.rates.as_ref().filter(|_| is_current);
-        let count = |value: fn(&MemberRates) -> f64| known(rates.map(|rates| often(value(rates))));
+        let count = |value: fn(&MemberRates) -> f64| known(rates.map(|rates| few(value(rates))));
         let bytes = |value: fn(&MemberRates) -> u64| {
             known(rates.map(|rates| format!("{}/s", ByteSize(value(rates)))))
         };
@@ -201,9 +209,10 @@ fn asked_of_members(array: &ArraySample, is_current: bool) -> Rows {
             &bytes(|rates| rates.write_bytes_per_second),
             &time(member.read_latency_ns),
             &time(member.write_latency_ns),
+            &member.late_requests.to_string(),
         ])
     };
-    let head = row(["SLOT", "READS/s", "WRITES/s", "READ", "WRITTEN", "SMALL READ", "SMALL WRITE"]);
+    let head = row(["SLOT", "READS/s", "WRITES/s", "READ", "WRITTEN", "SMALL READ", "SMALL WRITE", "LATE"]);
     Rows {
         head,
         rows: array.members.iter().filter(|member| member.device.is_some()).map(of_member).collect(),
@@ -275,6 +284,7 @@ mod tests {
             "0 bytes/s",
             "1.50 us, 1.99 us",
             "-",
+            "0.0",
             "rebuild 25%, 3m 20s left",
         ];
         assert_eq!(cells, expected);
@@ -302,9 +312,9 @@ mod tests {
         for words in [
             "  2  missing\n",
             "  1  in-sync, slow  /dev/b\n",
-            "SLOT   READS/s  WRITES/s         READ      WRITTEN  SMALL READ SMALL WRITE\n",
-            "   1        50       0.0    200 KiB/s    0 bytes/s     90.0 us           -\n",
-            "read                   50      1.50 us      1.99 us\n",
+            "SLOT   READS/s  WRITES/s         READ      WRITTEN  SMALL READ SMALL WRITE  LATE\n",
+            "   1        50       0.0    200 KiB/s    0 bytes/s     90.0 us           -     3\n",
+            "read                   50      1.50 us      1.99 us        0.0\n",
             "rebuild 25% (1 of 4 stripes), 3 KiB/s per member, 3m 20s left\n",
             "CLIENTS (2 connections)\n  host over nbd, 2 connections\n",
         ] {

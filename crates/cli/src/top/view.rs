@@ -15,7 +15,7 @@ use super::{
 };
 
 /// Columns that a narrow terminal doesn't show, the least important first.
-const LESS_IMPORTANT: [usize; 6] = [1, 9, 8, 7, 6, 3];
+const LESS_IMPORTANT: [usize; 7] = [1, 10, 9, 8, 7, 6, 3];
 /// Between two columns.
 const SPACING: u16 = 2;
 
@@ -173,7 +173,7 @@ mod tests {
         let (lines, marked) = screen(&mut view, &samples, (160, 6));
         assert!(lines[0].starts_with("ARRAY  LEVEL  STATE "), "{lines:?}");
         let expected = "a      raid5  active, degraded  [Us_]    50       0.0       200 KiB/s  0 bytes/s  1.50 us, 1.99 us  -                \
-            rebuild 25%, 3m 20s left";
+            0.0        rebuild 25%, 3m 20s left";
         assert_eq!(lines[1], expected);
         assert!(lines[3].starts_with("c      -      no answer"), "{lines:?}");
         assert!(lines[5].starts_with("q quit"), "{lines:?}");

@@ -61,6 +61,10 @@ fn what_clients_do_is_shown_array_by_array() {
     let (mean, p99) = (write["mean_ns"].as_u64().unwrap(), write["p99_ns"].as_u64().unwrap());
     assert!(mean > 10_000_000 && p99 >= 16_384_000, "{write}");
     assert_eq!(rates["operations"]["read"]["per_second"], 0.0);
+    // And it has one under way all the time.
+    let under_way = write["under_way"].as_f64().unwrap();
+    assert!((0.5..1.5).contains(&under_way), "{write}");
+    assert_eq!(data["limit"]["iops"], 50);
     assert_eq!(
         (&data["clients"][0]["protocol"], data["members"].as_array().unwrap().len()),
         (&"nbd".into(), 3)
@@ -76,6 +80,7 @@ fn what_clients_do_is_shown_array_by_array() {
         "{text}"
     );
     assert!(lines[2].starts_with("other ") && lines[2].contains("[UU_]"), "{text}");
+    assert!(text.contains("at most 50 requests per second, nothing saved up, "), "{text}");
     assert!(text.contains("CLIENTS (1 connections)") && text.contains("  2  missing"), "{text}");
     drop(idle);
 }
