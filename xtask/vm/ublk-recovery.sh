@@ -101,6 +101,12 @@ until pinstripe serve --ublk=0 --control /run/u.control ${members% *} >/tmp/refu
     sleep 0.5
 done
 grep -q 'requests to /dev/ublkb0 still wait' /tmp/refused || die "nothing is said of $device: $(cat /tmp/refused)"
+tries=0
+until PINSTRIPE_RUNTIME_DIR=/run pinstripe detail u5 2>&1 | grep -q 'requests to /dev/ublkb0 still wait'; do
+    tries=$((tries + 1))
+    [ $tries -lt 100 ] || die "detail says nothing of $device: $(PINSTRIPE_RUNTIME_DIR=/run pinstripe detail u5 2>&1)"
+    sleep 0.1
+done
 start
 
 say "another array must not have it"

@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::{
     command_line::{DetailArguments, LimitArguments, StopArguments},
     failure::Failure,
-    list, output, patience,
+    list, output, patience, ublk,
 };
 
 /// The status of `detail --test` for an array that can't be asked.
@@ -33,8 +33,10 @@ pub fn detail(arguments: &DetailArguments) -> Result<(), Failure> {
     let fetched = Client::connect(&arguments.array.array).and_then(|mut client| fetch(&mut client));
     let detail = match fetched {
         Ok(detail) => detail,
-        Err(error) if arguments.test => return Err(Failure::from(error).with_status(NOT_THERE)),
-        Err(error) => return Err(error.into()),
+        Err(error) => {
+            let failure = not_served(error, &arguments.array.array);
+            return Err(if arguments.test { failure.with_status(NOT_THERE) } else { failure });
+        }
     };
     if arguments.json {
         output::print_json(&detail)?;
@@ -44,6 +46,15 @@ pub fn detail(arguments: &DetailArguments) -> Result<(), Failure> {
     match health(&detail) {
         status if arguments.test && status > 0 => Err(Failure::said().with_status(status)),
         _ => Ok(()),
+    }
+}
+
+/// An array that can't be asked, and what waits for it.
+fn not_served(error: ClientError, array: &str) -> Failure {
+    let left = matches!(error, ClientError::NotServed { .. }).then(|| ublk::left_by(array)).flatten();
+    match left {
+        Some(device) => Failure::new(format!("{error}; {}", ublk::left_waiting(device))),
+        None => error.into(),
     }
 }
 

@@ -20,7 +20,7 @@ use zerocopy::IntoBytes;
 
 use crate::{block_users, command_line::UblkDeleteArguments, failure::Failure, output};
 
-pub use named::{Named, export, wait_for_udev};
+pub use named::{Named, export, left_by, wait_for_udev};
 
 /// What uses a device, each in words. A device that isn't there has no users.
 pub fn users(number: u32) -> Vec<String> {
@@ -201,6 +201,15 @@ fn devices() -> Vec<u32> {
 /// The block device of this number.
 pub fn block_path(device: u32) -> PathBuf {
     format!("/dev/ublkb{device}").into()
+}
+
+/// What is said of a device whose server is gone.
+pub fn left_waiting(device: u32) -> String {
+    format!(
+        "requests to {} still wait for a server of this array: start it, or give them up with `pinstripe ublk delete {device} \
+         --force`, by which they fail",
+        block_path(device).display()
+    )
 }
 
 /// The file by which it is served.

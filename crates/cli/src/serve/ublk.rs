@@ -55,7 +55,7 @@ use crate::{
     failure::Failure,
     log, memory,
     on_shards::on_shards,
-    ublk::{Driver, Named, block_path, device_info, server_path, users, wait_for_udev},
+    ublk::{Driver, Named, block_path, device_info, left_waiting, server_path, users, wait_for_udev},
 };
 
 /// Its one argument is checked when it is read.
@@ -116,14 +116,6 @@ impl Drop for Ublk {
             log::warn(&left_waiting(device));
         }
     }
-}
-
-fn left_waiting(device: u32) -> String {
-    format!(
-        "requests to {} still wait for a server of this array: start it, or give them up with `pinstripe ublk delete {device} \
-         --force`, by which they fail",
-        block_path(device).display()
-    )
 }
 
 /// A device that can be given queues.

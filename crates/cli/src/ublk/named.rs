@@ -1,4 +1,5 @@
-//! Which array a ublk device is, for udev's rules, which make `/dev/pinstripe/NAME`.
+//! Which array a ublk device is, for udev's rules, which make `/dev/pinstripe/NAME`, and for `detail` of an
+//! array that is not served.
 //!
 //! The server writes the array's name down beside its sockets before the kernel announces the device. It can
 //! be asked itself only later: the announcement is part of its start. A file that a dead server has left
@@ -15,6 +16,7 @@ use std::{
 };
 
 use pinstripe_control::place;
+use pinstripe_export::ublk::wire::{DeviceInfo, state};
 
 use super::{Driver, block_path};
 use crate::{command_line::UblkExportArguments, failure::Failure, output};
@@ -78,6 +80,28 @@ pub fn export(arguments: &UblkExportArguments) -> Result<(), Failure> {
     output::print(&said.next().unwrap_or_default())
 }
 
+/// The device of an array whose server was killed, as far as that can be seen: its requests wait for the
+/// next one. `array`: its name, its UUID or the path of its control socket.
+pub fn left_by(array: &str) -> Option<u32> {
+    let waits = |info: &DeviceInfo| {
+        let mut said =
+            place::folders().into_iter().filter_map(|folder| read(&folder, info.device, info.mark));
+        info.state == state::QUIESCED && said.any(|words| is_of(&words, array))
+    };
+    Driver::open().ok()?.all().ok()?.iter().find(|info| waits(info)).map(|info| info.device)
+}
+
+/// Whether a file's words are of this array.
+fn is_of(words: &str, array: &str) -> bool {
+    let stem = Path::new(array).file_stem().filter(|_| array.contains('/'));
+    let wanted = stem.map_or(array, |stem| stem.to_str().unwrap_or_default());
+    words.lines().filter_map(|line| line.split_once('=')).any(|(key, value)| match key {
+        "PINSTRIPE_NAME" => value == wanted,
+        "PINSTRIPE_UUID" => place::digits(value) == place::digits(wanted),
+        _ => false,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -95,6 +119,17 @@ mod tests {
         std::os::unix::fs::symlink("/dev/full", path(folder.path(), 3)).unwrap();
         assert!(Named::write(folder.path(), 3, 7, "PINSTRIPE_NAME=data\n").is_none());
         assert!(path(folder.path(), 3).symlink_metadata().is_err(), "nothing is left of it");
+    }
+
+    #[test]
+    fn a_name_is_found_however_its_array_is_called() {
+        let words = "PINSTRIPE_NAME=data\nPINSTRIPE_UUID=0a0b0c0d:0a0b0c0d:0a0b0c0d:0a0b0c0d\n";
+        for array in ["data", "/run/pinstripe/data.sock", "0A0B0C0D-0a0b0c0d-0a0b0c0d-0a0b0c0d"] {
+            assert!(is_of(words, array), "{array}");
+        }
+        for array in ["", "dat", "/run/data/other.sock", "0a0b0c0d"] {
+            assert!(!is_of(words, array), "{array}");
+        }
     }
 
     #[test]
