@@ -92,6 +92,9 @@ pub struct Deb {
 }
 
 pub fn run(root: &Path, deb: &Deb) -> Result<()> {
+    if !deb.parts {
+        crate::packages::ensure_package_checks()?;
+    }
     let parts = Parts::make(root)?;
     parts.check_pages()?;
     parts.check_completions()?;
