@@ -79,6 +79,11 @@ pub fn ensure_package_checks() -> Result<()> {
     ensure_for("completions for fish", &["fish"], "/usr/bin/fish")
 }
 
+/// Installs the browser that shows the daemon's page, and what steers it.
+pub fn ensure_chromium() -> Result<()> {
+    ensure_for("the page's trial", &["chromium", "chromium-driver"], "/usr/bin/chromedriver")
+}
+
 /// Installs what `apps/ycsb` and its measurement need.
 pub fn ensure_rocksdb() -> Result<()> {
     ensure_for("RocksDB's client", &["librocksdb-dev"], "/usr/include/rocksdb/c.h")?;

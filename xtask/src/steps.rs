@@ -44,11 +44,11 @@ struct Step {
     name: &'static str,
     /// What it finds out.
     about: &'static str,
-    /// What CI runs.
-    usual: &'static str,
+    /// What CI runs; nothing where its hour has no room for it.
+    usual: Option<&'static str>,
     /// What `--quick` runs, if anything.
     quick: Option<&'static str>,
-    /// What `--all` runs, where CI runs only a sample.
+    /// What `--all` runs, where CI runs only a sample or nothing.
     whole: Option<&'static str>,
     /// How much of the budget has to be left for it; with less it is left out, and that is said.
     needs: Duration,
@@ -56,7 +56,12 @@ struct Step {
 
 impl Step {
     const fn new(name: &'static str, about: &'static str, usual: &'static str) -> Self {
-        Self { name, about, usual, quick: None, whole: None, needs: Duration::ZERO }
+        Self { name, about, usual: Some(usual), quick: None, whole: None, needs: Duration::ZERO }
+    }
+
+    /// A step that runs only with `--all` and where it is asked for.
+    const fn seldom(name: &'static str, about: &'static str, whole: &'static str) -> Self {
+        Self { name, about, usual: None, quick: None, whole: Some(whole), needs: Duration::ZERO }
     }
 
     /// `--quick` runs this.
@@ -81,8 +86,9 @@ impl Step {
     fn command(&self, test: &Test) -> Option<&'static str> {
         match (test.quick, test.all) {
             (true, _) => self.quick,
-            (_, true) => self.whole.or(Some(self.usual)),
-            _ => Some(self.usual),
+            (_, true) => self.whole.or(self.usual),
+            _ if test.steps.is_empty() => self.usual,
+            _ => self.usual.or(self.whole),
         }
     }
 }
@@ -124,6 +130,8 @@ const STEPS: &[Step] = &[
         "xtask figures --short --out target/xtask/figures",
     ),
     Step::new("deb", "the Debian package, with its units, manual pages and completions", "xtask deb"),
+    // Chromium would have to be installed each time, with 440 MB of packages.
+    Step::seldom("web", "the daemon's page in a headless Chromium", "xtask web"),
     Step::new("net", "NVMe/TCP over network namespaces", "xtask net --unless-unprivileged"),
     // What comes now is left out on a slow machine, whole or in part, and named: the machines of CI differ in
     // speed by two.
@@ -419,13 +427,23 @@ mod tests {
         assert_eq!(sim(false, false), "xtask sim");
         assert_ne!(sim(true, false), sim(false, true));
         assert!(chosen(&test(&["vm"], true, false)).unwrap().is_empty());
-        assert_eq!(chosen(&test(&[], false, false)).unwrap().len(), STEPS.len());
+        assert_eq!(chosen(&test(&[], false, true)).unwrap().len(), STEPS.len());
         assert!(chosen(&test(&["no-such-step"], false, false)).is_err());
     }
 
     #[test]
+    fn the_page_is_tried_by_a_whole_run_and_where_it_is_asked_for() {
+        let steps = |names: &[&str], all| {
+            let steps = names.iter().map(|&name| name.to_owned()).collect();
+            let chosen = chosen(&Test { steps, quick: false, all, list: false }).unwrap();
+            chosen.iter().filter(|(step, command)| step.name == "web" && *command == "xtask web").count()
+        };
+        assert_eq!((steps(&[], true), steps(&["web"], false), steps(&[], false)), (1, 1, 0));
+    }
+
+    #[test]
     fn what_fills_the_budget_comes_last_and_the_package_is_checked_before_it() {
-        let commands: Vec<&str> = STEPS.iter().map(|step| step.usual).collect();
+        let commands: Vec<&str> = STEPS.iter().filter_map(|step| step.usual).collect();
         let fills = |command: &&str| command.split(' ').any(|word| word == "LEFT");
         assert_eq!(commands.iter().position(fills), Some(commands.len() - 1), "{commands:?}");
         assert!(commands.contains(&"xtask deb"), "{commands:?}");

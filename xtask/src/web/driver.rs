@@ -40,9 +40,7 @@ impl Browser {
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
-            .context(
-                "start chromedriver: apt-get install --no-install-recommends chromium chromium-driver",
-            )?;
+            .context("start chromedriver")?;
         let mut said = BufReader::new(driver.stdout.take().context("chromedriver's output")?);
         let port = loop {
             let mut line = String::new();

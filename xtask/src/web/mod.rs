@@ -47,6 +47,7 @@ pub struct Web {
 }
 
 pub fn run(root: &Path, web: &Web) -> Result<()> {
+    crate::packages::ensure_chromium()?;
     let begun = Instant::now();
     let built = crate::cargo::command()
         .args(["build", "--quiet", "--package", "pinstripe"])
