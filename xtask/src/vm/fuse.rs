@@ -6,9 +6,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::Lab;
 use super::members::Geometry;
 use super::server::{self, Server, said};
+use super::{Lab, NotHere};
 use crate::mounts::{Loop, Mount};
 use crate::packages;
 
@@ -25,8 +25,7 @@ const FILE_SYSTEMS: &[(&[&str], &[&str])] = &[
 /// server, whose successor has what was flushed.
 pub fn file(lab: &Lab) -> Result<()> {
     if !packages::is_root() || !Path::new("/dev/fuse").exists() {
-        println!("  DID NOT RUN: mounting a file needs root and /dev/fuse");
-        return Ok(());
+        return Err(NotHere("mounting a file needs root and /dev/fuse").into());
     }
     let devices = GEOMETRY.make_members(lab)?;
     server::create(lab, &GEOMETRY, &devices, &["--assume-clean"])?;

@@ -29,6 +29,7 @@ mod torn;
 mod ublk;
 mod vhost_user;
 
+use std::fmt;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -267,6 +268,18 @@ const SCENARIOS: &[Scenario] = &[
     },
 ];
 
+/// Why a scenario can't run on this machine. It is counted by its name, and is no failure.
+#[derive(Debug)]
+pub struct NotHere(pub &'static str);
+
+impl fmt::Display for NotHere {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.0)
+    }
+}
+
+impl std::error::Error for NotHere {}
+
 /// Modules of the levels that we serve.
 const LEVELS: &[&str] = &["raid0", "raid456"];
 
@@ -368,7 +381,7 @@ pub fn list() {
 const LONGEST: Duration = Duration::from_mins(4);
 
 /// Runs the scenarios with `only` in their names, or a sample, `jobs` at a time, and begins none that might
-/// not be done by `end`; ends with `N passed, N failed`.
+/// not be done by `end`; ends with `N passed, N failed`, and with those that can't run here.
 pub fn run(
     root: &Path,
     only: Option<&str>,
@@ -397,8 +410,8 @@ pub fn run(
                 while is_time()
                     && let Some(scenario) = chosen.get(next.fetch_add(1, Ordering::Relaxed))
                 {
-                    let passed = is_passed(&base, scenario, keep);
-                    ended.lock().unwrap_or_else(PoisonError::into_inner).push((scenario.name, passed));
+                    let how = ended_how(&base, scenario, keep);
+                    ended.lock().unwrap_or_else(PoisonError::into_inner).push((scenario.name, how));
                 }
             });
         }
@@ -410,12 +423,45 @@ pub fn run(
     if !left_out.is_empty() {
         println!("left out, no time: {}", left_out.join(", "));
     }
-    let failed: Vec<&str> = ended.iter().filter(|(_, passed)| !passed).map(|(name, _)| *name).collect();
-    println!("{} passed, {} failed", ended.len() - failed.len(), failed.len());
+    println!("{}", summary(&ended));
+    let failed = names(&ended, End::Failed);
     if !failed.is_empty() {
         bail!("failed: {}", failed.join(", "));
     }
     Ok(())
+}
+
+/// How a scenario ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Passed,
+    Failed,
+    /// It can't run here.
+    NotRun,
+}
+
+impl End {
+    fn of(result: &Result<()>) -> Self {
+        match result {
+            Ok(()) => Self::Passed,
+            Err(error) if error.is::<NotHere>() => Self::NotRun,
+            Err(_) => Self::Failed,
+        }
+    }
+}
+
+/// Those that ended so.
+fn names(ended: &[(&'static str, End)], how: End) -> Vec<&'static str> {
+    ended.iter().filter(|(_, end)| *end == how).map(|(name, _)| *name).collect()
+}
+
+fn summary(ended: &[(&'static str, End)]) -> String {
+    let [passed, failed, not_run] = [End::Passed, End::Failed, End::NotRun].map(|how| names(ended, how));
+    let not_run = match not_run.as_slice() {
+        [] => String::new(),
+        names => format!(", {} not run: {}", names.len(), names.join(", ")),
+    };
+    format!("{} passed, {} failed{not_run}", passed.len(), failed.len())
 }
 
 /// Builds our command as users get it.
@@ -429,15 +475,17 @@ pub fn build_command(root: &Path) -> Result<()> {
 }
 
 /// Runs a scenario and prints how it ended.
-fn is_passed(base: &Path, scenario: &Scenario, keep: bool) -> bool {
+fn ended_how(base: &Path, scenario: &Scenario, keep: bool) -> End {
     let start = Instant::now();
     let result = run_one(base, scenario, keep);
     let seconds = start.elapsed().as_secs_f64();
-    match &result {
-        Ok(()) => println!("{:24} ok      {seconds:6.1} s", scenario.name),
-        Err(error) => println!("{:24} FAILED  {seconds:6.1} s: {error:#}", scenario.name),
+    let (name, end) = (scenario.name, End::of(&result));
+    match (&result, end) {
+        (Ok(()), _) => println!("{name:24} ok      {seconds:6.1} s"),
+        (Err(error), End::NotRun) => println!("{name:24} NOT RUN {seconds:6.1} s: {error:#}"),
+        (Err(error), _) => println!("{name:24} FAILED  {seconds:6.1} s: {error:#}"),
     }
-    result.is_ok()
+    end
 }
 
 fn run_one(base: &Path, scenario: &Scenario, keep: bool) -> Result<()> {
@@ -462,5 +510,15 @@ mod tests {
         let is_there = |name: &str| SCENARIOS.iter().any(|scenario| scenario.name == name);
         assert!(LEFT_OUT.iter().all(|name| is_there(name)), "{LEFT_OUT:?}");
         assert!(LEFT_OUT.len() * 4 < SCENARIOS.len());
+    }
+
+    #[test]
+    fn what_cannot_run_here_is_no_pass_and_no_failure() {
+        let results = [Ok(()), Err(NotHere("it needs root").into()), Err(anyhow::anyhow!("a wrong byte"))];
+        let ends = results.map(|result| End::of(&result));
+        assert_eq!(ends, [End::Passed, End::NotRun, End::Failed]);
+        let ended: Vec<_> = ["ext4", "fuse", "hang"].into_iter().zip(ends).collect();
+        assert_eq!(summary(&ended), "1 passed, 1 failed, 1 not run: fuse");
+        assert_eq!(summary(&ended[..1]), "1 passed, 0 failed");
     }
 }
