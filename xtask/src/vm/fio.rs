@@ -37,7 +37,8 @@ pub fn verify(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn write_and_verify(server: &Server, seed: u64) -> Result<()> {
+/// Random writes of mixed sizes, which are read back.
+pub fn write_and_verify(server: &Server, seed: u64) -> Result<()> {
     let mut fio = Command::new("fio");
     fio.args(["--name=verify", "--ioengine=nbd", "--uri"]).arg(server.uri());
     fio.args(["--rw=randwrite", "--bsrange=512-192k", "--bs_unaligned=0", "--size=64m", "--iodepth=16"]);

@@ -27,6 +27,7 @@ mod repair;
 pub mod server;
 mod torn;
 mod ublk;
+mod upgrade;
 mod vhost_user;
 
 use std::fmt;
@@ -260,6 +261,11 @@ const SCENARIOS: &[Scenario] = &[
         name: "fio-verify",
         about: "fio with verification over NBD on every level, complete and degraded (no boot)",
         run: fio::verify,
+    },
+    Scenario {
+        name: "upgrade",
+        about: "fio with verification over NBD under six changes of the program, each of which is short (no boot)",
+        run: upgrade::under_load,
     },
     Scenario {
         name: "fuse",

@@ -264,6 +264,12 @@ impl Server {
         Ok(device.into())
     }
 
+    /// `pinstripe upgrade --json`: the same program takes its own place.
+    pub fn upgrade(&self) -> Result<Value> {
+        let output = said(Command::new(&self.pinstripe).args(["upgrade", "--json"]).arg(&self.control))?;
+        serde_json::from_slice(&output.stdout).context("upgrade --json")
+    }
+
     /// Bytes that it has written to its members, users' and others.
     pub fn bytes_written(&self) -> Result<u64> {
         self.state()?["statistics"]["member_write_bytes"].as_u64().context("member_write_bytes")
