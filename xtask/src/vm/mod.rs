@@ -23,6 +23,7 @@ pub mod members;
 mod nvme;
 mod passthrough;
 mod pmem;
+mod readme;
 mod repair;
 pub mod server;
 mod torn;
@@ -266,6 +267,11 @@ const SCENARIOS: &[Scenario] = &[
         name: "upgrade",
         about: "fio with verification over NBD under six changes of the program, each of which is short (no boot)",
         run: upgrade::under_load,
+    },
+    Scenario {
+        name: "readme",
+        about: "the life of an array, command by command as README.md has it (no boot)",
+        run: readme::life,
     },
     Scenario {
         name: "fuse",
