@@ -24,6 +24,22 @@ limit write_cache "write back"
 [ "$(cat /sys/block/ublkb0/ro)" = 0 ] || die "it is read-only"
 out limits yes
 
+say "memory"
+# Memory that a shard asks for must not be freed by writing to this device: PF_MEMALLOC_NOIO, of PR_SET_IO_FLUSHER.
+shards=0
+for task in /proc/$s_server/task/*; do
+    case $(cat "$task/comm") in
+    "shard "*)
+        # The ninth field; the second one, the name, has a blank.
+        flags=$(sed 's/.*) //' "$task/stat" | cut -d ' ' -f 7)
+        [ $((flags & 0x80000)) != 0 ] || die "$(cat "$task/comm") may wait for its own device: $flags"
+        shards=$((shards + 1))
+        ;;
+    esac
+done
+[ $shards = 2 ] || die "$shards shards"
+out flusher yes
+
 say "data"
 # shellcheck disable=SC2046
 xtask pattern write $device $(expected u)

@@ -49,6 +49,7 @@ pub fn device(lab: &Lab) -> Result<()> {
     let proofs = [
         "refused",
         "limits",
+        "flusher",
         "data",
         "spread",
         "discard",
