@@ -1,4 +1,4 @@
-# Our server is killed under writes, and the next one takes its device over.
+# Our server is killed under writes, $KILLS times, and the next one takes its device over.
 . /job/ublk.sh
 modprobe ublk_drv
 create u5
@@ -15,7 +15,7 @@ load() {
 load $device &
 f_fio=$!
 interrupted=0
-for round in 1 2 3 4 5; do
+for round in $(seq "$KILLS"); do
     sleep 1.3
     kill -0 $f_fio || die "fio has ended before round $round: $(tail -n 10 /tmp/fio)"
     say "kill, round $round"
@@ -30,6 +30,7 @@ for round in 1 2 3 4 5; do
     start
     grep -q 'taken over' /tmp/serve.log || die "it wasn't taken over: $(cat /tmp/serve.log)"
 done
+out under-way $interrupted
 say "another program takes its place"
 for round in 1 2 3 4; do
     kill -0 $f_fio || die "fio has ended before change $round: $(tail -n 10 /tmp/fio)"

@@ -3,7 +3,7 @@
 //! [`kill`] kills the server: what it had acknowledged must be there after the next start, whatever was
 //! flushed. [`power`] kills a whole machine, and its disks forget what they had not flushed. Both keep their
 //! arrays through all rounds, know from a seed what every block may hold ([`crate::writer`]), and look after
-//! every death.
+//! every death. `ublk` is a scenario of the VM with more kills.
 
 mod arrays;
 mod disks;
@@ -29,6 +29,13 @@ pub enum Soak {
     Kill(Rounds),
     /// Sudden resets of a virtual machine that runs the server over disks which forget what was not flushed.
     Power(power::Power),
+    /// kill -9 of the server under fio on its block device, which the next one takes over: scenario
+    /// `ublk-recovery` of `xtask vm`, with more kills.
+    Ublk {
+        /// How many.
+        #[arg(long, default_value_t = 50)]
+        kills: u32,
+    },
     /// The writers in the guest of `power`.
     #[command(hide = true)]
     Guest(guest::Guest),
@@ -82,8 +89,16 @@ pub fn run(root: &Path, soak: &Soak) -> Result<()> {
     match soak {
         Soak::Kill(rounds) => kill::run(root, rounds),
         Soak::Power(power) => power::run(root, power),
+        Soak::Ublk { kills } => ublk(root, *kills),
         Soak::Guest(guest) => guest::run(guest),
     }
+}
+
+fn ublk(root: &Path, kills: u32) -> Result<()> {
+    let lab = Rounds::new(kills.into(), 1).lab(root, "ublk")?;
+    let under_way = vm::ublk::recovery_of(&lab, kills)?;
+    println!("{kills} kills with {under_way} requests under way: every block verified");
+    Ok(())
 }
 
 /// The power soak as a scenario of the VM.

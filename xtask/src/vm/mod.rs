@@ -27,7 +27,7 @@ mod readme;
 mod repair;
 pub mod server;
 mod torn;
-mod ublk;
+pub mod ublk;
 mod upgrade;
 mod vhost_user;
 

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
@@ -14,6 +15,10 @@ const MEMBER_BYTES: u64 = 64 << 20;
 const MEMBERS: usize = 5;
 /// Where XFS shall fit, which wants 300 MiB.
 const LARGE_MEMBER_BYTES: u64 = 128 << 20;
+
+/// For the kills, and for all that comes behind them.
+const SECONDS_FOR_A_KILL: u64 = 20;
+const TIME_LIMIT: Duration = Duration::from_mins(5);
 
 /// What is written before it is read back: whole runs, single blocks.
 fn writes() -> Vec<Run> {
@@ -79,11 +84,18 @@ pub fn exchange(lab: &Lab) -> Result<()> {
 
 /// The server dies under writes, again and again; the device and all that was acknowledged stay.
 pub fn recovery(lab: &Lab) -> Result<()> {
-    let outcome = lab.boot(guest(lab, "recovery", include_str!("../../vm/ublk-recovery.sh"))?)?;
+    recovery_of(lab, 5).map(drop)
+}
+
+/// The same with so many kills: how many requests were under way at them.
+pub fn recovery_of(lab: &Lab, kills: u32) -> Result<u64> {
+    let machine = guest(lab, "recovery", include_str!("../../vm/ublk-recovery.sh"))?;
+    let limit = TIME_LIMIT + Duration::from_secs(SECONDS_FOR_A_KILL * u64::from(kills));
+    let outcome = lab.boot(machine.variable("KILLS", &kills.to_string()).time_limit(limit))?;
     for proof in ["upgraded", "recovered", "mounted", "ended", "foreign", "deleted", "interrupted"] {
         ensure!(outcome.all(proof) == ["yes"], "{proof}: {outcome:?}");
     }
-    Ok(())
+    outcome.last("under-way")?.parse().context("requests under way")
 }
 
 /// The same under SQLite: every transaction that was committed is there.
