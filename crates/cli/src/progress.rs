@@ -69,6 +69,7 @@ mod tests {
             total: 8,
             mismatched_sectors: 0,
             unreadable_stripes: 0,
+            uncompared_stripes: 0,
             paused: false,
             speed_kib: 1536,
             finish_seconds: Some(90),

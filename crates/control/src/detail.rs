@@ -292,6 +292,9 @@ pub struct Sync {
     /// Stripes that it could not read whole until now.
     #[serde(default)]
     pub unreadable_stripes: u64,
+    /// Stripes with rows that could not be compared until now, for members were missing.
+    #[serde(default)]
+    pub uncompared_stripes: u64,
     /// Whether it stands still.
     pub paused: bool,
     /// KiB of each member per second, lately; 0 if that isn't known yet.

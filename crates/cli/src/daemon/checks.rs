@@ -259,8 +259,9 @@ pub fn check(
         result => result?,
     };
     if result.uncompared_stripes > 0 {
-        // Nothing is known of these: its part is compared anew when the array is whole.
-        records.put(uuid, &record).map_err(kept)?;
+        // Nothing is known of these. What was compared before the loss is kept, and what came after it is
+        // compared anew when the array is whole.
+        let record = records.of(uuid);
         let why =
             format!("a member was lost meanwhile: {} stripes were not compared", result.uncompared_stripes);
         return Ok(Round { record, how: Checked::NotNow(why), unkept: None });
@@ -327,14 +328,19 @@ impl Minder<'_> {
     fn look(&self, closed: &AtomicBool) -> Result<(), ClientError> {
         let mut client = Client::connect(&self.control.to_string_lossy())?;
         client.set_timeout(Some(LIMIT))?;
+        let stop = SyncParameters { action: Some(SyncChange::Stop), ..SyncParameters::default() };
         if !Moment::now().is_in(self.window) {
             closed.store(true, Ordering::Relaxed);
-            let stop = SyncParameters { action: Some(SyncChange::Stop), ..SyncParameters::default() };
             return client.call::<SyncResult>("sync", stop).map(drop);
         }
         let now: Detail = client.call("detail", Value::Null)?;
+        let Some(sync) = now.sync.filter(|sync| sync.action == "check") else { return Ok(()) };
+        if sync.uncompared_stripes > 0 {
+            // A member was away, if only for a moment. What comes now would not count.
+            return client.call::<SyncResult>("sync", stop).map(drop);
+        }
         // Without a member there is no parity to compare, and it seems to come far.
-        if let Some(sync) = now.sync.filter(|sync| sync.action == "check" && !now.degraded) {
+        if !now.degraded {
             // The end keeps it once more, and says so if it can't.
             let _ = self.records.put(self.uuid, &self.record.until(&sync, self.detail.chunk_bytes));
         }
@@ -385,6 +391,7 @@ mod tests {
             total: 9000,
             mismatched_sectors: 8,
             unreadable_stripes: 5,
+            uncompared_stripes: 0,
             paused: false,
             speed_kib: 0,
             finish_seconds: None,
@@ -491,14 +498,27 @@ mod tests {
 
     /// What a check comes to whose server answers so.
     fn checked(result: serde_json::Value, record: &Record) -> (Record, Checked) {
+        checked_while(result, record, |_| {})
+    }
+
+    /// The same where this is done before the server answers.
+    fn checked_while(
+        result: serde_json::Value,
+        record: &Record,
+        meanwhile: impl Fn(&Records) + Send + std::marker::Sync + 'static,
+    ) -> (Record, Checked) {
         let folder = tempfile::tempdir().unwrap();
         let control = folder.path().join("control");
+        let records = Records(folder.path().to_owned());
+        let own = records.clone();
         crate::daemon::fake::server(&control, move |call| {
             let array = Detail { uuid: "data".to_owned(), ..super::super::health::tests::array() };
-            let is_check = call["method"] == "check";
-            Some(if is_check { result.clone() } else { serde_json::json!({ "result": array }) })
+            if call["method"] != "check" {
+                return Some(serde_json::json!({ "result": array }));
+            }
+            meanwhile(&own);
+            Some(result.clone())
         });
-        let records = Records(folder.path().to_owned());
         records.put("data", record).unwrap();
         let round = check(&control, "data", None, &records, Pulse::of).unwrap();
         assert_eq!(records.of("data"), round.record, "it outlives the daemon");
@@ -522,6 +542,55 @@ mod tests {
         let (after, how) = checked(result(0), &record);
         assert!(matches!(how, Checked::Complete { mismatched_sectors: 8, .. }), "{how:?}");
         assert!(!after.open && after.completed.is_some());
+        // What was compared before the loss, as far as it was kept while it was under way, is known.
+        let before = Record { next_sector: 4096, mismatched_sectors: 16, ..record.clone() };
+        let kept = before.clone();
+        let (after, _) =
+            checked_while(result(5), &record, move |records| records.put("data", &kept).unwrap());
+        assert_eq!(after, before);
+    }
+
+    /// One that was away for a moment is back before it is looked, and its stripes stay uncompared.
+    #[test]
+    fn a_check_that_has_missed_stripes_is_kept_no_further_and_stopped() {
+        let folder = tempfile::tempdir().unwrap();
+        let (control, records) = (folder.path().join("control"), Records(folder.path().join("state")));
+        let uncompared = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+        let (stop, stops) = std::sync::mpsc::channel();
+        let own = std::sync::Arc::clone(&uncompared);
+        crate::daemon::fake::server(&control, move |call| {
+            if call["method"] == "sync" {
+                stop.send(call["params"]["action"].clone()).unwrap();
+                return Some(serde_json::json!({ "result": {
+                    "sync": null, "paused": false, "speed_min_kib": 1, "speed_max_kib": 2,
+                } }));
+            }
+            let sync = serde_json::json!({ "action": "check", "done": UNDER_WAY_MAX + 9, "total": 9000,
+                "mismatched_sectors": 0, "uncompared_stripes": own.load(Ordering::SeqCst), "paused": false,
+                "speed_kib": 0, "finish_seconds": null });
+            let sync = Some(serde_json::from_value(sync).unwrap());
+            Some(serde_json::json!({ "result": Detail { sync, ..super::super::health::tests::array() } }))
+        });
+        let record = Record { begun: 7, open: true, ..Record::default() };
+        let detail = super::super::health::tests::array();
+        let minder = Minder {
+            control: &control,
+            uuid: "data",
+            window: None,
+            records: &records,
+            record: &record,
+            detail: &detail,
+        };
+        let closed = AtomicBool::new(false);
+        minder.look(&closed).unwrap();
+        let kept = records.of("data");
+        assert_eq!((kept.next_sector, stops.try_recv().is_ok()), (9 * 128, false));
+        uncompared.store(1, Ordering::SeqCst);
+        records.put("data", &record).unwrap();
+        let _ = minder.look(&closed);
+        assert_eq!(records.of("data"), record, "it is not kept");
+        assert_eq!(stops.try_recv().unwrap(), "stop", "it goes on when the array is whole");
+        assert!(!closed.load(Ordering::Relaxed));
     }
 
     #[test]

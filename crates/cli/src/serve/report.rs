@@ -28,6 +28,7 @@ pub fn sync(progress: &SyncProgress) -> Sync {
         total: progress.total,
         mismatched_sectors: progress.mismatched_sectors,
         unreadable_stripes: progress.errors,
+        uncompared_stripes: progress.uncompared_stripes,
         paused: progress.paused,
         speed_kib: progress.speed / 1024,
         finish_seconds: progress.finish_seconds,

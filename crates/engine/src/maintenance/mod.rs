@@ -68,6 +68,8 @@ pub struct SyncProgress {
     pub mismatched_sectors: u64,
     /// Stripes that could not be read whole.
     pub errors: u64,
+    /// Stripes with rows that could not be compared, as in a scrub's report.
+    pub uncompared_stripes: u64,
     /// It stands still until it is resumed (MD: `frozen`).
     pub paused: bool,
     /// Bytes of each member per second, lately; 0 if that isn't known yet.
@@ -309,6 +311,7 @@ impl Maintenance {
             started_ns: shard::now(),
             mismatched_sectors: 0,
             errors: 0,
+            uncompared_stripes: 0,
             paused: false,
             speed: 0,
             finish_seconds: None,
@@ -409,6 +412,7 @@ impl Maintenance {
             let before = progress.percent() / PERCENT_STEP;
             progress.done += 1;
             progress.errors += errors;
+            progress.uncompared_stripes += findings.uncompared_stripes;
             progress.mismatched_sectors += findings.mismatched;
             progress.note(now, self.volume.geometry.chunk_bytes().into());
             let percent = progress.percent() / PERCENT_STEP;

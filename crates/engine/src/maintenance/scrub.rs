@@ -309,7 +309,9 @@ impl Maintenance {
         let total = scrub.stripes.end - scrub.stripes.start;
         self.begin(scrub.action(), scrub.done(), total);
         if let Some(progress) = &mut *self.sync.borrow_mut() {
-            progress.mismatched_sectors = scrub.found.borrow().mismatched;
+            let found = scrub.found.borrow();
+            progress.mismatched_sectors = found.mismatched;
+            progress.uncompared_stripes = found.uncompared_stripes;
             progress.errors = scrub.errors.get();
         }
         let walk = self

@@ -12,6 +12,7 @@ use crate::membership::Life;
 use pinstripe_engine::{
     array::{Added, CommandError},
     error::IoError,
+    events::SyncAction,
     geometry::{MemberSlot, StripeId, StripeMap},
     maintenance::{CheckReport, ScrubAction, ScrubRequest},
 };
@@ -1125,6 +1126,22 @@ fn a_check_without_a_member_has_compared_only_what_a_second_parity_tells() {
     let report = scrub(&mut scene, ScrubAction::Check);
     assert_eq!((report.mismatched_sectors, report.unreadable_stripes), (0, 0));
     assert_eq!(report.uncompared_stripes, report.stripes);
+
+    // It is known while it is under way, also when the member is back.
+    let (array, scrubbing) = (scene.array.clone(), scene.array.clone());
+    scene.world.spawn(0, "scrub", async move {
+        let check = ScrubRequest { action: ScrubAction::Check, from: 0, to: None };
+        scrubbing.scrub(check).await.unwrap();
+    });
+    let checked = || array.detail().sync.filter(|sync| sync.action == SyncAction::Check);
+    let of_done = || checked().map(|sync| (sync.done, sync.uncompared_stripes));
+    scene.world.run_until(STEPS, |_| of_done().is_some_and(|(done, _)| done > 0)).unwrap();
+    assert!(of_done().is_some_and(|(done, uncompared)| done == uncompared), "{:?}", of_done());
+    let (own, source) = (scene.array.clone(), scene.disks[map.data_slot(2).index()].source());
+    scene.run(async move { own.add(source, Uuid([98; 16])).await }).unwrap();
+    scene.world.run_until(STEPS, |_| array.detail().missing == 0 && of_done().is_some()).unwrap();
+    assert!(of_done().is_some_and(|(_, uncompared)| uncompared > 0), "{:?}", of_done());
+    drop(array);
 
     let mut scene = raid6();
     fail(&mut scene, map.data_slot(2));
