@@ -271,10 +271,14 @@ impl Book {
         }
     }
 
-    /// What is over because its array is none of those that are kept served.
-    pub fn forget(&mut self, known: &[AlertedArray<'_>]) -> Vec<Tell> {
-        let is_known = |subject: &Subject, open: &Open| known.iter().any(|array| array.is(subject, open));
-        let forgotten = self.0.extract_if(.., |subject, open| !is_known(subject, open));
+    /// What is over because its array is none of those that are kept served, and one of `gone` if these are
+    /// given.
+    pub fn forget(&mut self, known: &[AlertedArray<'_>], gone: Option<&[AlertedArray<'_>]>) -> Vec<Tell> {
+        let is_over = |subject: &Subject, open: &Open| {
+            let is_it = |array: &AlertedArray<'_>| array.is(subject, open);
+            !known.iter().any(is_it) && gone.is_none_or(|gone| gone.iter().any(is_it))
+        };
+        let forgotten = self.0.extract_if(.., |subject, open| is_over(subject, open));
         let told = |(subject, open): (Subject, Open)| {
             let last = &open.message;
             let message = format!("the daemon does not see to the array any more; the last was: {last}");
@@ -496,7 +500,7 @@ mod tests {
         book.update(alerted("data"), vec![(subject("data"), String::new())], ALL, 1);
         assert!(book.update(alerted("other"), Vec::new(), ALL, 1).is_empty());
         book.update(alerted("other"), vec![(subject("other"), String::new())], ALL, 1);
-        let told = book.forget(&[alerted("other")]);
+        let told = book.forget(&[alerted("other")], None);
         assert_eq!((told.len(), told[0].subject.array.as_str(), told[0].cleared), (1, "data", true));
         assert_eq!(book.status().len(), 1);
     }
@@ -527,7 +531,7 @@ mod tests {
         assert!(book.update(called("data", "A"), degraded("data"), ALL, 2).is_empty());
         // A copy comes.
         let both = [called("data (A)", "A"), called("data (B)", "B")];
-        assert!(book.forget(&both).is_empty());
+        assert!(book.forget(&both, None).is_empty());
         assert!(book.update(both[0], degraded("data (A)"), ALL, 3).is_empty());
         assert!(book.update(both[1], Vec::new(), ALL, 3).is_empty());
         assert_eq!(kinds(&book.update(both[1], degraded("data (B)"), ALL, 4)), [("Degraded", false)]);
@@ -544,7 +548,7 @@ mod tests {
         let over = same.update(called("data", "B"), Vec::new(), ALL, 4);
         assert_eq!((over.len(), over[0].subject.array.as_str()), (1, "data (B)"));
         // The array of this name isn't the one that it was.
-        let told = book.forget(&[called("data", "A"), called("data (B)", "C")]);
+        let told = book.forget(&[called("data", "A"), called("data (B)", "C")], None);
         assert_eq!((told.len(), told[0].subject.array.as_str()), (1, "data (B)"));
     }
 }

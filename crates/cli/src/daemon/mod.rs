@@ -417,7 +417,8 @@ impl Daemon {
         self.remarks = remarks;
         let keys: Vec<String> = all.iter().map(Wanted::identity).collect();
         self.rekey(&all, &keys);
-        let forgets = self.forget_absent(&keys);
+        let reloaded = std::mem::take(&mut self.look.forgets);
+        self.forget_absent(&keys, reloaded);
         let others = self.arrays.iter().filter(|(key, _)| !keys.contains(key)).map(|(_, kept)| &kept.label);
         let others = others.chain(self.left_out.iter().map(|(label, _)| label));
         let labels =
@@ -455,13 +456,22 @@ impl Daemon {
                 }
             }
         }
-        if forgets {
-            let left_out = self.left_out.iter().map(|(label, _)| AlertedArray { label, uuid: None });
-            let known: Vec<AlertedArray<'_>> =
-                self.arrays.values().map(Kept::alerted).chain(left_out).collect();
-            let told = self.chores.book.forget(&known);
-            self.send_alerts(told);
-        }
+        self.forget_alerts(reloaded);
+    }
+
+    /// Has the alerts be over of arrays that the daemon doesn't see to any more. `reloaded`: what is not known
+    /// now is that, see [`Self::forget_absent`]; else those are that only a person starts.
+    fn forget_alerts(&mut self, reloaded: bool) {
+        let left_out = self.left_out.iter().map(|(label, _)| AlertedArray { label, uuid: None });
+        let known: Vec<AlertedArray<'_>> = self.arrays.values().map(Kept::alerted).chain(left_out).collect();
+        let by_persons = self.configuration.arrays.iter().filter(|entry| !entry.auto);
+        let by_persons = by_persons.map(|entry| (entry.label(), entry.uuid.map(|uuid| uuid.to_string())));
+        let by_persons: Vec<(String, Option<String>)> = by_persons.collect();
+        let by_persons = by_persons.iter().map(|(label, uuid)| AlertedArray { label, uuid: uuid.as_deref() });
+        let by_persons: Vec<AlertedArray<'_>> = by_persons.collect();
+        let forgets_all = reloaded || !self.configuration.scan.all;
+        let told = self.chores.book.forget(&known, (!forgets_all).then_some(&by_persons));
+        self.send_alerts(told);
     }
 
     /// Has each array under the key that it has now: with `assemble = "all"` an entry may have come for one
@@ -479,24 +489,33 @@ impl Daemon {
         }
     }
 
-    /// Forgets what isn't to be served any more, and says whether what is not known now is that.
+    /// Forgets what isn't to be served any more.
     ///
     /// With `assemble = "all"` an array without an entry is known by its members alone, and one look may miss
     /// them: a disk is slow to answer, or the kernel has them for a while. So only the look after a `reload`
     /// forgets; and what a person has stopped not even that, for it would be started when it is found again.
-    fn forget_absent(&mut self, keys: &[String]) -> bool {
+    ///
+    /// What only a person starts goes when a person has stopped it. Where its server has died it is told of
+    /// until a person has seen to it.
+    fn forget_absent(&mut self, keys: &[String], reloaded: bool) {
         let (all, now) = (self.configuration.scan.all, self.now());
-        let forgets = std::mem::take(&mut self.look.forgets) || !all;
         let stays = |kept: &Kept| {
-            all && kept.is_started && (!forgets || matches!(kept.course.phase, Phase::Stopped { .. }))
+            let is_stopped = matches!(kept.course.phase, Phase::Stopped { .. });
+            if kept.is_started {
+                all && (!reloaded || is_stopped)
+            } else {
+                !reloaded && kept.course.failures > 0
+            }
         };
         self.arrays.retain(|key, kept| keys.contains(key) || kept.is_busy() || stays(kept));
-        let why = "no member of it was found that is free".to_owned();
-        let absent = State::Late { why, enough: false };
         for (_, kept) in self.arrays.iter_mut().filter(|(key, _)| !keys.contains(key)) {
-            kept.course.looked(&absent, None, now);
+            let why = if kept.is_started {
+                "no member of it was found that is free"
+            } else {
+                "its server has died, and only a person starts it: see `pinstripe events`, and `pinstripe assemble` it"
+            };
+            kept.course.looked(&State::Late { why: why.to_owned(), enough: false }, None, now);
         }
-        forgets
     }
 
     /// A reason for waiting is told when it is new.

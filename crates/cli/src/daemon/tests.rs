@@ -196,8 +196,7 @@ fn a_survey_that_was_begun_before_a_spare_was_moved_moves_none() {
         daemon.arrays.get_mut(key).unwrap().duties.spare_group = Some("shelf".to_owned());
     }
     let said = || {
-        let mut wants = Detail { degraded: true, spares: Vec::new(), ..detail("wants") };
-        (wants.members[1].state, wants.members[1].device) = ("missing".to_owned(), None);
+        let wants = Detail { spares: Vec::new(), ..degraded("wants") };
         vec![("gives".to_owned(), detail("gives")), ("wants".to_owned(), wants)]
     };
     let later = |daemon: &mut Daemon| daemon.begun -= Duration::from_secs(20);
@@ -218,4 +217,70 @@ fn a_survey_that_was_begun_before_a_spare_was_moved_moves_none() {
     daemon.chores.survey.last = Some(daemon.now());
     daemon.surveyed(said());
     assert!(daemon.chores.moves, "what was asked for since counts");
+}
+
+/// The configuration that this text is.
+fn configured(text: &str) -> Configuration {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pinstripe.toml");
+    std::fs::write(&path, text).unwrap();
+    Configuration::load(Some(&path)).unwrap()
+}
+
+/// What a degraded array's server says.
+fn degraded(uuid: &str) -> Detail {
+    let mut degraded = Detail { degraded: true, ..detail(uuid) };
+    (degraded.members[1].state, degraded.members[1].device) = ("missing".to_owned(), None);
+    degraded
+}
+
+fn alerts_of(daemon: &Daemon) -> Vec<String> {
+    daemon.chores.book.status().into_iter().map(|alert| alert.alert).collect()
+}
+
+/// Of an array with `auto = false` that is degraded, in a configuration of this `[scan]`.
+fn served_by_a_person(scan: &str) -> (Daemon, TempDir) {
+    let (mut daemon, folder) = daemon();
+    daemon.configuration = configured(&format!("{scan}[[array]]\nname = 'data'\nauto = false\n"));
+    served(&mut daemon, "data", folder.path().join("control"));
+    daemon.arrays.get_mut("data").unwrap().is_started = false;
+    daemon.surveyed(vec![("data".to_owned(), degraded("data"))]);
+    assert_eq!(alerts_of(&daemon), ["Degraded"]);
+    (daemon, folder)
+}
+
+#[test]
+fn what_is_wrong_with_an_array_that_only_persons_start_is_over_when_a_person_has_stopped_it() {
+    for scan in ["", "[scan]\nassemble = 'all'\n"] {
+        let (mut daemon, _folder) = served_by_a_person(scan);
+        // Of another array, which may only not be found.
+        let other = AlertedArray { label: "other", uuid: Some("other") };
+        let left = alerts::left_out("other", "");
+        daemon.chores.book.update(other, vec![left], alerts::Asked::NOTHING, 1);
+        daemon.news(1, News::Ended(Ending::Ordered));
+        daemon.looked(Vec::new(), Vec::new());
+        let left: &[&str] = if scan.is_empty() { &[] } else { &["Misconfigured"] };
+        assert_eq!(alerts_of(&daemon), left, "{scan}");
+        assert!(daemon.arrays.is_empty());
+    }
+}
+
+#[test]
+fn an_array_that_only_persons_start_and_that_has_died_is_told_of_until_a_person_sees_to_it() {
+    for scan in ["", "[scan]\nassemble = 'all'\n"] {
+        let (mut daemon, _folder) = served_by_a_person(scan);
+        daemon.news(1, News::Ended(Ending::Died("its server was ended by signal 9".to_owned())));
+        daemon.begun -= Duration::from_secs(2);
+        for _ in 0..2 {
+            daemon.looked(Vec::new(), Vec::new());
+            daemon.begun -= Duration::from_mins(1);
+            daemon.surveyed(Vec::new());
+        }
+        assert_eq!(alerts_of(&daemon), ["Degraded", "NotServed"], "{scan}");
+        let Phase::Waiting { why, .. } = &daemon.arrays["data"].course.phase else { panic!("it waits") };
+        assert!(why.contains("only a person starts it"), "{why}");
+        daemon.look.forgets = true;
+        daemon.looked(Vec::new(), Vec::new());
+        assert!(daemon.arrays.is_empty() && alerts_of(&daemon).is_empty(), "a person has reloaded");
+    }
 }

@@ -495,12 +495,19 @@ fn an_array_that_only_a_person_starts_is_seen_to_while_it_is_served() {
     configured.run(&["assemble", "--name", "data"]).ok();
     daemon.wait_for("data", "serving");
     configured.run(&["fail", "data", "member1"]).ok();
-    daemon.wait("it is told", |status| status["alerts"][0]["alert"] == "Degraded");
+    let is_told = |status: &Value| status["alerts"][0]["alert"] == "Degraded";
+    daemon.wait("it is told", is_told);
+    configured.kill_server("data");
+    let status = daemon.wait("it is seen", |status| of(status, "data")["state"] == "waiting");
+    assert!(of(&status, "data")["why"].as_str().unwrap().contains("only a person starts it"), "{status}");
+    assert!(is_told(&status), "it is no better: {status}");
+    configured.run(&["assemble", "--name", "data"]).ok();
+    daemon.wait_for("data", "serving");
     configured.run(&["stop", "data"]).ok();
     configured.run(&["reload"]).ok();
-    daemon.wait("it is forgotten", |status| {
-        status["arrays"].as_array().unwrap().is_empty() && status["alerts"].as_array().unwrap().is_empty()
-    });
+    let nothing =
+        |status: &Value| ["arrays", "alerts"].iter().all(|all| status[all] == Value::Array(Vec::new()));
+    daemon.wait("it is forgotten", nothing);
     assert_eq!(configured.run(&["list"]).ok().out, "no array is served\n");
 }
 
