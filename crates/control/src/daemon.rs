@@ -77,7 +77,8 @@ pub struct ArrayStatus {
     #[serde(default)]
     pub checked: Option<u64>,
     /// When the configuration wants the next check, or since when, in seconds since the epoch; one under way
-    /// may take until then. Nothing without `check-every`.
+    /// may take until then. Nothing without `check-every`, and of an array that can't be checked: one without
+    /// parity, one that is read-only, and one of which neither is known yet.
     #[serde(default)]
     pub check_due: Option<u64>,
     /// How many sectors of 512 bytes did not match then.

@@ -285,6 +285,11 @@ pub fn check(
     Ok(Round { record, how, unkept })
 }
 
+/// Whether there is parity to compare, and the array isn't one that is only read for good.
+pub fn can_be_checked(detail: &Detail) -> bool {
+    detail.level != "raid0" && detail.state != "read-only"
+}
+
 /// What has to be over before parity is compared.
 fn obstacle(detail: &Detail, uuid: &str) -> Option<String> {
     if detail.uuid != uuid {

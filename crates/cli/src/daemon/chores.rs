@@ -276,9 +276,7 @@ impl Daemon {
         }
         for (key, detail) in details {
             if let Some(kept) = self.arrays.get_mut(&key) {
-                // What was replaced is none of the array's any more, also while its server says nothing.
-                kept.disks.retain(|disk| alerts::is_part(&detail, &disk.device));
-                kept.detail = Some(detail);
+                kept.take(detail);
             }
         }
         self.take_over_checks();

@@ -9,7 +9,7 @@ use pinstripe_control::{
 };
 
 use super::{
-    alerts::{AlertedArray, Asked, Server},
+    alerts::{self, AlertedArray, Asked, Server},
     checks::{self, Record},
     phase::{Course, Phase},
     threads::Follower,
@@ -41,6 +41,8 @@ pub struct Kept {
     pub visited: bool,
     /// What those that said anything said the last time.
     pub disks: Vec<DiskHealth>,
+    /// Whether a check can be, by what its server said when it last did.
+    is_checkable: Option<bool>,
     /// What its server said the last time, if it did.
     pub detail: Option<Detail>,
     /// How often each event has happened.
@@ -63,6 +65,7 @@ impl Kept {
             check_not_before: now,
             visited: false,
             disks: Vec::new(),
+            is_checkable: None,
             detail: None,
             events: BTreeMap::new(),
         }
@@ -91,17 +94,25 @@ impl Kept {
         }
     }
 
-    /// The control socket of its server, if that answers.
-    pub fn answering(&self) -> Option<PathBuf> {
+    /// The control socket of its server.
+    pub fn control(&self) -> Option<PathBuf> {
         match &self.course.phase {
-            Phase::Serving { control, silent: None, .. } => Some(control.clone()),
+            Phase::Serving { control, .. } => Some(control.clone()),
             _ => None,
         }
     }
 
-    /// As far as is known.
-    fn has_parity(&self) -> bool {
-        self.detail.as_ref().is_none_or(|detail| detail.level != "raid0")
+    /// The control socket of its server, if that answers.
+    pub fn answering(&self) -> Option<PathBuf> {
+        self.control().filter(|_| !matches!(self.course.phase, Phase::Serving { silent: Some(_), .. }))
+    }
+
+    /// Takes what its server says.
+    pub fn take(&mut self, detail: Detail) {
+        // What was replaced is none of the array's any more, also while its server says nothing.
+        self.disks.retain(|disk| alerts::is_part(&detail, &disk.device));
+        self.is_checkable = Some(checks::can_be_checked(&detail));
+        self.detail = Some(detail);
     }
 
     pub fn alerted(&self) -> AlertedArray<'_> {
@@ -128,28 +139,26 @@ impl Kept {
             Phase::Stopped { since } => ("stopped", since, None),
             Phase::Failed { why, since, .. } => ("failed", since, Some(why)),
         };
-        let control = match &self.course.phase {
-            Phase::Serving { control, .. } => Some(control.clone()),
-            _ => None,
-        };
         let next_try = match &self.course.phase {
             Phase::Failed { until, .. } => Some(until.saturating_sub(now).as_secs()),
             _ => None,
         };
         let record = &self.record;
+        // One that has been checked has parity.
+        let is_checkable = self.is_checkable.unwrap_or(record.begun > 0) && !self.read_only;
         ArrayStatus {
             array: self.label.clone(),
             uuid: self.uuid.clone(),
             state: state.to_owned(),
             why: why.cloned(),
             seconds: now.saturating_sub(*since).as_secs(),
-            control,
+            control: self.control(),
             failures: self.course.failures,
             next_try_seconds: next_try,
             disks: self.disks.clone(),
             events: self.events.clone(),
             checked: record.completed,
-            check_due: checks::due(&self.duties, record, begun).filter(|_| self.has_parity()),
+            check_due: checks::due(&self.duties, record, begun).filter(|_| is_checkable),
             checked_mismatched_sectors: record.completed.map(|_| record.completed_mismatched_sectors),
             checked_unreadable_stripes: record.completed.map(|_| record.completed_unreadable_stripes),
         }
@@ -169,5 +178,29 @@ mod tests {
         kept.count("Rebuild20");
         kept.count("Event0");
         assert_eq!((kept.events.len(), kept.events["Event0"]), (EVENTS_MAX, 2));
+    }
+
+    /// Whatever it is about comes and goes with its server.
+    #[test]
+    fn no_check_is_due_of_an_array_that_none_can_be_of() {
+        let due = |level: &str, state: &str, read_only: bool, record: Record| {
+            let mut kept = Kept::new("data".to_owned(), Duration::ZERO);
+            kept.duties.check_every = Some("30d".parse().unwrap());
+            (kept.read_only, kept.record) = (read_only, record);
+            let before = kept.status(Duration::ZERO, 7).check_due;
+            let (level, state) = (level.to_owned(), state.to_owned());
+            kept.take(Detail { level, state, ..super::super::health::tests::array() });
+            let known = kept.status(Duration::ZERO, 7).check_due;
+            kept.detail = None;
+            assert_eq!(kept.status(Duration::ZERO, 7).check_due, known, "its server is away");
+            (before, known)
+        };
+        let checked = || Record { begun: 5, ..Record::default() };
+        let later = Some(5 + 30 * 86_400);
+        assert_eq!(due("raid5", "active", false, Record::default()), (None, Some(7)));
+        assert_eq!(due("raid5", "active", false, checked()), (later, later));
+        assert_eq!(due("raid0", "active", false, Record::default()), (None, None));
+        assert_eq!(due("raid5", "read-only", false, checked()), (later, None));
+        assert_eq!(due("raid5", "active", true, checked()), (None, None));
     }
 }
