@@ -415,6 +415,11 @@ impl Daemon {
             self.log.warn(remark);
         }
         self.remarks = remarks;
+        // systemd may take long to answer, and is asked for each of several arrays.
+        let is_not_up = |unit: &str| {
+            supervisor::tell_alive();
+            systemd::is_not_up(unit)
+        };
         let keys: Vec<String> = all.iter().map(Wanted::identity).collect();
         self.rekey(&all, &keys);
         let reloaded = std::mem::take(&mut self.look.forgets);
@@ -429,7 +434,7 @@ impl Daemon {
             // A restart ends a server as a person does. If it has failed, that is to be told.
             let is_stopped = !self.starts
                 && wanted.uuid().is_some_and(|uuid| self.stopped.was(&uuid.to_string()))
-                && !wanted.unit.as_deref().is_some_and(systemd::is_not_up);
+                && !wanted.unit.as_deref().is_some_and(is_not_up);
             let kept = self.arrays.entry(key.clone()).or_insert_with(|| {
                 let mut kept = Kept::new(wanted.label.clone(), now);
                 if is_stopped {

@@ -1113,6 +1113,59 @@ fn what_a_person_has_stopped_is_stopped_for_the_next_daemon_too_where_something_
     daemon.wait_for("data", "waiting");
 }
 
+/// systemd is slow to answer where a machine is busy, such as in an upgrade.
+#[test]
+fn the_daemon_is_alive_while_it_asks_systemd_for_the_units_of_several_arrays() {
+    const ARRAYS: usize = 3;
+    let entry = |number: usize| {
+        format!("[[array]]\nname = 'data{number}'\nmembers = ['@/member{number}-[0-2]']\nshards = 1\n")
+    };
+    let configured = Configured::new(&format!("{SCAN}{}", (0..ARRAYS).map(entry).collect::<String>()));
+    let world = &configured.world;
+    let daemon = Daemon::start(&configured, &["--no-start"]);
+    for number in 0..ARRAYS {
+        let name = format!("data{number}");
+        let file = |slot| world.file(&format!("member{number}-{slot}"), MEMBER_BYTES);
+        let members: Vec<String> = (0..3).map(file).collect();
+        world.create(&["--level", "5", "--name", &name, "--assume-clean"], &members).ok();
+        let served = world.serve(&["--shards", "1"], &members);
+        daemon.wait_for(&name, "serving");
+        configured.run(&["stop", &name]).ok();
+        served.ended();
+        daemon.wait_for(&name, "stopped");
+    }
+    drop(daemon);
+    configured.program("bin/systemctl", "#!/bin/sh\necho >>@/asked\nsleep 2\n");
+    let notify = world.path("notify");
+    let socket = std::os::unix::net::UnixDatagram::bind(&notify).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let notify = notify.display().to_string();
+    let asked = world.path("asked");
+    let signs = thread::spawn(move || {
+        let (mut last, mut longest, mut more) = (Instant::now(), Duration::ZERO, 3);
+        while more > 0 {
+            let mut told = [0; 4096];
+            let length = socket.recv(&mut told).unwrap();
+            if String::from_utf8_lossy(&told[..length]).contains("WATCHDOG=1") {
+                longest = longest.max(last.elapsed());
+                last = Instant::now();
+                let has_asked = fs::read_to_string(&asked).is_ok_and(|asked| asked.len() >= ARRAYS);
+                more -= i32::from(has_asked);
+            }
+        }
+        longest
+    });
+    let variables = [("NOTIFY_SOCKET", notify.as_str()), ("WATCHDOG_USEC", "60000000")];
+    let daemon = Daemon::start_with(&configured, &["--no-start"], &variables);
+    let longest = signs.join().unwrap();
+    assert!(longest < Duration::from_secs(5), "{longest:?}");
+    let status = daemon.status().unwrap();
+    assert!(
+        (0..ARRAYS).all(|number| of(&status, &format!("data{number}"))["state"] == "stopped"),
+        "{status}"
+    );
+}
+
 #[test]
 fn what_something_else_starts_is_watched_and_not_started() {
     let configured = Configured::new(DATA);
