@@ -21,6 +21,8 @@ use crate::{called::host, state::in_memory};
 /// How long a program may take to send an alert.
 pub const SEND_LIMIT: Duration = Duration::from_mins(1);
 const SEND_LOOK: Duration = Duration::from_millis(20);
+/// Bytes that a program may say of what is wrong. They are in memory.
+const SAID_BYTES_MAX: u64 = 1 << 20;
 /// Bytes of a line of a mail's text. 998 are allowed.
 const LINE_BYTES_MAX: usize = 900;
 
@@ -169,6 +171,10 @@ fn run(command: &mut Command, input: &str, output: Stdio, over: &AtomicBool) -> 
                 let seconds = SEND_LIMIT.as_secs();
                 return Err(Unsent::Failed(format!("{name} has not ended after {seconds} seconds")));
             }
+            Ok(None) if said.metadata().is_ok_and(|said| said.len() > SAID_BYTES_MAX) => {
+                end(&mut child);
+                return Err(Unsent::Failed(format!("{name} has written without end to its standard error")));
+            }
             Ok(None) => thread::sleep(SEND_LOOK),
         }
     }
@@ -290,6 +296,10 @@ pub mod tests {
         assert!(text.starts_with("raised Degraded .\n{") && text.contains("\"since\":5"), "{text}");
         put("#!/bin/sh\necho no >&2; exit 3\n");
         assert_eq!(send(), Err(Unsent::Failed("ended with status 3: no".to_owned())));
+        // What it says is in memory.
+        put("#!/bin/sh\nhead -c 3000000 /dev/zero >&2\nsleep 600\n");
+        let Err(Unsent::Failed(why)) = send() else { panic!("it is sent") };
+        assert!(why.contains("without end"), "{why}");
         for more in ["/T0/secret", "?key=secret", "#secret", ""] {
             let webhook = Some(format!("https://user:key@hooks.example{more}"));
             assert_eq!(
