@@ -6,7 +6,6 @@ use std::{
     iter,
     os::unix::fs::{MetadataExt, PermissionsExt, chown},
     path::{Path, PathBuf},
-    slice,
 };
 
 use pinstripe_config::Configuration;
@@ -61,20 +60,7 @@ impl Edit {
         Self { path, old, new, made }
     }
 
-    /// A failure leaves the file as it was.
-    pub fn carry_out(&self) -> Result<(), Failure> {
-        self.carry_out_by(sync_folder)
-    }
-
-    fn carry_out_by(&self, sync: Sync) -> Result<(), Failure> {
-        self.expect(self.old.as_deref())?;
-        put(&self.path, self.new.as_deref(), sync).map_err(|failure| {
-            // It may have come after the change.
-            if self.holds(self.old.as_deref()) { failure } else { undo(slice::from_ref(self), failure) }
-        })
-    }
-
-    pub fn undo(&self) -> Result<(), Failure> {
+    fn undo(&self) -> Result<(), Failure> {
         self.expect(self.new.as_deref())?;
         let done = put(&self.path, self.old.as_deref(), sync_folder);
         done.or_else(|failure| if self.holds(self.old.as_deref()) { Ok(()) } else { Err(failure) })?;
@@ -112,10 +98,17 @@ impl Edit {
 
 /// Carries all out, or none.
 pub fn carry_out(edits: &[Edit]) -> Result<(), Failure> {
+    carry_out_by(edits, sync_folder)
+}
+
+fn carry_out_by(edits: &[Edit], sync: Sync) -> Result<(), Failure> {
     for (index, edit) in edits.iter().enumerate() {
-        if let Err(failure) = edit.carry_out() {
-            return Err(undo(&edits[..index], failure));
-        }
+        edit.expect(edit.old.as_deref()).map_err(|failure| undo(&edits[..index], failure))?;
+        put(&edit.path, edit.new.as_deref(), sync).map_err(|failure| {
+            // It may have come after the change.
+            let changed = index + usize::from(!edit.holds(edit.old.as_deref()));
+            undo(&edits[..changed], failure)
+        })?;
     }
     Ok(())
 }
@@ -125,12 +118,15 @@ pub fn carry_out(edits: &[Edit]) -> Result<(), Failure> {
 /// Each edit is safe behind those before it alone: none of them goes while a later one stays, or mdadm would
 /// be left with its hands off an array that has no entry of ours.
 pub fn undo(edits: &[Edit], failure: Failure) -> Failure {
-    let Err(left) = edits.iter().rev().try_for_each(Edit::undo) else { return failure };
-    Failure::new(format!(
-        "{}; and what was changed before could not be taken back: {}",
-        failure.sentence(),
-        left.sentence()
-    ))
+    let undone = |(index, edit): (usize, &Edit)| edit.undo().map_err(|why| (index, why));
+    let Err((index, why)) = edits.iter().enumerate().rev().try_for_each(undone) else { return failure };
+    let stay: Vec<String> = edits[..index].iter().map(|edit| edit.path.display().to_string()).collect();
+    let stay = match stay.as_slice() {
+        [] => String::new(),
+        paths => format!("; so these stay as they were changed, too: {}", paths.join(", ")),
+    };
+    let (failure, why) = (failure.sentence(), why.sentence());
+    Failure::new(format!("{failure}; and what was changed before could not be taken back: {why}{stay}"))
 }
 
 /// Makes durable what has changed in a folder.
@@ -311,6 +307,8 @@ pub fn written(array: &FoundArray) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use super::*;
 
     fn edit(path: &Path, old: Option<&str>, new: Option<&str>) -> Edit {
@@ -324,16 +322,16 @@ mod tests {
         fs::write(&path, "old").unwrap();
         let full: Sync = |_| Err(io::Error::other("no space"));
         for new in [Some("new"), None] {
-            let failure = edit(&path, Some("old"), new).carry_out_by(full).unwrap_err();
+            let failure = carry_out_by(&[edit(&path, Some("old"), new)], full).unwrap_err();
             assert!(failure.sentence().ends_with("mdadm.conf: no space"), "{}", failure.sentence());
             assert_eq!(fs::read_to_string(&path).unwrap(), "old", "{new:?}");
         }
         let other = folder.path().join("other.conf");
-        edit(&other, None, Some("new")).carry_out_by(full).unwrap_err();
+        carry_out_by(&[edit(&other, None, Some("new"))], full).unwrap_err();
         assert!(!other.exists());
         // What something else has written is not taken back.
         fs::write(&path, "new").unwrap();
-        let failure = edit(&path, Some("old"), Some("new")).carry_out().unwrap_err();
+        let failure = carry_out(&[edit(&path, Some("old"), Some("new"))]).unwrap_err();
         assert!(failure.sentence().contains("was changed by something else"));
         assert_eq!(fs::read_to_string(&path).unwrap(), "new");
     }
@@ -355,18 +353,50 @@ mod tests {
         assert!(!own.exists() && fs::read_to_string(&other).unwrap() == "old");
     }
 
+    /// A disk that is full after the change leaves no room for what takes it back.
+    #[test]
+    fn what_stays_of_several_edits_has_those_before_it_stay_and_all_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let [first, own, other] =
+            ["first.toml", "entry.toml", "mdadm.conf"].map(|name| folder.path().join(name));
+        fs::write(&other, "old").unwrap();
+        let edits = [
+            edit(&first, None, Some("new")),
+            edit(&own, None, Some("new")),
+            edit(&other, Some("old"), Some("new")),
+        ];
+        // Fails with the last one, and has it changed by something else, so that it can't be taken back.
+        let full: Sync = |folder| {
+            let other = folder.join("mdadm.conf");
+            if fs::read_to_string(&other).is_ok_and(|text| text == "new") {
+                fs::write(&other, "another")?;
+                return Err(io::Error::other("no space"));
+            }
+            Ok(())
+        };
+        let failure = carry_out_by(&edits, full).unwrap_err();
+        assert!(own.exists() && first.exists(), "nothing would start the array");
+        let words = failure.sentence();
+        assert!(words.contains("no space; and what") && words.contains("mdadm.conf was changed"), "{words}");
+        assert!(words.contains("first.toml, ") && words.ends_with("entry.toml"), "{words}");
+        // One that was not changed keeps none of those before it.
+        [&first, &own].into_iter().for_each(|path| fs::remove_file(path).unwrap());
+        carry_out(&edits).unwrap_err();
+        assert!(!own.exists() && !first.exists());
+    }
+
     #[test]
     fn what_is_taken_back_leaves_no_folder_that_was_made_for_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("conf.d/inner/entry.toml");
         let made = edit(&path, None, Some("new"));
-        made.carry_out().unwrap();
+        carry_out(slice::from_ref(&made)).unwrap();
         assert!(path.exists());
         made.undo().unwrap();
         assert!(!folder.path().join("conf.d").exists() && folder.path().exists());
         // What something else has put there keeps it.
         let made = edit(&path, None, Some("new"));
-        made.carry_out().unwrap();
+        carry_out(slice::from_ref(&made)).unwrap();
         fs::write(folder.path().join("conf.d/other.toml"), "").unwrap();
         made.undo().unwrap();
         assert!(folder.path().join("conf.d/other.toml").exists() && !path.parent().unwrap().exists());
@@ -379,11 +409,11 @@ mod tests {
         std::os::unix::fs::symlink(&target, &link).unwrap();
         let refused = read(&link).unwrap_err();
         assert!(refused.sentence().contains("leads to no file"), "{}", refused.sentence());
-        edit(&link, None, Some("new")).carry_out().unwrap_err();
+        carry_out(&[edit(&link, None, Some("new"))]).unwrap_err();
         put(&link, Some("new"), sync_folder).unwrap_err();
         assert!(link.is_symlink() && !target.exists());
         fs::write(&target, "old").unwrap();
-        edit(&link, Some("old"), Some("new")).carry_out().unwrap();
+        carry_out(&[edit(&link, Some("old"), Some("new"))]).unwrap();
         assert!(link.is_symlink());
         assert_eq!(fs::read_to_string(target).unwrap(), "new");
         let refused = without_entry(link, "").err().unwrap();
@@ -399,7 +429,7 @@ mod tests {
         // Not every file system has them.
         let has =
             fsetxattr(fs::File::open(&path).unwrap(), "user.note", b"kept", XattrFlags::empty()).is_ok();
-        edit(&path, Some("old"), Some("new")).carry_out().unwrap();
+        carry_out(&[edit(&path, Some("old"), Some("new"))]).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "new");
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o640);
         if has {
