@@ -115,8 +115,9 @@ const FINISH: Duration = Duration::from_secs(2);
 
 /// What the other threads tell.
 enum Message {
-    /// A look for members is over, which went by this generation of the configuration.
-    Looked { generation: u64, found: (Vec<Wanted>, Vec<String>) },
+    /// A look for members is over, which went by this generation of the configuration. It has found nothing
+    /// if it was only for servers that persons have started, and there is no new one.
+    Looked { generation: u64, found: Option<(Vec<Wanted>, Vec<String>)> },
     /// What became of the start of a server.
     Started { run: u64, outcome: Box<Outcome> },
     /// Of a server.
@@ -352,26 +353,34 @@ impl Daemon {
             return;
         }
         let now = self.now();
-        // Which arrays there are only a look tells where all are meant, and whether a person has started one.
-        let started_by_persons = self.configuration.arrays.iter().filter(|entry| !entry.auto).count();
+        let is_waiting = |kept: &Kept| matches!(kept.course.phase, Phase::Waiting { .. });
+        // No look at devices tells that a person has started an array, and disks that sleep are woken by it.
+        let is_for_persons = |kept: &Kept| !kept.is_started && is_waiting(kept);
+        // Which arrays there are only a look tells where all are meant.
         let sought = self.configuration.scan.all
-            || self.arrays.values().any(|kept| kept.course.is_sought(now))
-            || self.arrays.values().filter(|kept| !kept.is_started).count() < started_by_persons;
-        let waits = self.arrays.values().any(|kept| matches!(kept.course.phase, Phase::Waiting { .. }));
+            || self.arrays.values().any(|kept| kept.course.is_sought(now) && !is_for_persons(kept));
+        let by_persons = self.configuration.arrays.iter().filter(|entry| !entry.auto).count();
+        let asks =
+            self.arrays.values().filter(|kept| !kept.is_started && kept.is_busy()).count() < by_persons;
+        let waits = self.arrays.values().any(|kept| is_waiting(kept) && !is_for_persons(kept));
         let due = |last: Instant| last.elapsed() >= if waits { LOOK } else { LOOK_STOPPED };
         let is_retry = |kept: &Kept| matches!(kept.course.phase, Phase::Failed { until, .. } if now >= until);
         let is_due = self.look.wanted
             || self.look.last.is_none_or(|last| sought && due(last))
             || self.arrays.values().any(is_retry)
             || sought && block_device_generations() != self.look.devices;
-        if !is_due {
+        let asks_servers = !is_due && asks && self.look.last.is_some_and(due);
+        if !is_due && !asks_servers {
             return;
         }
-        self.look.wanted = false;
-        self.look.devices = block_device_generations();
+        if is_due {
+            self.look.wanted = false;
+            self.look.devices = block_device_generations();
+        }
         (self.look.since, self.look.last) = (Some(Instant::now()), Some(Instant::now()));
         let (configuration, sender) = (self.configuration.clone(), self.sender.clone());
-        if let Err(error) = threads::look(configuration, self.generation, sender) {
+        let followed = asks_servers.then(|| self.arrays.values().filter_map(Kept::control).collect());
+        if let Err(error) = threads::look(configuration, self.generation, followed, sender) {
             self.look.since = None;
             self.log.warn(&format!("members can't be looked for: {error}"));
         }
@@ -382,10 +391,13 @@ impl Daemon {
             self.board.touch();
         }
         match message {
-            Message::Looked { generation, found: (wanted, remarks) } => {
+            Message::Looked { generation, found } => {
                 self.look.since = None;
                 // What an earlier configuration wanted counts no more, and nothing is started at the end.
-                if generation == self.generation && !self.stopping {
+                if let Some((wanted, remarks)) = found
+                    && generation == self.generation
+                    && !self.stopping
+                {
                     self.looked(wanted, remarks);
                 }
             }

@@ -284,3 +284,38 @@ fn an_array_that_only_persons_start_and_that_has_died_is_told_of_until_a_person_
         assert!(daemon.arrays.is_empty() && alerts_of(&daemon).is_empty(), "a person has reloaded");
     }
 }
+
+/// Disks that sleep would be woken each minute.
+#[test]
+fn whether_a_person_has_started_an_array_is_asked_of_servers_and_not_of_disks() {
+    let (mut daemon, _folder) = daemon();
+    let (sender, messages) = channel();
+    daemon.sender = sender;
+    let member = _folder.path().join("member");
+    std::fs::write(&member, "").unwrap();
+    let text =
+        format!("[[array]]\nname = 'no-such-array'\nauto = false\nmembers = ['{}']\n", member.display());
+    daemon.configuration = configured(&text);
+    daemon.look.devices = block_device_generations();
+    let before = |minutes| Instant::now().checked_sub(Duration::from_mins(minutes));
+    let mut look = |last: Option<Instant>, is_dead: bool| {
+        (daemon.look.since, daemon.look.last) = (None, last);
+        daemon.arrays.clear();
+        if is_dead {
+            let mut kept = Kept::new("data".to_owned(), Duration::ZERO);
+            kept.is_started = false;
+            daemon.arrays.insert("data".to_owned(), kept);
+        }
+        daemon.look_if_due();
+        daemon.look.since?;
+        match messages.recv_timeout(Duration::from_secs(30)) {
+            Ok(Message::Looked { found, .. }) => Some(found.is_some()),
+            _ => panic!("it doesn't look"),
+        }
+    };
+    assert_eq!(look(None, false), Some(true), "at the beginning");
+    for is_dead in [false, true] {
+        assert_eq!(look(before(0), is_dead), None);
+        assert_eq!(look(before(2), is_dead), Some(false), "{is_dead}");
+    }
+}

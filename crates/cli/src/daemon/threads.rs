@@ -26,7 +26,7 @@ use super::{Message, phase::Ending};
 use crate::{
     assemble::{Outcome, State, Wanted, Way, how, settle, watched},
     list,
-    scan::LIMIT_AGAIN,
+    scan::{LIMIT_AGAIN, Served},
     serve::ServerLog,
 };
 
@@ -53,11 +53,31 @@ pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> 
     thread::Builder::new().name(name.to_owned()).spawn(run).map(drop)
 }
 
-/// Looks for the members of all arrays.
-pub fn look(configuration: Configuration, generation: u64, sender: Sender<Message>) -> io::Result<()> {
+/// Looks for the members of all arrays. With `followed`, the control sockets of the servers that are followed
+/// by now, only if a person has started another one.
+pub fn look(
+    configuration: Configuration,
+    generation: u64,
+    followed: Option<Vec<PathBuf>>,
+    sender: Sender<Message>,
+) -> io::Result<()> {
     spawn("look", move || {
-        let found = watched(&configuration, LIMIT_AGAIN);
+        let is_wanted =
+            followed.is_none_or(|followed| is_new_by_person(&configuration, &followed, &Served::all().0));
+        let found = is_wanted.then(|| watched(&configuration, LIMIT_AGAIN));
         let _ = sender.send(Message::Looked { generation, found });
+    })
+}
+
+/// Whether one of these servers, which isn't followed, may have an array that only persons start.
+fn is_new_by_person(configuration: &Configuration, followed: &[PathBuf], servers: &[Served]) -> bool {
+    let entries = || configuration.arrays.iter().filter(|entry| !entry.auto);
+    servers.iter().filter(|served| !followed.contains(&served.control)).any(|served| {
+        let is_named = |name: &String| served.may_be(name);
+        entries().any(|entry| match entry.uuid {
+            Some(uuid) => served.is(uuid),
+            None => entry.name.as_ref().is_some_and(is_named),
+        })
     })
 }
 
@@ -236,6 +256,33 @@ mod tests {
 
     use super::*;
     use crate::daemon::fake::server;
+
+    #[test]
+    fn a_server_that_is_new_is_looked_at_if_only_persons_start_its_array() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pinstripe.toml");
+        let uuid = "01234567:89abcdef:01234567:89abcdef";
+        let text = format!(
+            "[[array]]\nname = 'data'\nauto = false\n[[array]]\nuuid = '{uuid}'\nauto = false\n[[array]]\nname = 'own'\n"
+        );
+        std::fs::write(&path, text).unwrap();
+        let configuration = Configuration::load(Some(&path)).unwrap();
+        let served = |name: &str, uuid: &str| {
+            let (name, uuid) = (name.to_owned(), uuid.to_owned());
+            let detail =
+                Detail { full_name: name.clone(), name, uuid, ..crate::daemon::health::tests::array() };
+            Served { control: "/c".into(), detail }
+        };
+        let is_new = |followed: &[PathBuf], name: &str, uuid: &str| {
+            is_new_by_person(&configuration, followed, &[served(name, uuid)])
+        };
+        assert!(is_new(&[], "data", ""));
+        assert!(is_new(&["/d".into()], "other", uuid));
+        assert!(!is_new(&["/c".into()], "data", ""), "it is followed");
+        assert!(!is_new(&[], "own", ""));
+        assert!(!is_new(&[], "other", ""));
+        assert!(!is_new_by_person(&configuration, &[], &[]));
+    }
 
     #[test]
     fn a_server_that_says_that_it_is_stopping_is_not_silent() {
