@@ -27,7 +27,7 @@ use crate::{
 const LOOK: Duration = Duration::from_millis(500);
 
 pub fn run(arguments: &EventsArguments) -> Result<(), Failure> {
-    let folder = state::folder();
+    let folder = state::folder_with(&[HISTORY, HISTORY_BEFORE]);
     let failed = |name: &str, error: &io::Error| {
         Failure::new(format!("the history {} can't be read: {error}", folder.join(name).display()))
     };

@@ -32,6 +32,21 @@ fn folder_of(may_write: bool, variable: impl Fn(&str) -> Option<OsString>) -> Pa
     own.filter(|_| !may_write).map_or_else(|| PathBuf::from(FOLDER), |own| own.join("pinstripe"))
 }
 
+/// Where to read one of these files from: from the system's folder where this user's own has none of them, and
+/// the system's has one, or doesn't tell.
+pub fn folder_with(files: &[&str]) -> PathBuf {
+    let is_given = env::var_os(VARIABLE).is_some_and(|given| Path::new(&given).is_absolute());
+    if is_given { folder() } else { first_with(folder(), Path::new(FOLDER), files) }
+}
+
+fn first_with(own: PathBuf, system: &Path, files: &[&str]) -> PathBuf {
+    let is_absent = |folder: &Path, file: &&str| {
+        fs::metadata(folder.join(file)).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    };
+    let lacks = |folder: &Path| files.iter().all(|file| is_absent(folder, file));
+    if lacks(&own) && !lacks(system) { system.to_owned() } else { own }
+}
+
 /// A file that needs no disk: one that is full or takes no writes may be what is to be told of.
 pub fn in_memory(name: &str) -> io::Result<fs::File> {
     // Where such files must not be programs, it has to be said; before Linux 6.3 it can't be.
@@ -67,5 +82,23 @@ mod tests {
         assert_eq!(folder_of(false, all), Path::new("/of/XDG_STATE_HOME/pinstripe"));
         assert_eq!(folder_of(false, given), Path::new("/given"));
         assert_eq!(folder_of(false, |_| None), Path::new(FOLDER));
+    }
+
+    #[test]
+    fn what_a_user_has_not_itself_is_read_from_the_systems_folder() {
+        let root = tempfile::tempdir().unwrap();
+        let [own, system, hidden] = ["own", "system", "hidden"].map(|name| root.path().join(name));
+        let from = |system: &Path| first_with(own.clone(), system, &["history", "history.old"]);
+        assert_eq!(from(&system), own, "neither has one");
+        fs::create_dir(&system).unwrap();
+        fs::write(system.join("history.old"), "").unwrap();
+        assert_eq!(from(&system), system);
+        // What can't be looked into says so when it is opened. A folder that leads to itself is so for root, too.
+        std::os::unix::fs::symlink(&hidden, &hidden).unwrap();
+        assert_eq!(from(&hidden), hidden);
+        fs::create_dir(&own).unwrap();
+        fs::write(own.join("history"), "").unwrap();
+        assert_eq!(from(&system), own);
+        assert_eq!(from(&hidden), own);
     }
 }
