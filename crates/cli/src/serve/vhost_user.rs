@@ -5,7 +5,7 @@
 //! it broke the protocol, may come again: QEMU does with `reconnect=1`, and its machine's requests go on.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     net::SocketAddr,
     path::{Path, PathBuf},
     rc::Rc,
@@ -50,8 +50,15 @@ struct VhostUser {
     backend: RefCell<Option<Backend<VolumeService>>>,
     /// From when the array is there.
     journal: Option<ServerLog>,
-    /// The monitor that has the device.
-    client: Rc<RefCell<Option<String>>>,
+    monitor: Rc<Monitor>,
+}
+
+#[derive(Default)]
+struct Monitor {
+    /// The one that has the device.
+    name: RefCell<Option<String>>,
+    /// One has had it.
+    was_there: Cell<bool>,
 }
 
 fn bind<'a>(arguments: &'a ServeArguments, identity: Identity<'a>) -> Binding<'a> {
@@ -63,7 +70,7 @@ fn bind<'a>(arguments: &'a ServeArguments, identity: Identity<'a>) -> Binding<'a
             name: disk_name(namespace_uuid(identity.uuid)),
             backend: RefCell::default(),
             journal: None,
-            client: Rc::default(),
+            monitor: Rc::default(),
         }) as Bound))
     })
 }
@@ -105,7 +112,7 @@ impl FrontEnd for VhostUser {
             return Vec::new();
         };
         way.leavers.note(PROTOCOL, &listener);
-        let (stopping, client) = (Rc::clone(way.stopping), Rc::clone(&self.client));
+        let (stopping, monitor) = (Rc::clone(way.stopping), Rc::clone(&self.monitor));
         let serving = async move {
             loop {
                 let connection = match first_of(stopping.wanted(), listener.accept()).await {
@@ -113,7 +120,7 @@ impl FrontEnd for VhostUser {
                     First::Other(connection) => connection,
                 };
                 match connection {
-                    Ok(connection) => serve_one(connection, &backend, &journal, &stopping, &client).await,
+                    Ok(connection) => serve_one(connection, &backend, &journal, &stopping, &monitor).await,
                     Err(error) => {
                         journal.warn(&format!("can't take a connection: {error}"));
                         shard::sleep(PAUSE_NANOSECONDS).await;
@@ -125,14 +132,14 @@ impl FrontEnd for VhostUser {
     }
 
     fn clients(&self) -> Vec<String> {
-        self.client.borrow().iter().cloned().collect()
+        self.monitor.name.borrow().iter().cloned().collect()
     }
 
     /// Its session has ended before, as in each change of the program. So its machine notices nothing, and a
     /// socket that is bound anew would change nothing: its monitor comes again.
     fn disown(&self) -> Task<'_, ()> {
         Box::pin(async {
-            if let Some(journal) = &self.journal {
+            if let Some(journal) = self.journal.as_ref().filter(|_| self.monitor.was_there.get()) {
                 journal.warn(&disowned(&self.path));
             }
         })
@@ -164,12 +171,15 @@ async fn serve_one(
     backend: &Backend<VolumeService>,
     journal: &ServerLog,
     stopping: &Stopping,
-    client: &RefCell<Option<String>>,
+    monitor: &Monitor,
 ) {
     let name = connection.peer().map_or_else(|| "an unknown monitor".to_owned(), peer_name);
-    let settle = || *client.borrow_mut() = Some(name.clone());
+    let settle = || {
+        *monitor.name.borrow_mut() = Some(name.clone());
+        monitor.was_there.set(true);
+    };
     let ended = serve(connection, backend, stopping.wanted(), settle).await;
-    client.take();
+    monitor.name.take();
     if let Ended::Failed(why) = ended {
         journal.warn(&format!("the vhost-user session of {name} was ended: {why}"));
         first_of(stopping.wanted(), shard::sleep(PAUSE_NANOSECONDS)).await;

@@ -370,7 +370,7 @@ fn clients_of_an_array_that_fails_as_it_stops_do_not_go_over() {
         world.target(&[&["--listen", "127.0.0.1:0", "--shards", "1"], &nqn[..]].concat(), &files[1..]);
     let namespaces = store.ready["namespaces"].as_array().unwrap().iter();
     let members: Vec<String> = namespaces.map(|name| name.as_str().unwrap().to_owned()).collect();
-    let server = world.serve(&["--shards", "1"], &[&files[..1], &members].concat());
+    let server = world.serve(&["--shards", "1", "--vhost-user", "disk"], &[&files[..1], &members].concat());
     let mut client = Client::connect(&server.nbd());
     assert_eq!(client.write(0, &pattern(1, 64 << 10)), 0);
     // It is waited for, a second.
@@ -383,6 +383,7 @@ fn clients_of_an_array_that_fails_as_it_stops_do_not_go_over() {
     wait_until("handed over", || world.path("begun").exists());
     let warnings = server.told("warning", 1).concat();
     assert!(warnings.contains("no client goes over"), "{warnings}");
+    assert!(!warnings.contains("virtual machine"), "there was none: {warnings}");
     assert!(client.is_ended(), "a flush by the next program would tell it that all is well");
     drop(server);
     upgrade.wait().unwrap();
