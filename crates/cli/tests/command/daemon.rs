@@ -980,6 +980,9 @@ fn what_is_known_is_there_for_prometheus_and_nothing_else_is() {
     assert!(text.contains("pinstripe_member_in_sync{array=\"data\",slot=\"2\",device=\""), "{text}");
     assert_eq!(get(&address, "POST /metrics").0, 405);
     assert_eq!(get(&address, "GET /").0, 404);
+    // A page of another site has the browser ask so, by the name of that site.
+    assert_eq!(get_as(&address, "GET /metrics", "rebound.example").0, 403);
+    assert_eq!(get_as(&address, "GET /metrics", "localhost").0, 200);
     // One that says nothing keeps none of the others waiting.
     let silent: Vec<_> = (0..8).map(|_| std::net::TcpStream::connect(&address).unwrap()).collect();
     assert_eq!(get(&address, "GET /healthz").0, 200);
@@ -1078,9 +1081,14 @@ fn promtool(arguments: &[&str], input: &str) {
 
 /// Status and body of an answer.
 fn get(address: &str, request: &str) -> (u16, String) {
+    get_as(address, request, address)
+}
+
+/// The same of what is called otherwise.
+fn get_as(address: &str, request: &str, host: &str) -> (u16, String) {
     use std::io::{Read, Write};
     let mut stream = std::net::TcpStream::connect(address).unwrap();
-    stream.write_all(format!("{request} HTTP/1.1\r\nHost: {address}\r\n\r\n").as_bytes()).unwrap();
+    stream.write_all(format!("{request} HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes()).unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap();

@@ -426,6 +426,38 @@ pub struct Caller {
 mod tests {
     use super::*;
 
+    /// The program before has to wait for what a next one began to write and gave up.
+    #[test]
+    fn that_all_is_over_is_said_until_the_next_program_begins_and_not_after_that() {
+        let settings = serde_json::json!({ "limit": pinstripe_control::limit::Limit::default(), "sync_speed_min_kib": 1, "sync_speed_max_kib": 2,
+            "sync_paused": false, "write_back": null });
+        let rest = Rest {
+            version: String::new(),
+            devices: Vec::new(),
+            settings: serde_json::from_value(settings).unwrap(),
+            locks: Vec::new(),
+            listeners: Vec::new(),
+            connections: Vec::new(),
+            subsystem: None,
+            caller: 0,
+            received: Vec::new(),
+            call: None,
+            since_ns: 0,
+            all_is_over: true,
+        };
+        let will = Will { format: FORMAT, program: 0, words: Vec::new(), failed: None, rest };
+        let left = Inheritance {
+            will: will.into(),
+            file: tempfile::tempfile().unwrap(),
+            descriptors: Mutex::default(),
+            listeners: Mutex::default(),
+        };
+        assert!(left.begins());
+        assert!(!left.begins());
+        let text = serde_json::to_string(&*lock(&left.will)).unwrap();
+        assert!(text.contains("\"all_is_over\":false"), "it goes back so: {text}");
+    }
+
     #[test]
     fn what_was_agreed_with_a_client_is_read_as_it_was_written() {
         for bits in 0..8_u8 {
