@@ -14,7 +14,7 @@ use crate::{
     command_line::{ReloadArguments, StatusArguments},
     configuration::count,
     failure::Failure,
-    output, patience,
+    output, patience, systemd,
 };
 
 /// How long the daemon may take for what it asks servers or devices for.
@@ -130,6 +130,13 @@ pub fn reload(arguments: &ReloadArguments) -> Result<(), Failure> {
         let head = format!("the configuration was read again: {}\n", count(reloaded.files.len(), "file"));
         let changes: String = reloaded.changes.iter().map(line).collect();
         output::print(&(head + &changes))?;
+        // What a unit may do is made of the configuration, too.
+        let is_for_units = |change: &Change| matches!(change.effect, Effect::New | Effect::Restart);
+        if systemd::has_units(None) && reloaded.changes.iter().any(is_for_units) {
+            output::remark(
+                "pinstripe: systemd goes by the new configuration from `systemctl daemon-reload` on",
+            );
+        }
         if let Some(why) = &reloaded.unserved {
             output::remark(&format!("pinstripe: warning: {}", unserved(why)));
         }

@@ -149,7 +149,7 @@ pub struct Reloaded {
 /// A change of an array.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
-    /// The array's name, or its UUID.
+    /// The array's name, or its UUID. What is of no array has `[daemon]` here, or `the target` and its name.
     pub array: String,
     /// When it counts.
     pub effect: Effect,

@@ -116,6 +116,11 @@ pub fn unit(configuration: &Configuration, entry: &Array) -> Option<String> {
     Some(format!("pinstripe@{instance}.service"))
 }
 
+/// The unit that runs the target of this name.
+pub fn unit_of_target(name: &str) -> String {
+    TARGET_TEMPLATE.replace('@', &format!("@{name}"))
+}
+
 /// All files but those of entries that are `wrong`, and what a person should know.
 fn generated(configuration: &Configuration, wrong: &[Place], fstab: &str) -> (Vec<Generated>, Vec<String>) {
     let (mut files, mut remarks) = (Vec::new(), Vec::new());
@@ -136,7 +141,7 @@ fn generated(configuration: &Configuration, wrong: &[Place], fstab: &str) -> (Ve
         files.push(beside(&unit, more(entry) + &stop));
     }
     for target in configuration.targets.iter().filter(|target| !wrong.contains(&target.place)) {
-        let unit = TARGET_TEMPLATE.replace('@', &format!("@{}", target.name));
+        let unit = unit_of_target(&target.name);
         if target.auto {
             files.push(at_boot(&unit, TARGET_TEMPLATE));
         }

@@ -734,7 +734,7 @@ impl Daemon {
             }
         };
         let control = |key: &str| self.arrays.get(key)?.answering();
-        let planned = reload::changes(&self.configuration, &new);
+        let planned = reload::changes(&self.configuration, &new, self.starts);
         let removed: Vec<String> = reload::removed(&planned);
         let changes = reload::carry_out(planned, control);
         self.arrays.retain(|key, _| !removed.contains(key));

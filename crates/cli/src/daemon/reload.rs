@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use pinstripe_config::{Array, Configuration, Setting, Settings, Value};
+use pinstripe_config::{Array, Configuration, Setting, Settings, Target, Value};
 use pinstripe_control::{
     JournalModeParameters, Version,
     client::{Client, ClientError},
@@ -21,13 +21,18 @@ use pinstripe_control::{
 };
 use pinstripe_engine::options::SyncSpeed;
 
+use crate::configuration::units;
+
 /// How long a server may take to answer.
 const LIMIT: Duration = Duration::from_secs(5);
+
+/// What options of the daemon are said to be of.
+const DAEMON: &str = "[daemon]";
 
 /// A change, and how it can count at once.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Planned {
-    /// The array's [`Array::identity`].
+    /// The array's [`Array::identity`], or what no array has.
     key: String,
     change: Change,
     live: Option<Live>,
@@ -46,8 +51,16 @@ enum Live {
     Limit(LimitParameters),
 }
 
-/// From one configuration to another. Pure.
-pub fn changes(old: &Configuration, new: &Configuration) -> Vec<Planned> {
+/// From one configuration to another. `starts`: whether the daemon starts servers. Pure.
+pub fn changes(old: &Configuration, new: &Configuration, starts: bool) -> Vec<Planned> {
+    let mut all = changes_of_arrays(old, new, starts);
+    all.extend(changes_of_daemon(&old.daemon, &new.daemon));
+    all.extend(changes_of_targets(&old.targets, &new.targets));
+    all
+}
+
+fn changes_of_arrays(old: &Configuration, new: &Configuration, starts: bool) -> Vec<Planned> {
+    let unit = |array: &Array| units::unit(new, array);
     let by_key = |configuration: &Configuration| -> BTreeMap<String, Array> {
         let started = configuration.arrays.iter().filter(|array| array.auto);
         started.map(|array| (array.identity(), array.clone())).collect()
@@ -61,7 +74,13 @@ pub fn changes(old: &Configuration, new: &Configuration) -> Vec<Planned> {
             live,
         };
         match old.get(key) {
-            None => all.push(plan(Effect::New, "is started when its members are here".to_owned(), None)),
+            None if starts => {
+                all.push(plan(Effect::New, "is started when its members are here".to_owned(), None));
+            }
+            None => {
+                let what = left_to_manager(unit(array).as_deref());
+                all.push(plan(Effect::New, what, None));
+            }
             Some(before) => {
                 for name in differing(&before.settings, &array.settings) {
                     let now = array.settings.get(name);
@@ -87,6 +106,47 @@ pub fn changes(old: &Configuration, new: &Configuration) -> Vec<Planned> {
         all.push(Planned { key: key.clone(), change, live: None });
     }
     all
+}
+
+/// What the daemon was told when it began.
+fn changes_of_daemon(old: &Settings, new: &Settings) -> Vec<Planned> {
+    let plan = |name: &str| {
+        let what = format!("`{name}` is now {}, from the daemon's next start on", in_words(new.get(name)));
+        other(DAEMON, Effect::Restart, what)
+    };
+    differing(old, new).into_iter().map(plan).collect()
+}
+
+/// Only systemd starts targets.
+fn changes_of_targets(old: &[Target], new: &[Target]) -> Vec<Planned> {
+    let plan = |target: &Target, effect, what| other(&format!("the target {}", target.name), effect, what);
+    let among = |all: &[Target], target: &Target| all.iter().position(|other| other.name == target.name);
+    let of_new = new.iter().filter_map(|target| {
+        let unit = units::unit_of_target(&target.name);
+        let Some(before) = among(old, target).map(|place| &old[place]) else {
+            return Some(plan(target, Effect::New, left_to_manager(Some(&unit))));
+        };
+        let is_same =
+            before.devices == target.devices && differing(&before.settings, &target.settings).is_empty();
+        let then = format!("`systemctl daemon-reload`, then `systemctl restart {unit}`");
+        let what = format!("is another one now, from its next start on: {then}");
+        (!is_same).then(|| plan(target, Effect::Restart, what))
+    });
+    let gone = old.iter().filter(|target| among(new, target).is_none());
+    let what = "is not configured any more: if it runs, it goes on";
+    let of_gone = gone.map(|target| plan(target, Effect::Removed, what.to_owned()));
+    of_new.chain(of_gone).collect()
+}
+
+/// A change of what is no array.
+fn other(what_it_is_of: &str, effect: Effect, what: String) -> Planned {
+    let change = Change { array: what_it_is_of.to_owned(), effect, what };
+    Planned { key: what_it_is_of.to_owned(), change, live: None }
+}
+
+fn left_to_manager(unit: Option<&str>) -> String {
+    let by_systemd = |unit| format!(", by `systemctl daemon-reload`, then `systemctl start {unit}`");
+    format!("is for the service manager to start{}", unit.map(by_systemd).unwrap_or_default())
 }
 
 /// The keys of the arrays that aren't started any more.
@@ -233,7 +293,7 @@ mod tests {
     }
 
     fn said(old: &str, new: &str) -> Vec<(Effect, String)> {
-        let planned = changes(&configuration(old), &configuration(new));
+        let planned = changes(&configuration(old), &configuration(new), true);
         carry_out(planned, |_| None).into_iter().map(|change| (change.effect, change.what)).collect()
     }
 
@@ -254,11 +314,12 @@ mod tests {
             let (iops, bytes_per_second) = (Some(iops), Some(bytes));
             Some(Live::Limit(LimitParameters { iops, bytes_per_second, burst_seconds: Some(1) }))
         };
-        let to = changes(&configuration(DATA), &configuration(&limited));
+        let to = changes(&configuration(DATA), &configuration(&limited), true);
         assert_eq!(to.iter().map(|change| &change.live).collect::<Vec<_>>(), [&limit(500, 64 << 20); 2]);
-        let back = changes(&configuration(&limited), &configuration(DATA));
+        let back = changes(&configuration(&limited), &configuration(DATA), true);
         assert_eq!(back[0].live, limit(0, 0));
-        let back = changes(&configuration(&format!("{DATA}sync-speed-min = 1\n")), &configuration(DATA));
+        let back =
+            changes(&configuration(&format!("{DATA}sync-speed-min = 1\n")), &configuration(DATA), true);
         let SyncSpeed { min_kib, max_kib } = SyncSpeed::default();
         assert_eq!(back[0].live, Some(Live::Speed { min_kib, max_kib }));
     }
@@ -271,7 +332,7 @@ mod tests {
             arrays.concat()
         };
         let (old, new) = (text(""), text("sync-speed-max = 9000\nlimit-iops = 5\nlimit-burst = 2\n"));
-        let planned = changes(&configuration(&old), &configuration(&new));
+        let planned = changes(&configuration(&old), &configuration(&new), true);
         let path = |key: &str| folder.path().join(key.replace('/', "_"));
         // They take connections and say nothing.
         let keys: std::collections::BTreeSet<&String> = planned.iter().map(|planned| &planned.key).collect();
@@ -294,6 +355,27 @@ mod tests {
     }
 
     #[test]
+    fn what_the_daemon_leaves_to_a_restart_is_told_too() {
+        let target = |more: &str| {
+            format!(
+                "[[target]]\nname = 'store'\ndevices = ['/dev/x']\nlisten = '127.0.0.1:4420'\nnqn = 'nqn.2026-01.com.example:store'\n{more}"
+            )
+        };
+        let (one, other) = (target(""), target("shards = 2\n"));
+        assert_eq!(said(&one, &one), []);
+        for (old, new, effect, words) in [
+            (DATA, format!("[daemon]\nlog-level = 'debug'\n{DATA}"), Effect::Restart, "next start on"),
+            ("", one.clone(), Effect::New, "systemctl start pinstripe-target@store.service"),
+            (&one, other, Effect::Restart, "systemctl restart pinstripe-target@store.service"),
+            (&one, one.replace("/dev/x", "/dev/y"), Effect::Restart, "daemon-reload"),
+            (&one, String::new(), Effect::Removed, "it goes on"),
+        ] {
+            let told = said(old, &new);
+            assert!(told.len() == 1 && told[0].0 == effect && told[0].1.contains(words), "{told:?}");
+        }
+    }
+
+    #[test]
     fn a_server_that_is_at_what_takes_long_has_not_refused_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
@@ -303,7 +385,7 @@ mod tests {
             (call["method"] == "version").then(|| serde_json::json!({ "result": version }))
         });
         let new = format!("{DATA}journal-mode = 'write-through'\n");
-        let planned = changes(&configuration(DATA), &configuration(&new));
+        let planned = changes(&configuration(DATA), &configuration(&new), true);
         let changes = carry_out(planned, |_| Some(path.clone()));
         assert_eq!((changes.len(), changes[0].effect), (1, Effect::Live), "{changes:?}");
         assert!(changes[0].what.contains("as soon as"), "{changes:?}");

@@ -1176,9 +1176,13 @@ fn the_daemon_is_alive_while_it_asks_systemd_for_the_units_of_several_arrays() {
 
 #[test]
 fn what_something_else_starts_is_watched_and_not_started() {
-    let configured = Configured::new(DATA);
+    let configured = Configured::new(SCAN);
     let members = configured.world.raid5(3);
     let daemon = Daemon::start(&configured, &["--no-start"]);
+    configured.write("pinstripe.toml", DATA);
+    let said = configured.run(&["reload"]).ok().out;
+    assert!(said.contains("daemon-reload`, then `systemctl start pinstripe@data.service`"), "{said}");
+    assert!(!said.contains("is started"), "{said}");
     let waits = daemon.wait_for("data", "waiting");
     assert_eq!(waits["why"], "is for the service manager to start");
     let would = configured.run(&["incremental", "member0", "--json"]).ok().json();

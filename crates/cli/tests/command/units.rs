@@ -89,6 +89,25 @@ fn a_device_that_completes_an_array_has_its_unit_started_as_the_configuration_is
     assert_reloaded_first(&said);
 }
 
+/// A unit would be started with the rights that the configuration before gave it.
+#[test]
+fn a_reload_says_that_systemd_is_to_be_told_where_units_serve_and_something_counts_from_a_start_on() {
+    let world = World::new();
+    let run = "
+        export PINSTRIPE_STATE_DIR=$PWD/state
+        pinstripe daemon --no-start 2>daemon.log &
+        until pinstripe status >/dev/null 2>&1; do sleep 0.05; done
+        pinstripe reload 2>&1
+        echo '[[array]]' >>/etc/pinstripe/pinstripe.toml
+        echo \"name = 'other'\" >>/etc/pinstripe/pinstripe.toml
+        pinstripe reload 2>&1
+        kill $!";
+    let Some(said) = on_a_machine(&world, DATA, run) else { return };
+    let (first, second) = said.split_once("1 file\n").unwrap();
+    assert!(!first.contains("daemon-reload") && second.contains("other: "), "{said}");
+    assert_eq!(second.matches("systemd goes by the new configuration").count(), 1, "{said}");
+}
+
 /// systemd made its units anew before it was to start one.
 fn assert_reloaded_first(said: &str) {
     let place = |what: &str| said.find(what).unwrap_or_else(|| panic!("no {what}: {said}"));
