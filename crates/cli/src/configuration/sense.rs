@@ -94,6 +94,7 @@ fn things(name: &str, value: &Value) -> Vec<Thing> {
     match (name, value) {
         ("nvme-tcp" | "listen", Value::Text(text)) => text.parse().map(Thing::Port).into_iter().collect(),
         ("vhost-user" | "fuse", Value::Text(text)) => vec![Thing::Path(text.into())],
+        ("ublk", Value::Number(number)) => vec![Thing::Path(format!("/dev/ublkb{number}").into())],
         ("nbd", Value::List(texts)) => {
             let thing = |address| match address {
                 NbdAddress::Unix(path) => Thing::Path(path),

@@ -304,6 +304,7 @@ fn what_can_not_work_is_wrong_and_what_is_not_there_yet_is_a_warning() {
         (two(nbd, &nvme("127.0.0.1:10809")), "127.0.0.1:10809"),
         (two("nbd = ['unix:/run/x']", "vhost-user = '/run/x'"), "/run/x"),
         (two("fuse = '/srv/x'", "fuse = '/srv/x'"), "/srv/x"),
+        (two("ublk = 3", "ublk = 3"), "/dev/ublkb3"),
         (
             "[web]\nlisten = '127.0.0.1:9661'\n[metrics]\nlisten = '127.0.0.1:9661'\n".to_owned(),
             "127.0.0.1:9661",
@@ -317,7 +318,9 @@ fn what_can_not_work_is_wrong_and_what_is_not_there_yet_is_a_warning() {
     }
     let nothing = two("nvme-tcp = '127.0.0.1:0'", "nvme-tcp = '127.0.0.1:0'");
     let apart = two(&nvme("127.0.0.1:4420"), &nvme("127.0.0.2:4420"));
-    for right in [nothing, apart, two(nbd, "nbd = ['tcp:127.0.0.1:10810']")] {
+    for right in
+        [nothing, apart, two(nbd, "nbd = ['tcp:127.0.0.1:10810']"), two("ublk = true", "ublk = true")]
+    {
         let (ran, json) = check(&right);
         let out = ran.ok().out;
         assert!(json["warnings"].as_array().unwrap().is_empty() && out.starts_with("OK: 2 arrays"), "{out}");
