@@ -100,12 +100,19 @@ impl fmt::Display for MdFinding {
     }
 }
 
-/// The superblocks of a device. A place without one is none.
+/// The superblocks of a device. A place without one is none. Where the medium fails at one, it may lie in the
+/// data of a superblock that is found whole elsewhere; it is an error if there is none.
 pub fn find(device: &Probed) -> Result<Vec<MdFinding>, ProbeError> {
     let sectors = device.size() / SECTOR_BYTES;
-    let mut found: Vec<MdFinding> = Vec::new();
+    let (mut found, mut unreadable) = (Vec::<MdFinding>::new(), None);
     for sector in candidate_sectors(sectors) {
-        let bytes = device.read(sector.0 * SECTOR_BYTES, SUPERBLOCK_BYTES_MAX)?;
+        let bytes = match device.read(sector.0 * SECTOR_BYTES, SUPERBLOCK_BYTES_MAX) {
+            Err(error) if error.is_of_medium() => {
+                unreadable = unreadable.or(Some(error));
+                continue;
+            }
+            read => read?,
+        };
         let superblock = match Superblock::decode(&bytes, sector, sectors) {
             Ok(superblock) => Ok(follow(device, superblock)?),
             Err(error) if error.kind() == ErrorKind::NotMd => continue,
@@ -116,7 +123,8 @@ pub fn find(device: &Probed) -> Result<Vec<MdFinding>, ProbeError> {
             found.push(MdFinding { sector, superblock });
         }
     }
-    Ok(found)
+    let is_member = found.iter().any(|finding| finding.superblock.is_ok());
+    unreadable.filter(|_| !is_member).map_or(Ok(found), Err)
 }
 
 /// Reads what the superblock points to.
@@ -134,11 +142,12 @@ fn follow(device: &Probed, superblock: Superblock) -> Result<Metadata, ProbeErro
         (Some(_), Some(log)) if !log.in_use => Some(Ok(BadBlockSummary { ranges: Vec::new() })),
         (Some(sector), Some(log)) => {
             let length = usize::from(log.size) * 512;
-            let bytes = read_sectors(device, sector, length)?;
-            Some(BadBlocks::decode(&bytes, log.shift).map_err(|error| error.to_string()).map(|blocks| {
-                BadBlockSummary {
-                    ranges: blocks.ranges().iter().map(|r| (r.start, r.end - r.start)).collect(),
-                }
+            let blocks = match read_sectors(device, sector, length) {
+                Err(error) if error.is_of_medium() => Err(error.to_string()),
+                read => BadBlocks::decode(&read?, log.shift).map_err(|error| error.to_string()),
+            };
+            Some(blocks.map(|blocks| BadBlockSummary {
+                ranges: blocks.ranges().iter().map(|r| (r.start, r.end - r.start)).collect(),
             }))
         }
         _ => None,
@@ -190,4 +199,135 @@ fn read_bitmap(
 fn read_sectors(device: &Probed, sector: Sector, length: usize) -> Result<Vec<u8>, ProbeError> {
     // A position beyond the number space is beyond the device.
     device.read(sector.checked_bytes().unwrap_or(u64::MAX), length)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{rc::Rc, sync::Arc};
+
+    use pinstripe_md::{
+        identity::{SetName, Timestamp, Uuid},
+        level::{Layout, Level, ParityLayout},
+        placement::{InitialSync, NewArray, NewBitmap, NewDevice, NewLog},
+        superblock::MetadataVersion,
+        units::SectorCount,
+    };
+    use pinstripe_runtime::{
+        Buffer, Device, DeviceError, DeviceErrorKind, DeviceInfo, DeviceSource, Memory, MemoryDevice, Shard,
+        Slice, Submission, shard,
+        uring::{self, RuntimeConfig, blocking},
+    };
+
+    use super::*;
+    use crate::probe::Contents;
+
+    const SECTORS: u64 = 8192;
+
+    /// A device with some bytes that can't be read.
+    #[derive(Clone)]
+    struct Ailing {
+        memory: Arc<Memory>,
+        unreadable: Range<u64>,
+    }
+
+    struct AilingDevice(Rc<MemoryDevice>, Range<u64>);
+
+    impl DeviceSource for Ailing {
+        fn attach(&self) -> Result<Rc<dyn Device>, DeviceError> {
+            let device = MemoryDevice::new("ailing", Arc::clone(&self.memory), 512);
+            Ok(Rc::new(AilingDevice(device, self.unreadable.clone())))
+        }
+
+        fn name(&self) -> String {
+            "ailing".to_owned()
+        }
+    }
+
+    impl Device for AilingDevice {
+        fn info(&self) -> &DeviceInfo {
+            self.0.info()
+        }
+
+        fn read(&self, offset: u64, buffer: Buffer) -> Submission {
+            if offset < self.1.end && self.1.start < offset + buffer.len() as u64 {
+                return Submission::done(Err(DeviceError::of(DeviceErrorKind::Media)), Some(buffer));
+            }
+            self.0.read(offset, buffer)
+        }
+
+        fn write(&self, offset: u64, data: Slice, fua: bool) -> Submission {
+            self.0.write(offset, data, fua)
+        }
+
+        fn flush(&self) -> Submission {
+            self.0.flush()
+        }
+
+        fn discard(&self, offset: u64, length: u64) -> Submission {
+            self.0.discard(offset, length)
+        }
+
+        fn write_zeroes(&self, offset: u64, length: u64) -> Submission {
+            self.0.write_zeroes(offset, length)
+        }
+    }
+
+    /// A member of which the bad-block log lists something, or so it says.
+    fn member() -> Superblock {
+        let device = |number| NewDevice { sectors: SECTORS, uuid: Uuid([number; 16]) };
+        let wish = NewArray {
+            set_uuid: Uuid([7; 16]),
+            name: SetName::from_bytes([b'x'; 32]),
+            created: Timestamp::new(1, 0),
+            level: Level::Raid5,
+            layout: Layout::Parity(ParityLayout::LeftSymmetric),
+            chunk: SectorCount(128),
+            version: MetadataVersion::V1_2,
+            bitmap: NewBitmap::None,
+            initial: InitialSync::AssumeClean,
+            size: None,
+            data_offset: None,
+            logical_block_bytes: 512,
+            members: (1..4).map(device).collect(),
+            spares: Vec::new(),
+        };
+        let mut superblock = wish.place_with(NewLog::None).unwrap().superblocks.swap_remove(0);
+        superblock.member.bad_block_log.as_mut().unwrap().in_use = true;
+        superblock
+    }
+
+    /// What is found on the member if these bytes can't be read: its metadata, and whether all else could be
+    /// looked for.
+    fn found(unreadable: Range<u64>) -> (Result<Vec<MdFinding>, ProbeError>, bool) {
+        let memory = Memory::new(usize::try_from(SECTORS * SECTOR_BYTES).unwrap()).unwrap();
+        memory.copy_in(4096, &member().encode(512).unwrap()).unwrap();
+        let source = Ailing { memory, unreadable };
+        let looking = uring::run(&RuntimeConfig::unpinned(1), move |_| async move {
+            let info = source.attach().unwrap().info().clone();
+            let here = shard::with_current(Shard::handle);
+            let probed = Probed::remote("ailing".into(), Arc::new(source), &info, here);
+            blocking(move || (find(&probed), Contents::of(&probed).is_ok())).await
+        });
+        looking.unwrap()
+    }
+
+    #[test]
+    fn a_member_with_an_unreadable_sector_is_a_member_unless_its_superblock_is_there() {
+        let end = SECTORS * SECTOR_BYTES;
+        for unreadable in [end - 12288..end, end - 512..end, 0..512, 1024..1536] {
+            let (metadata, is_looked_at) = found(unreadable.clone());
+            let metadata = metadata.unwrap_or_else(|error| panic!("{unreadable:?}: {error}"));
+            assert_eq!(metadata.len(), 1, "{unreadable:?}");
+            assert!(metadata[0].superblock.is_ok() && is_looked_at, "{unreadable:?}");
+        }
+        assert!(matches!(found(4096..4608).0, Err(ProbeError::Read { .. })));
+    }
+
+    #[test]
+    fn a_bad_block_log_that_can_not_be_read_is_one_that_makes_no_sense() {
+        let at = member().bad_block_log_sector().unwrap().0 * SECTOR_BYTES;
+        let metadata = found(at..at + 512).0.unwrap().remove(0).superblock.unwrap();
+        let why = metadata.bad_blocks.unwrap().unwrap_err();
+        assert!(why.contains("can't read ailing"), "{why}");
+    }
 }

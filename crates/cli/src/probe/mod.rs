@@ -240,7 +240,9 @@ pub struct Contents {
 impl Contents {
     /// Looks at a device.
     pub fn of(device: &Probed) -> Result<Self, ProbeError> {
-        Ok(Self { metadata: md::find(device)?, others: signatures::find(device)? })
+        let metadata = md::find(device)?;
+        let is_member = metadata.iter().any(|found| found.superblock.is_ok());
+        Ok(Self { metadata, others: signatures::find(device, is_member)? })
     }
 
     /// The bytes of the marks of all but MD's metadata.

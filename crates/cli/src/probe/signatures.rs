@@ -116,8 +116,31 @@ const SIGNATURES: &[Signature] = &[
     plain("an erofs file system", 1024, &[0xe2, 0xe1, 0xf5, 0xe0]),
 ];
 
-/// Everything that is known to us on `device`.
-pub fn find(device: &Probed) -> Result<Vec<Finding>, ProbeError> {
+/// A device on which marks are searched for.
+struct Searched<'a> {
+    device: &'a Probed,
+    /// It holds a whole superblock of MD.
+    is_member: bool,
+}
+
+impl Searched<'_> {
+    fn size(&self) -> u64 {
+        self.device.size()
+    }
+
+    /// See [`Probed::read`]. Where the medium fails, a member has no mark: in most cases its array's data is
+    /// there, and because of a sector of that it is no less a member.
+    fn read(&self, offset: u64, length: usize) -> Result<Vec<u8>, ProbeError> {
+        match self.device.read(offset, length) {
+            Err(error) if self.is_member && error.is_of_medium() => Ok(Vec::new()),
+            read => read,
+        }
+    }
+}
+
+/// Everything that is known to us on `device`, which is a member of an array or not.
+pub fn find(device: &Probed, is_member: bool) -> Result<Vec<Finding>, ProbeError> {
+    let device = &Searched { device, is_member };
     let mut found = Vec::new();
     for signature in SIGNATURES {
         if has(device, signature.at, signature.magic)? {
@@ -136,7 +159,7 @@ pub fn find(device: &Probed) -> Result<Vec<Finding>, ProbeError> {
     Ok(found)
 }
 
-fn has(device: &Probed, at: u64, magic: &[u8]) -> Result<bool, ProbeError> {
+fn has(device: &Searched<'_>, at: u64, magic: &[u8]) -> Result<bool, ProbeError> {
     Ok(device.read(at, magic.len())? == magic)
 }
 
@@ -148,7 +171,7 @@ fn finding(what: impl Into<String>, mark: Range<u64>) -> Finding {
     Finding { what: what.into(), name: None, uuid: None, mark }
 }
 
-fn describe(device: &Probed, signature: &Signature) -> Result<Finding, ProbeError> {
+fn describe(device: &Searched<'_>, signature: &Signature) -> Result<Finding, ProbeError> {
     let uuid = match signature.uuid {
         Some((at, form)) => uuid(device, at, form)?,
         None => None,
@@ -167,7 +190,7 @@ fn text(bytes: &[u8]) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
-fn uuid(device: &Probed, at: u64, form: UuidForm) -> Result<Option<String>, ProbeError> {
+fn uuid(device: &Searched<'_>, at: u64, form: UuidForm) -> Result<Option<String>, ProbeError> {
     if let UuidForm::Text(length) = form {
         return Ok(text(&device.read(at, length)?));
     }
@@ -197,7 +220,7 @@ fn little_u32(bytes: &[u8], at: usize) -> u32 {
 }
 
 /// ext2, ext3 and ext4 have one magic number; what they are follows from their features.
-fn ext(device: &Probed) -> Result<Option<Finding>, ProbeError> {
+fn ext(device: &Searched<'_>) -> Result<Option<Finding>, ProbeError> {
     const SUPERBLOCK: u64 = 1024;
     const COMPATIBLE_JOURNAL: u32 = 0x4;
     /// Extents, 64 bit, flexible block groups, and more that only ext4 has.
@@ -222,7 +245,7 @@ fn ext(device: &Probed) -> Result<Option<Finding>, ProbeError> {
 
 /// A magic of two bytes says little. In a file system of either version the maps of inodes and zones have
 /// blocks; ext may have these bytes there, too.
-fn minix(device: &Probed) -> Result<Option<Finding>, ProbeError> {
+fn minix(device: &Searched<'_>) -> Result<Option<Finding>, ProbeError> {
     const SUPERBLOCK: u64 = 1024;
     const MAGICS: [u16; 4] = [0x137f, 0x138f, 0x2468, 0x2478];
     const MAGIC_3: u16 = 0x4d5a;
@@ -241,7 +264,7 @@ fn minix(device: &Probed) -> Result<Option<Finding>, ProbeError> {
 
 /// Swap space has its magic at the end of the first page, whatever the page is. Where the system sleeps on
 /// it, another one stands in its place.
-fn swap(device: &Probed) -> Result<Option<Finding>, ProbeError> {
+fn swap(device: &Searched<'_>) -> Result<Option<Finding>, ProbeError> {
     const SPACE: &str = "swap space";
     const ASLEEP: &str = "swap space with a system that hibernates";
     let magics: [(&str, &[u8]); 6] = [
@@ -268,7 +291,7 @@ fn swap(device: &Probed) -> Result<Option<Finding>, ProbeError> {
 }
 
 /// An LVM2 label lies in one of the first four sectors.
-fn lvm(device: &Probed) -> Result<Option<Finding>, ProbeError> {
+fn lvm(device: &Searched<'_>) -> Result<Option<Finding>, ProbeError> {
     for at in [0, 512, 1024, 1536] {
         let label = device.read(at, 512)?;
         if label.starts_with(b"LABELONE") && label.get(24..32) == Some(b"LVM2 001") {
@@ -281,7 +304,7 @@ fn lvm(device: &Probed) -> Result<Option<Finding>, ProbeError> {
 }
 
 /// ZFS keeps four labels; in each, a ring of uberblocks from 128 KiB on, in either byte order.
-fn zfs(device: &Probed) -> Result<Option<Finding>, ProbeError> {
+fn zfs(device: &Searched<'_>) -> Result<Option<Finding>, ProbeError> {
     const LABEL: u64 = 256 << 10;
     const RING: u64 = 128 << 10;
     const MAGIC: u64 = 0x00ba_b10c;
@@ -301,7 +324,7 @@ fn zfs(device: &Probed) -> Result<Option<Finding>, ProbeError> {
 }
 
 /// MD's old metadata lies in the last whole 64 KiB but one, in the byte order of the host that wrote it.
-fn md_0_90(device: &Probed) -> Result<Option<Finding>, ProbeError> {
+fn md_0_90(device: &Searched<'_>) -> Result<Option<Finding>, ProbeError> {
     const RESERVED: u64 = 64 << 10;
     const MAGIC: u32 = 0xa92b_4efc;
     let Some(at) = (device.size() / RESERVED * RESERVED).checked_sub(RESERVED) else { return Ok(None) };
@@ -322,7 +345,7 @@ fn md_0_90(device: &Probed) -> Result<Option<Finding>, ProbeError> {
 }
 
 /// RAID metadata of firmware lies in the last sectors, that of DRBD in the last 4 KiB.
-fn at_end(device: &Probed) -> Result<Option<Finding>, ProbeError> {
+fn at_end(device: &Searched<'_>) -> Result<Option<Finding>, ProbeError> {
     const DRBD: u64 = 4096 - 60;
     let candidates: [(&str, u64, &[u8]); 5] = [
         ("DRBD metadata", DRBD, &[0x83, 0x74, 0x02, 0x6b]),
@@ -343,7 +366,7 @@ fn at_end(device: &Probed) -> Result<Option<Finding>, ProbeError> {
 
 /// A GPT at either end, or else an MBR. The boot sector of a file system looks like an MBR, so it counts only
 /// alone.
-fn partition_table(device: &Probed, has_boot_sector: bool) -> Result<Vec<Finding>, ProbeError> {
+fn partition_table(device: &Searched<'_>, has_boot_sector: bool) -> Result<Vec<Finding>, ProbeError> {
     const GPT: &[u8] = b"EFI PART";
     let ends = [512, 4096].map(|block| device.size().checked_sub(block));
     let places = [Some(512), Some(4096)].into_iter().chain(ends).flatten();
@@ -393,7 +416,7 @@ mod tests {
 
     fn found(size: u64, parts: &[(u64, &[u8])]) -> Vec<String> {
         let (_file, device) = device(size, parts);
-        find(&device).unwrap().iter().map(ToString::to_string).collect()
+        find(&device, false).unwrap().iter().map(ToString::to_string).collect()
     }
 
     const MIB: u64 = 1 << 20;
