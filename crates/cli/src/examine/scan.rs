@@ -73,6 +73,8 @@ fn member_words(member: &FoundMember) -> String {
     }
     if member.stale {
         words += ", out of date: it missed writes";
+    } else if member.unfit {
+        words += ", of no use: its bad-block log can't be used";
     } else if !member.whole {
         words += ", not rebuilt yet";
     }

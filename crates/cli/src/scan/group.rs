@@ -181,12 +181,16 @@ fn array(uuid: Uuid, devices: Vec<Device>, overlaps: &[(PathBuf, PathBuf)]) -> O
     let is_current = |device: &Device| event_is_current(current, device.superblock.array.events);
     let mut doubled = Vec::new();
     for (index, device) in devices.iter().enumerate() {
+        // What a start can't use is chosen between by none: a rescued copy of it may be here.
+        let is_fit = |device: &Device| device.candidate.unfit.is_none();
         let is_copy = |other: &&Device| {
             let (one, two) = (&device.superblock.member, &other.superblock.member);
             // A copy that was used by itself may be ahead of what it was made of. The number of a device that
             // is out of date may be another one's by now.
             let is_one_number = one.dev_number == two.dev_number && is_seated(&freshest, device);
-            one.device_uuid == two.device_uuid || is_one_number && is_current(device) && is_current(other)
+            let is_one = one.device_uuid == two.device_uuid
+                || is_one_number && is_current(device) && is_current(other);
+            is_one && is_fit(device) && is_fit(other)
         };
         let copies = devices[..index].iter().filter(is_copy);
         doubled.extend(copies.map(|other| (other.candidate.path.clone(), device.candidate.path.clone())));
@@ -210,6 +214,7 @@ fn array(uuid: Uuid, devices: Vec<Device>, overlaps: &[(PathBuf, PathBuf)]) -> O
                 stale: disowned || !event_is_current(current, superblock.array.events),
                 left_behind,
                 whole: superblock.member.recovery_offset.is_none() && superblock.own_role() == role,
+                unfit: candidate.unfit.is_some(),
                 holders: candidate.holders,
             }
         })
@@ -233,7 +238,8 @@ fn bitmap_fault(freshest: &Superblock, devices: &[Device]) -> Option<String> {
     let slot = |device: &Device| slot_in(&freshest.array, device);
     let is_current =
         |device: &&Device| event_is_current(freshest.array.events, device.superblock.array.events);
-    let current = || devices.iter().filter(is_current).filter(|device| slot(device).is_some());
+    let is_read = |device: &&Device| slot(device).is_some() && device.candidate.unfit.is_none();
+    let current = || devices.iter().filter(is_current).filter(is_read);
     let is_seated = |device: &&Device| {
         // One that another calls none is set aside, in most cases.
         let is_known = current().all(|other| slot_in(&other.superblock.array, device).is_some());

@@ -38,7 +38,7 @@ pub struct Candidate {
     pub rivals: Vec<Superblock>,
     /// The heads of their bitmaps, by the superblocks' places.
     pub bitmaps: BTreeMap<Sector, BitmapHead>,
-    /// Why its bad-block log makes no sense.
+    /// Why its bad-block log can't be used.
     pub unfit: Option<String>,
     /// The kernel's devices on top of it.
     pub holders: Vec<String>,
@@ -49,7 +49,7 @@ pub struct Candidate {
 pub struct Looked {
     /// In the order of the paths.
     pub candidates: Vec<Candidate>,
-    /// What could not be read, and why, in words.
+    /// What could not be read, and why, in words. A candidate that is unfit is among these, too.
     pub unread: Vec<(PathBuf, String)>,
     /// Some of these have not answered.
     pub is_silent: bool,
@@ -127,12 +127,13 @@ pub fn look(paths: &[PathBuf], limit: Duration) -> Looked {
     let mut all = Looked::default();
     for (path, looked) in paths.iter().zip(found) {
         match looked {
-            // What must not be read of it isn't known, so the others are served without it, if at all.
-            Some(Ok(Some(Candidate { unfit: Some(why), .. }))) => {
-                let why = format!("{}: its bad-block log can't be used: {why}", path.display());
-                all.unread.push((path.clone(), why));
+            Some(Ok(candidate)) => {
+                let unfit = candidate.as_ref().and_then(|candidate| candidate.unfit.as_ref());
+                all.unread.extend(unfit.map(|why| {
+                    (path.clone(), format!("{}: its bad-block log can't be used: {why}", path.display()))
+                }));
+                all.candidates.extend(candidate);
             }
-            Some(Ok(candidate)) => all.candidates.extend(candidate),
             // A device that went meanwhile is one that isn't there.
             Some(Err(error)) => all.unread.push((path.clone(), error.to_string())),
             None => {

@@ -94,6 +94,9 @@ pub struct FoundMember {
     pub left_behind: bool,
     /// It has everything that a member of its slot has.
     pub whole: bool,
+    /// Its bad-block log can't be used, so that the others are served without it, if they can be. Its
+    /// superblock counts: it may say that what is left is out of date (C9).
+    pub unfit: bool,
     /// The kernel's devices on top of it.
     pub holders: Vec<String>,
 }
@@ -111,7 +114,7 @@ impl FoundArray {
 
     fn holds(&self, slot: usize) -> bool {
         let is_here = |member: &FoundMember| match member.role {
-            Role::Slot(own) => usize::from(own.0) == slot && member.whole && !member.stale,
+            Role::Slot(own) => usize::from(own.0) == slot && member.whole && !member.stale && !member.unfit,
             _ => false,
         };
         self.members.iter().any(is_here)
@@ -132,7 +135,8 @@ impl FoundArray {
         // A member that is here and being rebuilt isn't waited for.
         let is_here = |slot: usize| {
             self.members.iter().any(|member| {
-                !member.stale && matches!(member.role, Role::Slot(own) if usize::from(own.0) == slot)
+                let is_its = matches!(member.role, Role::Slot(own) if usize::from(own.0) == slot);
+                is_its && !member.stale && !member.unfit
             })
         };
         self.missing().into_iter().filter(|slot| numbers_here(*slot) && !is_here(*slot)).collect()
@@ -159,7 +163,8 @@ impl FoundArray {
 
     /// Whether it has a journal that isn't here.
     pub fn lacks_journal(&self) -> bool {
-        self.freshest.array.journal && !self.members.iter().any(|member| member.role == Role::Journal)
+        let is_it = |member: &FoundMember| member.role == Role::Journal && !member.unfit;
+        self.freshest.array.journal && !self.members.iter().any(is_it)
     }
 
     /// The kernel's md devices that have members of it.

@@ -487,6 +487,34 @@ fn a_member_whose_bad_block_log_makes_no_sense_is_one_that_is_missing() {
     assert_eq!((&started["state"], &started["degraded"]), (&"started".into(), &true.into()), "{started}");
 }
 
+/// What is left without the device is older than that, and would be served as it was then.
+#[test]
+fn a_member_whose_bad_block_log_makes_no_sense_tells_that_another_one_is_out_of_date() {
+    let configured = Configured::new(&format!("{DATA}run-after = 1\n"));
+    let world = &configured.world;
+    let members = world.raid5(2);
+    let server = world.serve(&["--shards", "1"], &members);
+    world.run(&["fail", "data", "1"]).ok();
+    assert_eq!(Client::connect(&server.nbd()).write(0, &pattern(1, 4096)), 0);
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
+    let mut newest = superblock(world, &members[0], MetadataVersion::V1_2);
+    newest.member.bad_block_log.as_mut().unwrap().in_use = true;
+    world.poke(&members[0], newest.bad_block_log_sector().unwrap().0 * 512, &[0; 8]);
+    world.poke(&members[0], 4096, &newest.encode(512).unwrap());
+    let words = ["too few members are here", "member0: its bad-block log can't be used"];
+    configured.run(&["assemble", "--scan"]).refused(1, &words);
+    assert_eq!(configured.run(&["list"]).ok().out, "no array is served\n");
+    // A copy of it, of which all can be read, is not in doubt.
+    let copy = world.path("member2");
+    fs::copy(world.path(&members[0]), &copy).unwrap();
+    let mut sound = newest;
+    sound.member.bad_block_log.as_mut().unwrap().in_use = false;
+    world.poke("member2", 4096, &sound.encode(512).unwrap());
+    let started = configured.assemble().remove(0);
+    assert_eq!((&started["state"], &started["degraded"]), (&"started".into(), &true.into()), "{started}");
+}
+
 #[test]
 fn a_copy_is_refused_also_when_it_was_used_by_itself() {
     let configured = Configured::new(DATA);
@@ -509,7 +537,7 @@ fn a_copy_is_refused_also_when_it_was_used_by_itself() {
 }
 
 /// The superblock that a member has at one of MD's places.
-fn superblock(world: &World, member: &str, version: MetadataVersion) -> Superblock {
+pub fn superblock(world: &World, member: &str, version: MetadataVersion) -> Superblock {
     let bytes = fs::read(world.path(member)).unwrap();
     let sectors = bytes.len() as u64 / 512;
     let place = version.super_offset(sectors).unwrap();
