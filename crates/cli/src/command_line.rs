@@ -391,6 +391,10 @@ pub struct ServeArguments {
     /// Seconds that a member may take for a request. After that, it is dropped. 0 means no limit
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(0..=86_400))]
     pub member_timeout: u32,
+    /// What the array's logical block is at least, in bytes, also without the members because of which it was
+    /// so large
+    #[arg(long, value_name = "BYTES", default_value_t = 512, value_parser = values::logical_block)]
+    pub logical_block: u32,
     /// When a write to an array with a journal is acknowledged
     #[arg(long, value_enum, value_name = "MODE", default_value_t = JournalModeChoice::WriteThrough)]
     pub journal_mode: JournalModeChoice,

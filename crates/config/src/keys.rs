@@ -75,7 +75,7 @@ const fn of_one(name: &'static str, kind: Kind) -> OptionKey {
 
 /// The options of `serve` that make sense for good. Those that are consents for once (`--force`, `--run`,
 /// `--takeover`) are none of them.
-pub const OPTIONS: [OptionKey; 41] = [
+pub const OPTIONS: [OptionKey; 42] = [
     of_one("nbd", Kind::List),
     anywhere("ublk", Kind::FlagOrNumber),
     of_one("vhost-user", Kind::Path),
@@ -103,6 +103,7 @@ pub const OPTIONS: [OptionKey; 41] = [
     anywhere("reducer", Kind::Text),
     anywhere("poll", Kind::Flag),
     anywhere("member-timeout", Kind::Number),
+    of_one("logical-block", Kind::Number),
     anywhere("max-read-errors", Kind::Number),
     anywhere("journal-mode", Kind::Text),
     anywhere("sync-speed-min", Kind::Number),

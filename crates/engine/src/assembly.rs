@@ -310,18 +310,23 @@ fn array_words(superblock: &Superblock) -> String {
     format!("{} ({})", superblock.array.name.short(), superblock.array.set_uuid)
 }
 
-fn geometry(freshest: &Superblock, found: &[Found]) -> Result<Geometry, AssembleError> {
+/// The geometry of the array on these devices: their superblocks and logical blocks.
+fn geometry(
+    freshest: &Superblock,
+    devices: Vec<(&Superblock, u32)>,
+    options: &ArrayOptions,
+) -> Result<Geometry, AssembleError> {
     let array = &freshest.array;
     // A spare with a larger block doesn't change the array's; it can't take a slot either (C20).
-    let seated = |member: &&Found| matches!(member.superblock.role_in(array), Role::Slot(_));
-    let blocks = found.iter().filter(seated).map(|member| member.device.info().logical_block);
+    let seated = |(member, _): &&(&Superblock, u32)| matches!(member.role_in(array), Role::Slot(_));
+    let blocks = devices.iter().filter(seated).map(|(_, block)| *block);
     // The array may have one of its own: clients' partition tables count in it.
     let own = match array.logical_block_size {
         0 => 512,
         logical_block if logical_block.is_power_of_two() && logical_block >= 512 => logical_block,
         logical_block => return Err(GeometryError::LogicalBlock { logical_block }.into()),
     };
-    let block = blocks.max().unwrap_or(own).max(own);
+    let block = blocks.fold(own.max(options.logical_block_min), u32::max);
     // The geometry refuses one that is too large.
     let chunk = u32::try_from(array.chunk.0 * SECTOR_BYTES).unwrap_or(u32::MAX);
     let members = to_usize(array.raid_disks);
@@ -334,12 +339,12 @@ fn geometry(freshest: &Superblock, found: &[Found]) -> Result<Geometry, Assemble
     // Every member gives what it has, so all must be here before the zones are known.
     let mut sizes = vec![None; members];
     // A device that is out of date may have the number that a member got since.
-    let is_current = |member: &&Found| event_is_current(array.events, member.superblock.array.events);
-    for member in found.iter().filter(is_current) {
-        if let Role::Slot(slot) = member.superblock.role_in(array)
+    let is_current = |member: &&Superblock| event_is_current(array.events, member.array.events);
+    for superblock in devices.into_iter().map(|(superblock, _)| superblock).filter(is_current) {
+        if let Role::Slot(slot) = superblock.role_in(array)
             && let Some(size) = sizes.get_mut(usize::from(slot.0))
         {
-            *size = Some(member.superblock.member.data_size.0 * SECTOR_BYTES);
+            *size = Some(superblock.member.data_size.0 * SECTOR_BYTES);
         }
     }
     let present = sizes.iter().flatten().count();

@@ -26,6 +26,9 @@ pub struct ArrayOptions {
     /// Assemble although members are missing that were there the last time; `force` and `read_only` include
     /// it.
     pub newly_degraded: bool,
+    /// What the array's logical block is at least, in bytes, although no member that is there has one as
+    /// large: clients have written in blocks of this.
+    pub logical_block_min: u32,
     /// Idle time after which the superblocks are marked clean, in nanoseconds (MD: safe_mode_delay).
     pub safe_mode_delay_ns: u64,
     /// Time between two sweeps of the bitmap, in nanoseconds (MD: daemon_sleep); the bitmap's own value if
@@ -110,6 +113,7 @@ impl Default for ArrayOptions {
             read_only: false,
             force: false,
             newly_degraded: true,
+            logical_block_min: 512,
             safe_mode_delay_ns: 200_000_000,
             sweep_ns: None,
             gather_ns: 200_000,

@@ -41,6 +41,12 @@ impl FromStr for NbdAddress {
     }
 }
 
+/// Bytes of a logical block, as an array may have it.
+pub fn logical_block(text: &str) -> Result<u32, String> {
+    let block = text.parse().ok().filter(|block| matches!(block, 512 | 1024 | 2048 | 4096));
+    block.ok_or_else(|| format!("'{text}' is no logical block: 512, 1024, 2048 or 4096 is needed"))
+}
+
 /// CPUs, in the order given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuList(pub Vec<usize>);

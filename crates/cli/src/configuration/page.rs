@@ -167,6 +167,7 @@ fn every_key_is_an_option_of_serve_and_takes_values_of_its_kind() {
             Kind::Flag => Value::Flag(true),
             // More than its counterpart, which is at least 1.
             Kind::Number if key.name == "sync-speed-max" => Value::Number(20_000),
+            Kind::Number if key.name == "logical-block" => Value::Number(4096),
             Kind::Number => Value::Number(7),
             // Enough for as many shards as a test has CPUs.
             Kind::Size if key.name == "memory-max" => Value::Text("1G".to_owned()),

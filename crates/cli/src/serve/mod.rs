@@ -232,6 +232,7 @@ impl Plan {
             read_only: self.arguments.read_only,
             force: self.arguments.force,
             newly_degraded: self.arguments.run || left_out,
+            logical_block_min: self.arguments.logical_block,
             takeover: self.arguments.takeover,
             offload: self.arguments.offload.into(),
             reducer: self.arguments.reducer.into(),

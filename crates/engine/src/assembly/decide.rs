@@ -25,7 +25,8 @@ pub(crate) fn decide(mut found: Vec<Found>, options: &ArrayOptions) -> Result<As
     let read_only = support(&freshest, &found)?;
     check_distinct(&freshest, &found)?;
     check_room(&freshest, &found)?;
-    let geometry = geometry(&freshest, &found)?;
+    let devices = found.iter().map(|member| (&member.superblock, member.device.info().logical_block));
+    let geometry = geometry(&freshest, devices.collect(), options)?;
     let journal = take_journal(&freshest, &mut found, options.force)?;
     let journal_left_out = freshest.array.journal && journal.is_none();
     if journal_left_out {

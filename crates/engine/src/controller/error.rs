@@ -154,7 +154,9 @@ pub enum CommandError {
         place: String,
     },
     /// C20.
-    #[error("{name}: its logical block of {block} bytes is larger than the array's {array} bytes")]
+    #[error(
+        "{name}: its logical block of {block} bytes is larger than the array's {array} bytes. If the array had members like it before, start it with `serve --logical-block {block}`"
+    )]
     LogicalBlock {
         /// The device.
         name: String,

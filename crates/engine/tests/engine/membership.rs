@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use crate::arrays::{
     self, STEPS, assemble, options,
-    scene::{DATA_SECTOR, Scene, clients, list_as_bad, superblock_on, wish, write},
+    scene::{DATA_SECTOR, Scene, clients, lay_out, list_as_bad, superblock_on, wish, write},
 };
 use pinstripe_engine::{
     array::{Added, CommandError, Removed},
@@ -18,11 +18,11 @@ use pinstripe_md::{
     bitmap::BitmapImage,
     identity::{Timestamp, Uuid},
     level::Level,
-    placement::{InitialSync, NewBitmap},
+    placement::{InitialSync, NewArray, NewBitmap, NewLog},
     superblock::Role,
     units::MemberSlot,
 };
-use pinstripe_sim::{Fault, SimDisk, SimDiskConfig};
+use pinstripe_sim::{Fault, SimDisk, SimDiskConfig, World, WorldConfig};
 
 const CHUNK: u64 = 4096;
 const REGION: u32 = 32 << 10;
@@ -249,6 +249,40 @@ fn a_spare_is_found_at_assembly_and_takes_over_there() {
     scene.settle();
     assert_eq!(scene.array.detail().slots[2].device.as_deref(), Some("disk4"));
     scene.proof();
+}
+
+#[test]
+fn the_block_of_an_array_is_kept_without_the_member_that_it_came_from() {
+    let mut world = World::new(WorldConfig::new(19, 2));
+    let disk = |slot: usize| SimDiskConfig {
+        logical_block: if slot == 0 { 4096 } else { 512 },
+        ..SimDiskConfig::new(&format!("disk{slot}"), 2048 * 512)
+    };
+    let disks: Vec<SimDisk> = (0..3).map(|slot| world.add_disk(disk(slot))).collect();
+    let bitmap = NewBitmap::Internal { chunk_bytes: Some(REGION) };
+    let wish = NewArray {
+        logical_block_bytes: 4096,
+        ..wish(Level::Raid5, 3, CHUNK, bitmap, InitialSync::AssumeClean)
+    };
+    lay_out(&mut world, wish.place_with(NewLog::None).unwrap(), &disks).unwrap();
+    let mut scene = Scene::over(world, disks, 3, options());
+    assert_eq!(scene.array.detail().logical_block, 4096);
+    scene.fail(0);
+    scene.stop();
+    let left: Vec<_> = scene.disks[1..].iter().map(SimDisk::source).collect();
+    scene.array = arrays::assemble(&mut scene.world, left.clone(), options()).unwrap();
+    assert_eq!(scene.array.detail().logical_block, 512);
+    let back = scene.disks[0].clone();
+    let refused = scene.add(&back).unwrap_err();
+    assert!(matches!(refused, CommandError::LogicalBlock { .. }), "{refused}");
+    assert!(refused.to_string().contains("--logical-block 4096"), "{refused}");
+    scene.stop();
+    let kept = ArrayOptions { logical_block_min: 4096, ..options() };
+    scene.array = arrays::assemble(&mut scene.world, left, kept).unwrap();
+    assert_eq!(scene.array.detail().logical_block, 4096);
+    assert_eq!(scene.add(&back).unwrap(), Added::Bitmap { slot: 0 });
+    scene.settle();
+    scene.read_all();
 }
 
 /// The one that is not taken would say that it has a slot, and would have nothing of it.
