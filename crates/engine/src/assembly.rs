@@ -259,7 +259,7 @@ pub(crate) async fn read_bytes(
 
 fn stale_member(member: &Found, current: u64) -> StaleMember {
     let events = member.superblock.array.events;
-    StaleMember { name: member.device.info().name.clone(), events, current }
+    StaleMember { name: member.device.info().name.clone(), events, current, spare: false }
 }
 
 /// The error if no member is left but those that were set aside: too few members, not no devices.
@@ -404,14 +404,19 @@ fn seat(freshest: &Superblock, found: Vec<Found>, members: usize) -> Result<Foun
         let own_role = member.superblock.own_role();
         let Role::Slot(slot) = role else {
             if matches!(own_role, Role::Slot(_)) {
-                stale.push(StaleMember { name, events, current });
-            } else if (role, own_role) == (Role::Spare, Role::Spare) && event_is_current(current, events) {
-                spares.push(member);
+                stale.push(StaleMember { name, events, current, spare: false });
+            } else if (role, own_role) == (Role::Spare, Role::Spare) {
+                // No table names spares: one that was late at a start isn't told from one that was removed.
+                if event_is_current(current, events) {
+                    spares.push(member);
+                } else {
+                    stale.push(StaleMember { name, events, current, spare: true });
+                }
             }
             continue;
         };
         if !event_is_current(current, events) && !believed {
-            stale.push(StaleMember { name, events, current });
+            stale.push(StaleMember { name, events, current, spare: false });
             continue;
         }
         if own_role == Role::Spare && !believed {

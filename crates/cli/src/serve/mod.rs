@@ -614,8 +614,13 @@ impl Served {
     fn announce(&self) {
         let detail = report::detail(&self.array, self.front_ends.addresses());
         for member in self.array.stale_members() {
+            let (why, then) = if member.spare {
+                ("it was a spare, and is none of the array's now", "takes")
+            } else {
+                ("it missed writes", "rebuilds")
+            };
             self.journal.warn(&format!(
-                "{} was left out: it missed writes (its events are {}, the array's {}); `pinstripe add` rebuilds it",
+                "{} was left out: {why} (its events are {}, the array's {}); `pinstripe add` {then} it",
                 member.name, member.events, member.current
             ));
         }

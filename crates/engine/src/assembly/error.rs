@@ -296,12 +296,15 @@ pub struct StaleMember {
     pub events: u64,
     /// The freshest's events.
     pub current: u64,
+    /// It was a spare. It has nothing of the array.
+    pub spare: bool,
 }
 
 fn stale_words(stale: &[StaleMember]) -> String {
     use std::fmt::Write;
     let mut words = String::new();
-    for StaleMember { name, events, current } in stale {
+    // A spare is missed by none of those that are told.
+    for StaleMember { name, events, current, .. } in stale.iter().filter(|stale| !stale.spare) {
         let _ = if events < current {
             write!(words, "; {name} is stale (events {events}, the array's are {current})")
         } else {

@@ -251,6 +251,24 @@ fn a_spare_is_found_at_assembly_and_takes_over_there() {
     scene.proof();
 }
 
+/// Its role and events are all that it says: it may be one that was late, and one that was removed.
+#[test]
+fn a_spare_that_missed_a_start_is_told_of_and_not_taken() {
+    let mut scene = raid5(17);
+    let spare = scene.disk();
+    scene.add(&spare).unwrap();
+    scene.stop();
+    let without: Vec<_> = scene.disks[..4].iter().map(SimDisk::source).collect();
+    scene.array = arrays::assemble(&mut scene.world, without, options()).unwrap();
+    scene.write(0, 64, false).unwrap();
+    scene.stop();
+    scene.reassemble();
+    assert_eq!(scene.array.detail().spares, [""; 0]);
+    let stale: Vec<_> = scene.array.stale_members().iter().map(|one| (&*one.name, one.spare)).collect();
+    assert_eq!(stale, [("disk4", true)]);
+    assert_eq!(scene.add(&spare).unwrap(), Added::Spare);
+}
+
 #[test]
 fn the_block_of_an_array_is_kept_without_the_member_that_it_came_from() {
     let mut world = World::new(WorldConfig::new(19, 2));
