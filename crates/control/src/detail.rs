@@ -37,9 +37,12 @@ pub struct Detail {
     pub events: u64,
     /// The slots, in their order.
     pub members: Vec<Member>,
-    /// Devices that wait for a slot.
+    /// Devices that wait for a slot, and can take one.
     #[serde(default)]
     pub spares: Vec<String>,
+    /// Devices that wait for a slot in vain.
+    #[serde(default)]
+    pub unusable_spares: Vec<UnusableSpare>,
     /// Devices that were dropped: MD's `faulty`.
     pub failed: Vec<Failed>,
     /// The write-intent bitmap, if there is one.
@@ -174,6 +177,15 @@ pub struct MemberOffload {
     pub operations_max: u32,
     /// Bytes per second that its link is free to receive, where that is known.
     pub free_bandwidth: Option<u64>,
+}
+
+/// A spare that can take no slot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnusableSpare {
+    /// Its device or URI.
+    pub device: String,
+    /// Why it can't, for people.
+    pub reason: String,
 }
 
 /// A device that was dropped.
@@ -383,6 +395,12 @@ impl Failed {
 }
 
 impl Detail {
+    /// Whether a device waits for a slot.
+    pub fn has_spare(&self, device: &str) -> bool {
+        let unusable = self.unusable_spares.iter().map(|spare| &spare.device);
+        self.spares.iter().chain(unusable).any(|spare| spare == device)
+    }
+
     /// Where clients of a protocol reach it.
     pub fn uris(&self, protocol: &str) -> impl Iterator<Item = &str> {
         let of_protocol = self.addresses.iter().filter(move |address| address.protocol == protocol);
@@ -431,6 +449,13 @@ impl Detail {
         let head = format!("{}\n{}members\n", printable(&self.name), table(&rows));
         let members = self.members.iter().map(Member::in_words);
         let spares = self.spares.iter().map(|name| format!("    -  spare       {}\n", printable(name)));
+        let unusable = self.unusable_spares.iter().map(|spare| {
+            format!(
+                "    -  spare       {}, can take no slot: {}\n",
+                printable(&spare.device),
+                printable(&spare.reason)
+            )
+        });
         let failed = self.failed.iter().map(Failed::in_words);
         let tail = format!("statistics\n{}", table(&counters));
         let advice = self.advice.iter().map(|advice| format!("{advice}\n"));
@@ -439,6 +464,7 @@ impl Detail {
             .into_iter()
             .chain(members)
             .chain(spares)
+            .chain(unusable)
             .chain(failed)
             .chain([tail])
             .chain(advice)

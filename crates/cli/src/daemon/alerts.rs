@@ -157,7 +157,7 @@ pub fn left_out(array: &str, message: &str) -> (Subject, String) {
 /// Whether a device is a member or a spare.
 pub fn is_part(detail: &Detail, device: &str) -> bool {
     let is_it = |member: &Member| member.device.as_deref() == Some(device);
-    detail.members.iter().any(is_it) || detail.spares.iter().any(|spare| spare == device)
+    detail.members.iter().any(is_it) || detail.has_spare(device)
 }
 
 /// What each array is called, and no other: alerts, events and metrics are told apart by it. One that has its

@@ -102,7 +102,8 @@ fn detail(control: &Path) -> Result<(Client, Detail), ClientError> {
 /// The members and spares that are devices of this machine.
 fn devices(detail: &Detail) -> Vec<String> {
     let members = detail.members.iter().filter_map(|member| member.device.clone());
-    let all = members.chain(detail.spares.iter().cloned());
+    let unusable = detail.unusable_spares.iter().map(|spare| spare.device.clone());
+    let all = members.chain(detail.spares.iter().cloned()).chain(unusable);
     all.filter(|device| device.starts_with("/dev/")).collect()
 }
 

@@ -624,6 +624,9 @@ impl Served {
                 member.name, member.events, member.current
             ));
         }
+        for spare in &detail.unusable_spares {
+            self.journal.warn(&format!("the spare {} can take no slot: {}", spare.device, spare.reason));
+        }
         for why in self.array.left_out() {
             self.journal.warn(&format!("{why}; the array was started without this device"));
         }

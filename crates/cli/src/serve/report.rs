@@ -1,7 +1,7 @@
 //! The engine's state in the words of the control protocol.
 
 use pinstripe_control::{
-    detail::{Address, Bitmap, Detail, Failed, Journal, Member, MemberOffload, Sync},
+    detail::{Address, Bitmap, Detail, Failed, Journal, Member, MemberOffload, Sync, UnusableSpare},
     latency::{Histogram, Latencies},
     limit::Limit,
 };
@@ -92,6 +92,11 @@ pub fn detail(array: &Array, addresses: Vec<Address>) -> Detail {
         events: now.events,
         members: members.collect(),
         spares: now.spares,
+        unusable_spares: now
+            .unusable_spares
+            .into_iter()
+            .map(|spare| UnusableSpare { device: spare.device, reason: spare.reason })
+            .collect(),
         failed: failed.collect(),
         bitmap: now.bitmap.map(|bitmap| Bitmap {
             chunk_bytes: bitmap.chunk_bytes,

@@ -216,13 +216,25 @@ impl ArrayController {
 
     /// Whether a device waits for a slot, and can take one.
     pub(crate) fn fits(&self, record: &Known) -> bool {
-        let array = &record.superblock.array;
-        record.state == MemberState::Spare
-            && record.superblock.member.data_size >= array.component_sectors()
-            && self.has_room_for_log(record)
+        record.state == MemberState::Spare && self.spare_hindrance(record).is_none()
+    }
+
+    /// Why a spare can take no slot: one that mdadm has added, or that was added before the array changed.
+    pub(crate) fn spare_hindrance(&self, record: &Known) -> Option<String> {
+        let used = record.superblock.array.component_sectors();
+        let has = record.superblock.member.data_size;
+        let (block, ours) =
+            (record.handle.device.info().logical_block, self.shared().geometry.logical_block());
+        if has < used {
+            Some(format!("it has {has} for data, and the array uses {used} of each member"))
+        } else if !self.has_room_for_log(record) {
+            Some("it has less room for the array's log than the members".to_owned())
+        } else if block > ours && !active(Mutant::LargerBlocksJoin) {
             // C20
-            && (record.handle.device.info().logical_block <= self.shared().geometry.logical_block()
-                || active(Mutant::LargerBlocksJoin))
+            Some(format!("its logical block has {block} bytes, and the array's has {ours}"))
+        } else {
+            None
+        }
     }
 
     /// Whether a device has as much room for the array's log as any that logs now: each log is written by

@@ -6,7 +6,7 @@ use crate::{
     array::Array,
     controller::superblocks::MemberState,
     error::{IoError, MemberError},
-    status::detail::{FailedMember, SlotDetail},
+    status::detail::{FailedMember, SlotDetail, UnusableSpare},
 };
 
 /// What the sentences are made from.
@@ -20,6 +20,7 @@ pub(crate) struct Facts<'a> {
     /// The user asked for it, or the array's superblocks do.
     pub(crate) read_only: bool,
     pub(crate) slots: &'a [SlotDetail],
+    pub(crate) unusable_spares: &'a [UnusableSpare],
     pub(crate) failed: &'a [FailedMember],
     /// How long a member may take for a request; 0 for ever.
     pub(crate) limit_ns: u64,
@@ -73,6 +74,11 @@ impl Facts<'_> {
         self.missing(&mut sentences);
         for (slot, detail) in self.slots.iter().enumerate() {
             self.trouble(slot, detail, &mut sentences);
+        }
+        for UnusableSpare { device, reason } in self.unusable_spares {
+            sentences.push(format!(
+                "the spare {device} can take no slot ({reason}): `pinstripe remove` it, and add another device"
+            ));
         }
         for failed in self.failed {
             failed_words(failed, &mut sentences);
@@ -219,6 +225,7 @@ mod tests {
             journal_failed: false,
             read_only: false,
             slots,
+            unusable_spares: &[],
             failed: &[],
             limit_ns: 30_000_000_000,
             redundancy: 1,
@@ -283,6 +290,7 @@ mod tests {
                 journal_failed: false,
                 read_only: false,
                 slots: &slots,
+                unusable_spares: &[],
                 failed: &[],
                 limit_ns: 0,
                 redundancy: 1,

@@ -54,8 +54,10 @@ pub struct Detail {
     pub events: u64,
     /// By slot.
     pub slots: Vec<SlotDetail>,
-    /// Devices that wait for a slot.
+    /// Devices that wait for a slot, and can take one.
     pub spares: Vec<String>,
+    /// Devices that wait for a slot in vain.
+    pub unusable_spares: Vec<UnusableSpare>,
     /// Devices that were dropped: MD's `faulty`.
     pub failed: Vec<FailedMember>,
     /// The bitmap, if there is one.
@@ -135,6 +137,15 @@ pub struct FailedMember {
     pub statistics: MemberStatistics,
 }
 
+/// A spare that can take no slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnusableSpare {
+    /// The device.
+    pub device: String,
+    /// Why it can't.
+    pub reason: String,
+}
+
 /// The bitmap.
 #[derive(Clone, Debug)]
 pub struct BitmapDetail {
@@ -174,6 +185,7 @@ impl Array {
                 detail.state = "resyncing";
             }
         }
+        let (spares, unusable_spares) = self.spares();
         let last_errors = self.last_errors();
         let failed = self.failed_members();
         let advice = Facts {
@@ -182,6 +194,7 @@ impl Array {
             errors: &last_errors,
             read_only: shared.options.read_only,
             slots: &slots,
+            unusable_spares: &unusable_spares,
             failed: &failed,
             limit_ns: shared.member_limit_ns(),
             redundancy: shared.geometry.redundancy(),
@@ -201,7 +214,8 @@ impl Array {
             missing: snapshot.missing.len(),
             events: superblocks.membership.array.events,
             slots,
-            spares: spares(&superblocks),
+            spares,
+            unusable_spares,
             failed,
             bitmap,
             consistency_policy: self.consistency_policy(),
@@ -247,16 +261,25 @@ impl Array {
         }
     }
 
+    /// Devices that wait for a slot: those that can take one, and the others.
+    fn spares(&self) -> (Vec<String>, Vec<UnusableSpare>) {
+        let superblocks = self.superblocks();
+        let devices = superblocks.membership.devices.iter();
+        let (mut usable, mut unusable) = (Vec::new(), Vec::new());
+        for record in devices.filter(|record| record.state == MemberState::Spare) {
+            let device = record.name.clone();
+            match self.controller.spare_hindrance(record) {
+                None => usable.push(device),
+                Some(reason) => unusable.push(UnusableSpare { device, reason }),
+            }
+        }
+        (usable, unusable)
+    }
+
     /// How many devices the roles table names in slots, for tests.
     pub fn seated_roles(&self) -> usize {
         self.superblocks().membership.array.roles.iter().filter(|role| matches!(role, Role::Slot(_))).count()
     }
-}
-
-fn spares(superblocks: &Superblocks) -> Vec<String> {
-    let devices = superblocks.membership.devices.iter();
-    let spares = devices.filter(|record| record.state == MemberState::Spare);
-    spares.map(|record| record.name.clone()).collect()
 }
 
 fn slot_detail(seat: &Seat, superblocks: &Superblocks) -> SlotDetail {

@@ -18,7 +18,7 @@ use pinstripe_md::{
     bitmap::BitmapImage,
     identity::{Timestamp, Uuid},
     level::Level,
-    placement::{InitialSync, NewArray, NewBitmap, NewLog},
+    placement::{InitialSync, NewArray, NewBitmap, NewDevice, NewLog, place_spare},
     superblock::Role,
     units::MemberSlot,
 };
@@ -267,6 +267,30 @@ fn a_spare_that_missed_a_start_is_told_of_and_not_taken() {
     let stale: Vec<_> = scene.array.stale_members().iter().map(|one| (&*one.name, one.spare)).collect();
     assert_eq!(stale, [("disk4", true)]);
     assert_eq!(scene.add(&spare).unwrap(), Added::Spare);
+}
+
+/// As mdadm adds it. Clients would find no partition table that they wrote in blocks of 512 bytes.
+#[test]
+fn a_spare_with_larger_blocks_is_told_of_and_changes_nothing_of_the_array() {
+    let mut scene = raid5(18);
+    scene.write(0, 64, false).unwrap();
+    scene.stop();
+    let config = SimDiskConfig { logical_block: 4096, ..SimDiskConfig::new("disk4", 2048 * 512) };
+    let spare = scene.world.add_disk(config);
+    let device = NewDevice { sectors: 2048, uuid: Uuid([0x44; 16]) };
+    let superblock = place_spare(&scene.superblock(0), device, &[], 512).unwrap();
+    spare.poke(4096, &superblock.encode(512).unwrap());
+    scene.disks.push(spare);
+    scene.reassemble();
+    let detail = scene.array.detail();
+    assert_eq!((detail.logical_block, detail.spares.len()), (512, 0));
+    assert_eq!(detail.unusable_spares[0].device, "disk4");
+    assert!(detail.unusable_spares[0].reason.contains("4096 bytes"), "{:?}", detail.unusable_spares);
+    assert!(detail.advice.unwrap().contains("the spare disk4 can take no slot"));
+    scene.fail(1);
+    scene.settle();
+    assert_eq!(scene.array.detail().missing, 1);
+    scene.read_all();
 }
 
 #[test]

@@ -324,7 +324,7 @@ fn remove_effects(detail: &Detail, device: &str) -> Result<Vec<String>, String> 
 
 fn add_effects(detail: &Detail, device: &str) -> Result<Vec<String>, String> {
     let mut held = detail.members.iter().flat_map(|member| [&member.device, &member.replacement]).flatten();
-    if held.any(|own| own == device) || detail.spares.iter().any(|own| own == device) {
+    if held.any(|own| own == device) || detail.has_spare(device) {
         return Err(format!("{device} is in the array {} already", detail.name));
     }
     let open = detail.members.iter().find(|member| member.state == "missing");

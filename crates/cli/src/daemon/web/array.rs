@@ -102,6 +102,13 @@ fn members(status: &ArrayStatus, detail: &Detail) -> Markup {
                     p class="device" { (shown(spare)) }
                 }
             }
+            @for spare in &detail.unusable_spares {
+                li class="disk spare" data-key={ "spare " (shown(&spare.device)) } {
+                    p class="slot" { "spare" }
+                    p class="device" { (shown(&spare.device)) }
+                    ul class="notes" { li { "can take no slot: " (shown(&spare.reason)) } }
+                }
+            }
             @for one in &detail.failed {
                 li class="disk faulty" data-key={ "faulty " (shown(&one.device)) } {
                     (failed(one))

@@ -19,7 +19,8 @@ pub fn devices(array: &Array) -> Vec<String> {
     let detail = array.detail();
     let of_slots = detail.slots.into_iter().flat_map(|slot| [slot.device, slot.replacement]).flatten();
     let journal = detail.journal.filter(|journal| !journal.failed).map(|journal| journal.device);
-    let all: BTreeSet<String> = of_slots.chain(detail.spares).chain(journal).collect();
+    let unusable = detail.unusable_spares.into_iter().map(|spare| spare.device);
+    let all: BTreeSet<String> = of_slots.chain(detail.spares).chain(unusable).chain(journal).collect();
     all.into_iter().collect()
 }
 
