@@ -24,12 +24,14 @@ use crate::{
     member::{self, Member},
     output,
     probe::{Contents, MdFinding},
+    scan::Served,
 };
 
 pub fn run(arguments: &ZeroSuperblockArguments) -> Result<(), Failure> {
     member::know(&arguments.remote)?;
     let (paths, force) = (arguments.devices.clone(), arguments.force);
-    let erased = uring::run(&RuntimeConfig::unpinned(1), move |_| erase_all(paths, force))??;
+    let served = Served::all().0;
+    let erased = uring::run(&RuntimeConfig::unpinned(1), move |_| erase_all(paths, served, force))??;
     if arguments.json {
         let all: Vec<_> =
             erased.iter().map(|(device, sectors)| json!({ "device": device, "sectors": sectors })).collect();
@@ -43,7 +45,11 @@ pub fn run(arguments: &ZeroSuperblockArguments) -> Result<(), Failure> {
 }
 
 /// The devices, each with the sectors where superblocks were.
-async fn erase_all(paths: Vec<PathBuf>, force: bool) -> Result<Vec<(String, Vec<u64>)>, Failure> {
+async fn erase_all(
+    paths: Vec<PathBuf>,
+    served: Vec<Served>,
+    force: bool,
+) -> Result<Vec<(String, Vec<u64>)>, Failure> {
     let mut members = Vec::new();
     for path in paths {
         let member = member::open(path.clone(), OpenOptions::default()).await?;
@@ -51,7 +57,7 @@ async fn erase_all(paths: Vec<PathBuf>, force: bool) -> Result<Vec<(String, Vec<
         members.push((member, contents));
     }
     for (member, contents) in &members {
-        refuse(member, contents, force).await?;
+        refuse(member, contents, &served, force).await?;
     }
     let devices = members.iter().map(|(member, _)| member.attach()).collect::<Result<Vec<_>, _>>()?;
     let mut found = members.iter().flat_map(|(_, contents)| &contents.metadata);
@@ -75,7 +81,7 @@ async fn erase_all(paths: Vec<PathBuf>, force: bool) -> Result<Vec<(String, Vec<
     alone.map_err(|error: FenceError| Failure::new(error.to_string()))?
 }
 
-async fn refuse(member: &Member, contents: &Contents, force: bool) -> Result<(), Failure> {
+async fn refuse(member: &Member, contents: &Contents, served: &[Served], force: bool) -> Result<(), Failure> {
     let name = printable(&member.info().name);
     if contents.metadata.is_empty() {
         return Err(Failure::new(format!("{name} holds no MD superblock; nothing was changed")));
@@ -92,7 +98,7 @@ async fn refuse(member: &Member, contents: &Contents, force: bool) -> Result<(),
     for found in &contents.metadata {
         let why = match &found.superblock {
             Err(error) => Some(format!("its superblock can't be understood ({error})")),
-            Ok(metadata) => needed(&metadata.superblock),
+            Ok(metadata) => needed(&metadata.superblock, served),
         };
         if let Some(why) = why {
             return Err(Failure::new(format!(
@@ -103,15 +109,18 @@ async fn refuse(member: &Member, contents: &Contents, force: bool) -> Result<(),
     Ok(())
 }
 
-/// Why an array may need the device to be made consistent.
-fn needed(superblock: &Superblock) -> Option<String> {
+/// Why an array may need the device to be made consistent. Clients may have been writing when it went, and
+/// its superblock says so for ever; but an array that is served without it and has all of its members has
+/// gone on.
+fn needed(superblock: &Superblock, served: &[Served]) -> Option<String> {
     let (array, name) = (&superblock.array, printable(&superblock.array.name.short()));
     if superblock.own_role() == Role::Journal {
         return Some(format!(
             "it is the journal of the array {name}, and the array is not assembled without its journal"
         ));
     }
-    array.is_dirty().then(|| {
+    let is_whole = |served: &Served| served.is(array.set_uuid) && served.detail.has_all_members();
+    (array.is_dirty() && !served.iter().any(is_whole)).then(|| {
         format!("its array {name} was not stopped cleanly, and may need this device to be made consistent")
     })
 }

@@ -395,6 +395,11 @@ impl Failed {
 }
 
 impl Detail {
+    /// Whether it is in service and every slot has a member with everything.
+    pub fn has_all_members(&self) -> bool {
+        !self.degraded && self.state != "failed" && self.members.iter().all(Member::is_whole)
+    }
+
     /// Whether a device waits for a slot.
     pub fn has_spare(&self, device: &str) -> bool {
         let unusable = self.unusable_spares.iter().map(|spare| &spare.device);

@@ -1,6 +1,9 @@
 //! Bad input: a clear error, and nothing changed.
 
-use std::os::unix::{fs::PermissionsExt, net::UnixListener};
+use std::{
+    os::unix::{fs::PermissionsExt, net::UnixListener},
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use crate::{
     nbd::{Client, pattern},
@@ -335,6 +338,35 @@ fn a_superblock_is_erased_but_not_of_what_is_in_use_or_may_be_needed() {
     world.create(&["--level", "5", "--write-journal", &plain], &members).refused(1, &["member0 holds"]);
     world.create(&["--level", "5", "--force", "--write-journal", &plain], &members).ok();
     erase(&["plain"]).refused(1, &["it is the journal of the array"]);
+}
+
+/// Its superblock says for ever that clients were writing when it went.
+#[test]
+fn the_superblock_of_a_replaced_member_is_erased_without_force_when_the_array_is_whole_without_it() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let other = world.file("other", MEMBER_BYTES);
+    let server = world.serve(&["--shards", "1"], &members);
+    let (nbd, over) = (server.nbd(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut client = Client::connect(&nbd);
+            while !over.load(Ordering::Relaxed) {
+                assert_eq!(client.write(0, &pattern(9, 4096)), 0);
+            }
+        });
+        world.run(&["replace", "data", "0", "--with", &other, "--wait"]).ok();
+        world.run(&["fail", "data", "1"]).ok();
+        over.store(true, Ordering::Relaxed);
+    });
+    let state = world.run(&["examine", "member0"]).ok().out;
+    assert!(state.contains("dirty from"), "{state}");
+    world.run(&["remove", "data", "0"]).ok();
+    let erase = |member: &str| world.run(&["zero-superblock", member]);
+    erase("member0").refused(1, &["was not stopped cleanly"]);
+    world.run(&["add", "data", "member1", "--wait"]).ok();
+    erase("member0").ok();
+    erase("member1").refused(1, &["held by another process"]);
 }
 
 const SECRETS: &str = "* DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:\n";
