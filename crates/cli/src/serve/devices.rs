@@ -15,6 +15,7 @@ use pinstripe_engine::{
 use pinstripe_md::{
     identity::Uuid,
     superblock::{Claims, MetadataVersion, Role},
+    units::{SECTOR_BYTES, sector_range},
 };
 use pinstripe_runtime::{
     DeviceInfo, DeviceSource, Memory, MemorySource, shard,
@@ -538,10 +539,24 @@ impl Holds {
             found.superblock.as_ref().is_ok_and(|md| md.superblock.member.version == MetadataVersion::V1_0)
         };
         if !metadata.iter().any(|found| is_lent(found) && !is_at_end(found)) {
-            words.extend(contents.others.iter().map(ToString::to_string));
+            // What a former member has in its data is of the array's clients, such as the end of their GPT.
+            let data = metadata.iter().filter(|found| is_of(found, uuid) && !is_at_end(found));
+            let data: Vec<Range<u64>> = data.filter_map(data_bytes).collect();
+            let is_content =
+                |mark: &Range<u64>| data.iter().any(|data| data.start <= mark.start && mark.end <= data.end);
+            let others = contents.others.iter().filter(|found| !is_content(&found.mark));
+            words.extend(others.map(ToString::to_string));
         }
         words
     }
+}
+
+/// The bytes in which a former member has the array's data.
+fn data_bytes(found: &MdFinding) -> Option<Range<u64>> {
+    let superblock = &found.superblock.as_ref().ok()?.superblock;
+    let (member, is_member) = (&superblock.member, matches!(superblock.own_role(), Role::Slot(_)));
+    let sectors = sector_range(member.data_offset, member.data_size);
+    is_member.then(|| sectors.start.saturating_mul(SECTOR_BYTES)..sectors.end.saturating_mul(SECTOR_BYTES))
 }
 
 /// A device that may join an array.

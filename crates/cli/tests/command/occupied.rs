@@ -1,6 +1,9 @@
 //! Devices that hold something.
 
-use crate::world::{MEMBER_BYTES, MIB, World};
+use crate::{
+    nbd::Client,
+    world::{MEMBER_BYTES, MIB, World},
+};
 
 const EXT4: [(u64, &[u8]); 3] =
     [(1024 + 56, &[0x53, 0xef]), (1024 + 0x60, &[0x40]), (1024 + 0x78, b"photos")];
@@ -119,6 +122,27 @@ fn add_refuses_a_device_that_holds_something_but_takes_a_former_member() {
     world.run(&["check", "data"]).ok();
     world.run(&["stop", "data"]).ok();
     assert_eq!(server.ended(), 0);
+}
+
+/// A disk of whole MiB is used up to its last sector, and clients have the end of their GPT there.
+#[test]
+fn what_clients_have_written_keeps_no_former_member_out() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let server = world.serve(&["--shards", "1"], &members);
+    let (mut client, end) = (Client::connect(&server.nbd()), server.size_bytes() - 512);
+    let backup = [&b"EFI PART"[..], &[0; 504]].concat();
+    assert_eq!(client.write(end, &backup), 0);
+    let ends_so = |member: &&String| std::fs::read(world.path(member)).unwrap().ends_with(&backup);
+    let last = members.iter().position(|member| ends_so(&member)).unwrap().to_string();
+    let device = format!("member{last}");
+    world.run(&["fail", "data", &last]).ok();
+    let added = world.run(&["add", "data", &device, "--wait", "--json"]).ok().json();
+    assert_eq!(added["recovery"], "bitmap", "{added}");
+    // What was made on it since isn't clients'.
+    world.run(&["fail", "data", &last]).ok();
+    world.poke(&device, 1024 + 56, &[0x53, 0xef]);
+    world.run(&["add", "data", &device]).refused(1, &["holds an ext2 file system;", "--force"]);
 }
 
 /// Marks at the end lie behind what the array uses of a larger device.
