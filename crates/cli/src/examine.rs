@@ -11,6 +11,7 @@ use pinstripe_control::{
     size::ByteSize,
     text::{printable, table},
 };
+use pinstripe_engine::assembly::refusal;
 use pinstripe_md::{
     identity::Timestamp,
     level::Level,
@@ -141,8 +142,11 @@ fn support(metadata: &Metadata) -> (&'static str, Option<String>) {
     match (superblock.support(), &metadata.bitmap) {
         (Support::Refused(reason), _) => ("refused", Some(reason.to_string())),
         (_, Some(Err(problem))) if is_seated => ("refused", Some(problem.to_string())),
-        (Support::ReadOnly(reason), _) => ("read-only", Some(reason.to_string())),
-        (Support::Full, _) => ("full", None),
+        (kind, _) => match (refusal(superblock, &[]), kind) {
+            (Some(reason), _) => ("refused", Some(reason.to_string())),
+            (None, Support::ReadOnly(reason)) => ("read-only", Some(reason.to_string())),
+            (None, _) => ("full", None),
+        },
     }
 }
 

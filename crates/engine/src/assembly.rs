@@ -33,7 +33,7 @@ use pinstripe_runtime::{Device, DeviceErrorKind, DeviceSource, shard};
 
 use self::unfit::Unfit;
 use crate::{
-    consistency::Log,
+    consistency::{Log, journal::check_blocks},
     geometry::{Geometry, GeometryError, ParityGeometry, ParityLayout, Raid0Geometry, Raid0Layout},
     members::LogArea,
     mutants::{Mutant, active},
@@ -308,6 +308,26 @@ fn freshest(found: &[Found]) -> Result<Superblock, AssembleError> {
 
 fn array_words(superblock: &Superblock) -> String {
     format!("{} ({})", superblock.array.name.short(), superblock.array.set_uuid)
+}
+
+/// Why a start refuses the array of these superblocks, as far as they tell without their devices: by its
+/// geometry, or by a journal that is too small.
+pub fn refusal(freshest: &Superblock, all: &[(String, &Superblock)]) -> Option<AssembleError> {
+    let devices = all.iter().map(|(_, superblock)| (*superblock, 512)).collect();
+    match geometry(freshest, devices, &ArrayOptions::default()) {
+        // Others may be on their way.
+        Ok(_) | Err(AssembleError::TooFewMembers { .. }) => {}
+        Err(error) => return Some(error),
+    }
+    let is_journal = |superblock: &Superblock| {
+        freshest.array.journal
+            && superblock.role_in(&freshest.array) == Role::Journal
+            && event_is_current(freshest.array.events, superblock.array.events)
+    };
+    let (name, journal) = all.iter().find(|(_, superblock)| is_journal(superblock))?;
+    let (chunk, members) = (freshest.array.chunk.0 * SECTOR_BYTES, freshest.array.raid_disks.into());
+    let (blocks, needed) = check_blocks(chunk, members, journal).err()?;
+    Some(AssembleError::Journal { name: name.clone(), problem: JournalProblem::TooSmall { needed, blocks } })
 }
 
 /// The geometry of the array on these devices: their superblocks and logical blocks.

@@ -14,6 +14,7 @@ use std::{
     path::PathBuf,
 };
 
+use pinstripe_engine::assembly::refusal;
 use pinstripe_md::{
     identity::Uuid,
     superblock::{ArrayRecord, Role, Superblock, check_bitmaps, event_is_current},
@@ -197,7 +198,12 @@ fn array(uuid: Uuid, devices: Vec<Device>, overlaps: &[(PathBuf, PathBuf)]) -> O
     }
     let is_here = |path: &PathBuf| devices.iter().any(|device| device.candidate.path == *path);
     let overlaps = overlaps.iter().filter(|(one, other)| is_here(one) || is_here(other)).cloned().collect();
-    let bitmap_fault = bitmap_fault(&freshest, &devices);
+    let named: Vec<(String, &Superblock)> = devices
+        .iter()
+        .map(|device| (device.candidate.path.display().to_string(), &device.superblock))
+        .collect();
+    let refused = refusal(&freshest, &named).map(|why| why.to_string());
+    let start_fault = refused.or_else(|| bitmap_fault(&freshest, &devices));
     let left_behind: Vec<bool> =
         devices.iter().map(|device| is_left_behind(&freshest, device, &devices)).collect();
     let mut members: Vec<FoundMember> = devices
@@ -225,7 +231,7 @@ fn array(uuid: Uuid, devices: Vec<Device>, overlaps: &[(PathBuf, PathBuf)]) -> O
     };
     members.sort_by(|one, other| place(one).cmp(&place(other)).then_with(|| one.path.cmp(&other.path)));
     let (name, contested) = (freshest.array.name.to_string(), Vec::new());
-    Some(FoundArray { uuid, name, freshest, members, doubled, overlaps, contested, bitmap_fault })
+    Some(FoundArray { uuid, name, freshest, members, doubled, overlaps, contested, start_fault })
 }
 
 /// Why a start of the array refuses its bitmaps. It reads those of the members that it seats.

@@ -59,8 +59,8 @@ pub struct FoundArray {
     pub overlaps: Vec<(PathBuf, PathBuf)>,
     /// Devices that may be another array's as well.
     pub contested: Vec<Contested>,
-    /// Why a start of it refuses its bitmaps, in words.
-    pub bitmap_fault: Option<String>,
+    /// Why a start of it refuses its geometry, its journal or its bitmaps, in words.
+    pub start_fault: Option<String>,
 }
 
 /// A device with superblocks of several arrays, of which a client may have written one.
@@ -163,7 +163,7 @@ impl FoundArray {
 
     /// Whether it has a journal that isn't here.
     pub fn lacks_journal(&self) -> bool {
-        let is_it = |member: &FoundMember| member.role == Role::Journal && !member.unfit;
+        let is_it = |member: &FoundMember| member.role == Role::Journal && !member.stale && !member.unfit;
         self.freshest.array.journal && !self.members.iter().any(is_it)
     }
 
@@ -218,7 +218,7 @@ impl FoundArray {
         }
         match self.freshest.support() {
             Support::Refused(reason) => Some(reason.to_string()),
-            Support::Full | Support::ReadOnly(_) => self.bitmap_fault.clone(),
+            Support::Full | Support::ReadOnly(_) => self.start_fault.clone(),
         }
     }
 

@@ -2,8 +2,10 @@
 
 use std::fs;
 
+use pinstripe_md::superblock::{MetadataVersion, Superblock};
+
 use crate::{
-    configured::{Configured, SCAN, two_of_one_name},
+    configured::{Configured, SCAN, superblock, two_of_one_name},
     daemon::signal,
     nbd::{Client, pattern},
 };
@@ -243,6 +245,42 @@ fn a_bitmap_that_no_start_would_take_is_found_before_the_kernel_lets_the_array_g
         line.contains("out of date or damaged at the start on") && line.contains("member0, so all")
     };
     assert!(detail.lines().any(told), "{detail}");
+}
+
+/// MD takes it.
+#[test]
+fn what_a_start_refuses_is_found_before_the_kernel_lets_the_array_go() {
+    let configured = Configured::new(SCAN);
+    let world = &configured.world;
+    let members = world.members(3);
+    let journal = world.file("member3", 32 << 20);
+    world.create(&["--level", "5", "--name", "data", "--write-journal", &journal], &members).ok();
+    configured.write("mdadm.conf", "");
+    let all = [&members[..], std::slice::from_ref(&journal)].concat();
+    let sound: Vec<Vec<u8>> = all.iter().map(|name| fs::read(world.path(name)).unwrap()).collect();
+    let refused = |words: &[&str]| {
+        configured.import(&["data", "--dry-run"]).refused(1, &[&["data can't be imported"], words].concat());
+        for (name, sound) in all.iter().zip(&sound) {
+            fs::write(world.path(name), sound).unwrap();
+        }
+    };
+    let change = |names: &[String], change: &dyn Fn(&mut Superblock)| {
+        for name in names {
+            let mut changed = superblock(world, name, MetadataVersion::V1_2);
+            change(&mut changed);
+            world.poke(name, 4096, &changed.encode(512).unwrap());
+        }
+    };
+    configured.import(&["data", "--dry-run"]).ok();
+    change(&all[3..], &|journal| journal.member.data_size.0 = 256);
+    refused(&["member3: the journal can't be replayed: it has 32 blocks of 4 KiB", "use a larger device"]);
+    change(&members, &|member| member.array.events += 2);
+    refused(&["its journal is missing"]);
+    change(&all, &|member| member.array.raid_disks = 65);
+    let examined = configured.run(&["examine", "member0"]).ok().out;
+    let told = |line: &str| line.contains("can be served") && line.contains("no: ") && line.contains("64");
+    assert!(examined.lines().any(told), "{examined}");
+    refused(&["the array's geometry can't be served", "64"]);
 }
 
 #[test]
