@@ -364,8 +364,8 @@ fn at_end(device: &Searched<'_>) -> Result<Option<Finding>, ProbeError> {
     Ok(None)
 }
 
-/// A GPT at either end, or else an MBR. The boot sector of a file system looks like an MBR, so it counts only
-/// alone.
+/// A GPT at either end with the MBR that protects it, by which tools believe the one end if the other is gone;
+/// or else an MBR. The boot sector of a file system looks like an MBR, so it counts only alone.
 fn partition_table(device: &Searched<'_>, has_boot_sector: bool) -> Result<Vec<Finding>, ProbeError> {
     const GPT: &[u8] = b"EFI PART";
     let ends = [512, 4096].map(|block| device.size().checked_sub(block));
@@ -382,8 +382,9 @@ fn partition_table(device: &Searched<'_>, has_boot_sector: bool) -> Result<Vec<F
             found.push(Finding { uuid, ..finding(what, mark(at, GPT)) });
         }
     }
-    if found.is_empty() && !has_boot_sector && is_mbr(&device.read(0, 512)?) {
-        found.push(finding("an MBR partition table", 510..512));
+    if !has_boot_sector && is_mbr(&device.read(0, 512)?) {
+        let what = if found.is_empty() { "an MBR partition table" } else { "the MBR before a GPT" };
+        found.push(finding(what, 510..512));
     }
     Ok(found)
 }
@@ -525,6 +526,8 @@ mod tests {
         let mbr = [(446, protective), (510, &[0x55, 0xaa][..])];
         assert_eq!(found(MIB, &mbr), ["an MBR partition table"]);
         assert_eq!(found(MIB, &[(512, b"EFI PART")]), ["a GPT partition table"]);
+        let both = [mbr[0], mbr[1], (512, b"EFI PART".as_slice())];
+        assert_eq!(found(MIB, &both), ["a GPT partition table", "the MBR before a GPT"]);
         assert_eq!(found(MIB, &[(MIB - 512, b"EFI PART")]), ["a GPT partition table"]);
         assert_eq!(
             found(MIB, &[(510, &[0x55, 0xaa])]),

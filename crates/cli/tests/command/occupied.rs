@@ -145,6 +145,21 @@ fn what_clients_have_written_keeps_no_former_member_out() {
     world.run(&["add", "data", &device]).refused(1, &["holds an ext2 file system;", "--force"]);
 }
 
+/// By it tools would believe the table's other end, which stays where the array has its data.
+#[test]
+fn force_leaves_no_mbr_of_a_gpt() {
+    let world = World::new();
+    let members = world.members(3);
+    let protective: &[u8] = &[0, 0, 2, 0, 0xee, 0xff, 0xff, 0xff, 1, 0, 0, 0, 0xff, 7, 0, 0];
+    let table =
+        [(446, protective), (510, b"\x55\xaa"), (512, b"EFI PART"), (MEMBER_BYTES - 512, b"EFI PART")];
+    for (at, bytes) in table {
+        world.poke("member1", at, bytes);
+    }
+    world.create(&["--level", "5", "--force"], &members).ok();
+    assert_eq!(std::fs::read(world.path("member1")).unwrap()[446..520], [0; 74]);
+}
+
 /// Marks at the end lie behind what the array uses of a larger device.
 #[test]
 fn no_mark_of_what_a_device_was_is_left_by_any_command_that_takes_it_by_force() {
