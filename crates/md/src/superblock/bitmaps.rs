@@ -31,7 +31,7 @@ pub enum BitmapProblem {
     #[error("the bitmap can't be read: {0}")]
     Unreadable(#[from] BitmapError),
     /// It says that it belongs to another array, or to members of another size.
-    #[error("the bitmap is not this array's: remove it with mdadm --grow --bitmap=none and add it again")]
+    #[error("the bitmap is not this array's. {ADVICE}")]
     Foreign,
     /// By its own header it is longer than its place.
     #[error(
