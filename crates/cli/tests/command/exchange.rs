@@ -416,3 +416,25 @@ fn an_array_that_was_not_stopped_cleanly_is_kept_from_the_kernel() {
     configured.release(&["data", "--force"]).ok();
     assert_eq!(configured.mdadm_conf(), conf);
 }
+
+/// The kernel refuses it, and nothing here would start it any more.
+#[test]
+fn an_array_that_only_its_double_parity_log_makes_whole_is_not_released_by_force() {
+    let configured = Configured::new(SCAN);
+    let world = &configured.world;
+    let shape =
+        ["--level", "6", "--name", "data", "--assume-clean", "--consistency-policy", "double-parity-log"];
+    world.create(&shape, &world.members(4)).ok();
+    configured.write("mdadm.conf", "");
+    configured.import(&["data"]).ok();
+    let mut client = Client::connect(&world.path("pinstripe/data.nbd"));
+    assert_eq!(client.write(0, &pattern(1, 4096)), 0);
+    configured.kill_server("data");
+    let (uuid, before) = {
+        let examined = configured.run(&["examine", "--scan", "--json"]).ok().json();
+        (examined["arrays"][0]["uuid"].as_str().unwrap().to_owned(), configured.mdadm_conf())
+    };
+    configured.release(&["data", "--force"]).refused(1, &["only its double-parity log"]);
+    assert!(configured.entry(&uuid).exists());
+    assert_eq!(configured.mdadm_conf(), before);
+}
