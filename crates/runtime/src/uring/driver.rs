@@ -582,7 +582,7 @@ mod tests {
         let config = crate::ShardConfig { index: 0, arena_bytes: 0, clock: Some(Rc::clone(&clock)) };
         let shard = Shard::new(&config);
         let _entered = shard.enter();
-        let driver = Driver::new(shard.pool(), 0).unwrap();
+        let driver = Driver::new(shard.pool(), Spin::new(0, 1)).unwrap();
         Driver::set_current(Some(Rc::clone(&driver)));
         let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
         let stream = crate::uring::Connection::new(near).attach().unwrap();
