@@ -166,6 +166,9 @@ impl Array {
                     return Err(CommandError::OtherSlotEmpty { slot, empty });
                 }
                 let former = self.former(&source).await?;
+                if let Some(found) = former.as_ref().filter(|found| self.holds_torn(&found.superblock)) {
+                    return Err(CommandError::HoldsTorn(found.device.info().name.clone()));
+                }
                 let newcomer = Box::new(self.blank(source, former, uuid, marks).await?);
                 let enter = |reply| Command::Enter { newcomer, comes_back: None, reply };
                 let entered = self.controller.command(enter).await;

@@ -7,7 +7,11 @@
 use std::{ops::RangeInclusive, pin::pin, sync::Arc};
 
 use futures_util::future::select;
-use pinstripe_md::{bitmap::BitmapImage, superblock::MemberRecord, units::SECTOR_BYTES};
+use pinstripe_md::{
+    bitmap::BitmapImage,
+    superblock::{MemberRecord, Role},
+    units::SECTOR_BYTES,
+};
 
 use crate::{
     controller::{
@@ -188,8 +192,12 @@ impl ArrayController {
     /// slot since.
     pub(crate) fn holds_torn(&self, slot: usize, member: &MemberRecord, events: u64) -> bool {
         let superblocks = self.superblocks.borrow();
-        let had_all =
-            |record: &&Known| record.slot == Some(slot) && built_to(&record.superblock.member) == u64::MAX;
+        let had_all = |record: &&Known| {
+            // One that failed as it was to take the slot has the number, but its superblock never said so.
+            matches!(record.superblock.own_role(), Role::Slot(own) if usize::from(own.0) == slot)
+                && record.slot == Some(slot)
+                && built_to(&record.superblock.member) == u64::MAX
+        };
         let mut holders = superblocks.membership.devices.iter().filter(had_all);
         let is_it = |record: &Known| record.superblock.member.device_uuid == member.device_uuid;
         let was_followed = |record: &Known| !is_it(record) && record.superblock.array.events > events;

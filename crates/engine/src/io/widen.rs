@@ -58,6 +58,7 @@ impl ParityVolume {
             let column = to_u32(gap.column);
             image.add(Piece { start: column * chunk + gap.start, data, fua: false });
         }
+        row.clear(0);
         self.rows.give(row);
         result
     }

@@ -911,6 +911,8 @@ fn a_member_that_goes_as_it_is_replaced_is_not_emptied_while_torn_rows_lack_it()
     assert!(detail.advice.as_ref().is_some_and(|advice| advice.contains("--force")), "{:?}", detail.advice);
     let before = back.peek(0, 2048 * 512);
     assert!(matches!(scene.add(&back), Err(CommandError::HoldsTorn(_))));
+    let other = map(&scene).data_slot(0).index();
+    assert!(matches!(scene.replace(other, Some(&back)), Err(CommandError::HoldsTorn(_))));
     assert!(back.peek(0, 2048 * 512) == before);
     scene.array.pause_sync(false);
     let array = scene.array.clone();

@@ -186,7 +186,7 @@ fn a_spare_without_room_for_the_log_does_not_let_md_in() {
     let says = |member: usize| superblock_of(&memories[member]).feature_map();
     assert!((0..5).all(|member| says(member) == 0x8000_0000), "what they say keeps MD out");
     assert_eq!(says(5), 0);
-    assert_eq!(served.array.detail().spares.len(), 1, "and the spare is kept");
+    assert_eq!(served.array.detail().unusable_spares.len(), 1, "and the spare is kept");
     let mut again = after_crash(&memories, &[1, 4], options()).unwrap();
     assert_eq!(again.read(4096, 8192).unwrap(), [7; 8192], "dirty, and without two members");
 }

@@ -288,7 +288,7 @@ fn a_spare_with_larger_blocks_is_told_of_and_changes_nothing_of_the_array() {
     assert!(detail.unusable_spares[0].reason.contains("4096 bytes"), "{:?}", detail.unusable_spares);
     assert!(detail.advice.unwrap().contains("the spare disk4 can take no slot"));
     scene.fail(1);
-    scene.settle();
+    scene.write(0, 64, true).unwrap();
     assert_eq!(scene.array.detail().missing, 1);
     scene.read_all();
 }
