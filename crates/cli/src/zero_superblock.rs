@@ -95,6 +95,9 @@ async fn refuse(member: &Member, contents: &Contents, served: &[Served], force: 
     if force {
         return Ok(());
     }
+    // A local device that is in use is locked, and a server of ours says so. Of others nothing tells.
+    let tells = !matches!(member, Member::Remote(source) if source.offload().is_none());
+    let served = if tells { served } else { &[] };
     for found in &contents.metadata {
         let why = match &found.superblock {
             Err(error) => Some(format!("its superblock can't be understood ({error})")),
