@@ -21,7 +21,16 @@ pub(crate) fn keep(arguments: &BenchArgs, latency: &Histogram<u64>) -> Result<()
 /// Whether [`keep`] will be able to. What the file holds stays until then.
 pub(crate) fn can_be_kept(arguments: &BenchArgs) -> Result<(), BenchError> {
     let Some(path) = &arguments.histogram else { return Ok(()) };
+    let is_new = !path.exists();
+    if !is_new && !path.is_file() {
+        // The reader of a pipe would take this for all.
+        return Ok(());
+    }
     let opened = File::options().create(true).append(true).open(path);
+    if is_new && opened.is_ok() {
+        // A run that is refused leaves nothing.
+        let _ = fs::remove_file(path);
+    }
     opened.map(drop).map_err(|error| BenchError::Histogram { path: path.clone(), error })
 }
 
