@@ -92,9 +92,7 @@ pub struct Deb {
 }
 
 pub fn run(root: &Path, deb: &Deb) -> Result<()> {
-    if !deb.parts {
-        crate::packages::ensure_package_checks()?;
-    }
+    crate::packages::ensure()?;
     let parts = Parts::make(root)?;
     parts.check_pages()?;
     parts.check_completions()?;
@@ -111,7 +109,7 @@ pub fn run(root: &Path, deb: &Deb) -> Result<()> {
 /// The package, with the checks of it as it is and of its completions: where it is. Its units are started
 /// where this is for.
 pub fn package(root: &Path) -> Result<PathBuf> {
-    crate::packages::ensure_package_checks()?;
+    crate::packages::ensure()?;
     let parts = Parts::make(root)?;
     parts.check_completions()?;
     parts.package(root)

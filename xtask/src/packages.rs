@@ -38,6 +38,9 @@ const PACKAGES: &[Package] = &[
     Package { name: "curl", proof: &["/usr/bin/curl"] },
     Package { name: "systemd", proof: &["/usr/bin/systemd-analyze"] },
     Package { name: "zstd", proof: &["/usr/bin/zstd"] },
+    Package { name: "lintian", proof: &["/usr/bin/lintian"] },
+    Package { name: "zsh", proof: &["/usr/bin/zsh", "/bin/zsh"] },
+    Package { name: "fish", proof: &["/usr/bin/fish"] },
 ];
 
 /// The kernel package; its proof is a file in `/boot`, looked for by [`crate::vm::image`].
@@ -70,13 +73,6 @@ pub fn ensure() -> Result<()> {
 /// Installs what makes the image of [`crate::vm::debian`].
 pub fn ensure_mmdebstrap() -> Result<()> {
     ensure_for("the image of Debian", &["mmdebstrap"], "/usr/bin/mmdebstrap")
-}
-
-/// Installs what checks the Debian package: lintian, and shells for their completions.
-pub fn ensure_package_checks() -> Result<()> {
-    ensure_for("lintian's check", &["lintian"], "/usr/bin/lintian")?;
-    ensure_for("completions for zsh", &["zsh"], "/usr/bin/zsh")?;
-    ensure_for("completions for fish", &["fish"], "/usr/bin/fish")
 }
 
 /// Installs the browser that shows the daemon's page, and what steers it.
