@@ -95,6 +95,8 @@ impl Mutant {
     /// Those that single sessions show (`tests/sessions`).
     pub const OF_SESSIONS: &[Self] = &[
         Self::NumberHeldUnproven,
+        Self::ReturnsTooEarly,
+        Self::QueuesOutliveController,
         Self::AnswersUncounted,
         Self::StaleCarriedOut,
         Self::OneLookAssumed,

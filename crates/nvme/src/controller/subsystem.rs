@@ -362,7 +362,8 @@ impl Subsystem {
             }
         };
         // Whatever they count later is refused: they are dead.
-        let is_before = |other: &&Arc<Controller>| other.host_id == host_id && other.is_dead();
+        let is_over = |other: &Arc<Controller>| other.is_dead() || other.ends_silent(now);
+        let is_before = |other: &&Arc<Controller>| other.host_id == host_id && is_over(other);
         let before = controllers.iter().filter(is_before).map(|other| Arc::clone(&other.writes));
         let before = before.filter(|writes| !writes.are_none()).collect();
         let controller = Arc::new(Controller {

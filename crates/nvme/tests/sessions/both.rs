@@ -329,26 +329,47 @@ fn a_lost_server_decides_every_request_and_stays_lost() {
     });
 }
 
+/// How long a host stays away at least whose device is dropped with a write under way.
+fn away_with_writes_under_way() -> u64 {
+    let shortest = Rc::new(Cell::new(u64::MAX));
+    let least = Rc::clone(&shortest);
+    seeds(5, move |random| {
+        let least = Rc::clone(&least);
+        async move {
+            let array = Array::new(&random, SIZE, 0);
+            let target = network(&random, std::slice::from_ref(&array));
+            let initiator = initiator();
+            let source = initiator.open(&address("")).await.unwrap();
+            let device = source.attach().unwrap();
+            array.close();
+            let write = device.write(0, filled(512, &random).freeze(), false);
+            shard::sleep(1_000_000).await;
+            drop((write, device, source));
+            shard::sleep(1_000_000).await;
+            array.open();
+            let before = shard::now();
+            let again = initiator.open(&address("")).await.unwrap();
+            least.set(least.get().min(shard::now() - before));
+            drop(again);
+            leave(target).await;
+        }
+    });
+    shortest.get()
+}
+
 #[test]
 fn a_device_dropped_with_writes_under_way_does_not_come_back_before_they_must_be_over() {
-    seeds(5, |random| async move {
-        let array = Array::new(&random, SIZE, 0);
-        let target = network(&random, std::slice::from_ref(&array));
-        let initiator = initiator();
-        let source = initiator.open(&address("")).await.unwrap();
-        let device = source.attach().unwrap();
-        array.close();
-        let write = device.write(0, filled(512, &random).freeze(), false);
-        shard::sleep(1_000_000).await;
-        drop((write, device, source));
-        shard::sleep(1_000_000).await;
-        array.open();
-        let before = shard::now();
-        let again = initiator.open(&address("")).await.unwrap();
-        assert!(shard::now() - before >= 5_000_000_000, "it came back too early");
-        drop(again);
-        leave(target).await;
-    });
+    assert!(away_with_writes_under_way() >= 5_000_000_000, "it came back too early");
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn a_host_that_comes_back_too_early_is_noticed() {
+    use pinstripe_nvme::mutants::{Mutant, activate};
+    activate(Some(Mutant::ReturnsTooEarly));
+    let away = away_with_writes_under_way();
+    activate(None);
+    assert!(away < 5_000_000_000);
 }
 
 #[test]

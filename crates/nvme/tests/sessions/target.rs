@@ -612,6 +612,41 @@ fn a_target_that_carries_out_what_is_stale_is_noticed() {
     assert!(stale);
 }
 
+/// Connections that are left a second after a host's admin queue has ended.
+fn left_without_a_controller() -> usize {
+    let left = Rc::new(Cell::new(0));
+    let seen = Rc::clone(&left);
+    seeds(1, move |random| {
+        let seen = Rc::clone(&seen);
+        async move {
+            let (_, target) = target(&[Array::new(&random, SIZE, 0)]);
+            let admin = Host::admin(&random, &target, 1).await;
+            let io = admin.io(&random, &target, 1, 1, 0).await;
+            admin.close();
+            shard::sleep(1_000_000_000).await;
+            seen.set(target.connections());
+            io.close();
+            target.stop().await;
+        }
+    });
+    left.get()
+}
+
+#[test]
+fn queues_end_with_their_controller() {
+    assert_eq!(left_without_a_controller(), 0);
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn queues_that_outlive_their_controller_are_noticed() {
+    use pinstripe_nvme::mutants::{Mutant, activate};
+    activate(Some(Mutant::QueuesOutliveController));
+    let left = left_without_a_controller();
+    activate(None);
+    assert_eq!(left, 1);
+}
+
 #[test]
 fn a_new_association_waits_for_the_old_ones_writes_where_it_is_to_read_or_write() {
     seeds(10, |random| async move {

@@ -18,6 +18,8 @@ use crate::users::{SECTORS, UserState, read, user};
 const NQN: &str = "nqn.2026-01.com.example:simulated";
 /// Associations of a run, but for the last, which nothing befalls.
 const LIVES: usize = 4;
+/// A disk hangs no longer than this while nothing else befalls an association.
+const HANG_NS: u64 = 10_000_000_000;
 /// Steps that something may take. A stall shows earlier, as a deadlock.
 const STEPS: u64 = 3_000_000;
 /// Steps of a life among which a blow falls.
@@ -227,8 +229,10 @@ impl Run {
             self.world.spawn(self.rng.index(HOST_SHARDS), "user", user);
         }
         let released_first = self.rng.chance(1, 2);
+        // Commands wait for what earlier associations write: for longer than they may, if the disk hangs so long.
+        let within = if dangerous { u64::MAX } else { HANG_NS };
         if released_first {
-            self.release_old(&old);
+            self.release_old(&old, within);
         }
         if dangerous {
             let before = self.rng.below(BLOW_STEPS);
@@ -236,7 +240,7 @@ impl Run {
             self.strike();
         }
         if !released_first {
-            self.release_old(&old);
+            self.release_old(&old, within);
         }
         let shop = Rc::clone(&self.shop);
         self.world.run_until(STEPS, |_| shop.users.get() == 0).map_err(|stuck| stuck.to_string())?;
@@ -256,11 +260,17 @@ impl Run {
         self.verdict()
     }
 
-    /// What was held when this life began goes on.
-    fn release_old(&mut self, old: &[Rc<Wire>]) {
+    /// What was held when this life began goes on, within so many nanoseconds.
+    fn release_old(&mut self, old: &[Rc<Wire>], within: u64) {
         let most = self.rng.pick(&[10, 100, 1_000]);
         let before = self.rng.below(most);
-        self.steps(before);
+        let end = self.world.now().saturating_add(within);
+        for _ in 0..before {
+            if self.world.now() >= end {
+                break;
+            }
+            self.world.step();
+        }
         for wire in old {
             wire.release();
         }
