@@ -32,8 +32,8 @@ fn folder_of(may_write: bool, variable: impl Fn(&str) -> Option<OsString>) -> Pa
     own.filter(|_| !may_write).map_or_else(|| PathBuf::from(FOLDER), |own| own.join("pinstripe"))
 }
 
-/// Where to read one of these files from: from the system's folder where this user's own has none of them, and
-/// the system's has one, or doesn't tell.
+/// Where to read one of these files from: from the system's folder where this user's own has none of them,
+/// and the system's has one, or doesn't tell.
 pub fn folder_with(files: &[&str]) -> PathBuf {
     let is_given = env::var_os(VARIABLE).is_some_and(|given| Path::new(&given).is_absolute());
     if is_given { folder() } else { first_with(folder(), Path::new(FOLDER), files) }
@@ -93,7 +93,7 @@ mod tests {
         fs::create_dir(&system).unwrap();
         fs::write(system.join("history.old"), "").unwrap();
         assert_eq!(from(&system), system);
-        // What can't be looked into says so when it is opened. A folder that leads to itself is so for root, too.
+        // What can't be looked into says so when it is opened. A folder that leads to itself is so for root.
         std::os::unix::fs::symlink(&hidden, &hidden).unwrap();
         assert_eq!(from(&hidden), hidden);
         fs::create_dir(&own).unwrap();

@@ -476,8 +476,8 @@ impl Daemon {
         self.forget_alerts(reloaded);
     }
 
-    /// Has the alerts be over of arrays that the daemon doesn't see to any more. `reloaded`: what is not known
-    /// now is that, see [`Self::forget_absent`]; else those are that only a person starts.
+    /// Has the alerts be over of arrays that the daemon doesn't see to any more. `reloaded`: what is not
+    /// known now is that, see [`Self::forget_absent`]; else those are that only a person starts.
     fn forget_alerts(&mut self, reloaded: bool) {
         let left_out = self.left_out.iter().map(|(label, _)| AlertedArray { label, uuid: None });
         let known: Vec<AlertedArray<'_>> = self.arrays.values().map(Kept::alerted).chain(left_out).collect();

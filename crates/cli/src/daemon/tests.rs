@@ -288,10 +288,10 @@ fn an_array_that_only_persons_start_and_that_has_died_is_told_of_until_a_person_
 /// Disks that sleep would be woken each minute.
 #[test]
 fn whether_a_person_has_started_an_array_is_asked_of_servers_and_not_of_disks() {
-    let (mut daemon, _folder) = daemon();
+    let (mut daemon, folder) = daemon();
     let (sender, messages) = channel();
     daemon.sender = sender;
-    let member = _folder.path().join("member");
+    let member = folder.path().join("member");
     std::fs::write(&member, "").unwrap();
     let text =
         format!("[[array]]\nname = 'no-such-array'\nauto = false\nmembers = ['{}']\n", member.display());

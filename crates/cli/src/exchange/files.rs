@@ -380,7 +380,9 @@ mod tests {
         assert!(words.contains("no space; and what") && words.contains("mdadm.conf was changed"), "{words}");
         assert!(words.contains("first.toml, ") && words.ends_with("entry.toml"), "{words}");
         // One that was not changed keeps none of those before it.
-        [&first, &own].into_iter().for_each(|path| fs::remove_file(path).unwrap());
+        for path in [&first, &own] {
+            fs::remove_file(path).unwrap();
+        }
         carry_out(&edits).unwrap_err();
         assert!(!own.exists() && !first.exists());
     }

@@ -364,8 +364,8 @@ fn at_end(device: &Searched<'_>) -> Result<Option<Finding>, ProbeError> {
     Ok(None)
 }
 
-/// A GPT at either end with the MBR that protects it, by which tools believe the one end if the other is gone;
-/// or else an MBR. The boot sector of a file system looks like an MBR, so it counts only alone.
+/// A GPT at either end with the MBR that protects it, by which tools believe the one end if the other is
+/// gone; or else an MBR. The boot sector of a file system looks like an MBR, so it counts only alone.
 fn partition_table(device: &Searched<'_>, has_boot_sector: bool) -> Result<Vec<Finding>, ProbeError> {
     const GPT: &[u8] = b"EFI PART";
     let ends = [512, 4096].map(|block| device.size().checked_sub(block));

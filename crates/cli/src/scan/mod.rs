@@ -81,6 +81,7 @@ impl Contested {
 
 /// A device of an array.
 #[derive(Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent of each other")]
 pub struct FoundMember {
     pub path: PathBuf,
     /// Other paths to it.

@@ -10,7 +10,7 @@ use pinstripe_engine::{
     events::SyncAction,
     latency::{self, ClientOperation},
     maintenance::SyncProgress,
-    status::detail::SlotDetail,
+    status::detail::{FailedMember, SlotDetail},
 };
 use pinstripe_md::level::Level;
 
@@ -61,14 +61,8 @@ fn member(slot: usize, member: SlotDetail, epoch: u64, plain: Option<&str>) -> M
     }
 }
 
-/// The state of `array`, which is served at `addresses`.
-pub fn detail(array: &Array, addresses: Vec<Address>) -> Detail {
-    let now = array.detail();
-    let of_nbd = addresses.iter().filter(|address| address.protocol == "nbd");
-    let (epoch, array_plain) = now.offload.map_or((0, None), |offload| (offload.epoch, offload.plain));
-    let members = now.slots.into_iter().enumerate();
-    let members = members.map(|(slot, detail)| member(slot, detail, epoch, array_plain.as_deref()));
-    let failed = now.failed.into_iter().map(|failed| Failed {
+fn failed(failed: FailedMember) -> Failed {
+    Failed {
         slot: failed.slot,
         device: failed.device,
         error: failed.error.to_string(),
@@ -76,7 +70,19 @@ pub fn detail(array: &Array, addresses: Vec<Address>) -> Detail {
         reconnecting: None,
         gone: false,
         statistics: failed.statistics.fields().map(|(name, value)| (name.to_owned(), value)).collect(),
-    });
+    }
+}
+
+/// The state of `array`, which is served at `addresses`.
+pub fn detail(array: &Array, addresses: Vec<Address>) -> Detail {
+    let now = array.detail();
+    let of_nbd = addresses.iter().filter(|address| address.protocol == "nbd");
+    let (epoch, array_plain) = now.offload.map_or((0, None), |offload| (offload.epoch, offload.plain));
+    let members = now.slots.into_iter().enumerate();
+    let members = members.map(|(slot, detail)| member(slot, detail, epoch, array_plain.as_deref()));
+    let failed = now.failed.into_iter().map(failed);
+    let unusable = now.unusable_spares.into_iter();
+    let unusable_spares = unusable.map(|spare| UnusableSpare { device: spare.device, reason: spare.reason });
     Detail {
         name: now.name,
         full_name: now.full_name,
@@ -92,11 +98,7 @@ pub fn detail(array: &Array, addresses: Vec<Address>) -> Detail {
         events: now.events,
         members: members.collect(),
         spares: now.spares,
-        unusable_spares: now
-            .unusable_spares
-            .into_iter()
-            .map(|spare| UnusableSpare { device: spare.device, reason: spare.reason })
-            .collect(),
+        unusable_spares: unusable_spares.collect(),
         failed: failed.collect(),
         bitmap: now.bitmap.map(|bitmap| Bitmap {
             chunk_bytes: bitmap.chunk_bytes,

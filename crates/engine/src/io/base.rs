@@ -41,7 +41,7 @@ pub(crate) struct Pooled<T> {
 
 /// What is given back so often is looked at: what a burst needed, and nothing since, goes, half each time,
 const GIVEN: u32 = 4096;
-/// but for as many, which an ordinary load may need again at any time: the way of a request allocates nothing.
+/// but for as many, which an ordinary load may need at any time: the way of a request allocates nothing.
 const KEPT: usize = 64;
 
 impl<T> Default for Pooled<T> {
@@ -179,12 +179,16 @@ mod tests {
     fn what_a_burst_needed_goes_when_it_is_over() {
         let pool = Pooled::<u64>::default();
         let burst: Vec<_> = (0..1000).map(|_| pool.take()).collect();
-        burst.into_iter().for_each(|value| pool.give(value));
+        for value in burst {
+            pool.give(value);
+        }
         let length = || pool.values.borrow().len();
         assert_eq!(length(), 1000);
         let at_a_time = |count: usize| {
             let taken: Vec<_> = (0..count).map(|_| pool.take()).collect();
-            taken.into_iter().for_each(|value| pool.give(value));
+            for value in taken {
+                pool.give(value);
+            }
         };
         for _ in 0..16 * GIVEN / 4 {
             at_a_time(4);

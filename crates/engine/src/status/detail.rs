@@ -15,7 +15,7 @@ use crate::{
     latency::Latencies,
     maintenance::SyncProgress,
     members::{Member, MemberStatistics},
-    membership::snapshot::Seat,
+    membership::snapshot::{Seat, Snapshot},
     parts::parts,
     statistics::Statistics,
     status::advice::{Facts, TornData},
@@ -176,15 +176,7 @@ impl Array {
             intent.is_persistent().then(|| bitmap_detail(intent, &tallies, &superblocks.outdated_bitmaps));
         let regions_to_resync_by_part: Vec<usize> = tallies.iter().map(|tally| tally.to_resync).collect();
         let regions_to_resync = regions_to_resync_by_part.iter().sum();
-        let mut slots: Vec<SlotDetail> =
-            snapshot.seats.iter().map(|seat| slot_detail(seat, &superblocks)).collect();
-        let is_resyncing = regions_to_resync > 0 && shared.geometry.has_parity();
-        for (slot, detail) in slots.iter_mut().enumerate() {
-            detail.offload = self.controller.member_offload(&snapshot, slot);
-            if is_resyncing && detail.state == "in-sync" {
-                detail.state = "resyncing";
-            }
-        }
+        let slots = self.slots(&snapshot, regions_to_resync > 0 && shared.geometry.has_parity());
         let (spares, unusable_spares) = self.spares();
         let last_errors = self.last_errors();
         let failed = self.failed_members();
@@ -259,6 +251,19 @@ impl Array {
         } else {
             "clean"
         }
+    }
+
+    fn slots(&self, snapshot: &Snapshot, is_resyncing: bool) -> Vec<SlotDetail> {
+        let superblocks = self.superblocks();
+        let slot = |(slot, seat): (usize, &Seat)| {
+            let mut detail = slot_detail(seat, &superblocks);
+            detail.offload = self.controller.member_offload(snapshot, slot);
+            if is_resyncing && detail.state == "in-sync" {
+                detail.state = "resyncing";
+            }
+            detail
+        };
+        snapshot.seats.iter().enumerate().map(slot).collect()
     }
 
     /// Devices that wait for a slot: those that can take one, and the others.

@@ -304,7 +304,9 @@ fn a_part_for_another_namespace_of_the_same_server_is_refused_under_a_later_epoc
         let arrays = [Array::new(&random, 1 << 20, 0), Array::new(&random, 1 << 20, 0)];
         let target = computing(&arrays);
         let mut first = Host::admin(&random, &target, 1).await;
-        let table = |epoch| Attach { peers: vec![member(NQN, 1), member(NQN, 2)], ..page(epoch) }.encode();
+        let table = |epoch| {
+            Attach { peers: vec![Some(member(NQN, 1)), Some(member(NQN, 2))], ..page(epoch) }.encode()
+        };
         let attach = |namespace: u32, data: &[u8]| {
             let length = u32::try_from(data.len()).unwrap();
             Command::new(admin::ATTACH, namespace).with_dword(10, length)
@@ -360,8 +362,8 @@ impl Connector for Away {
 }
 
 /// A member of the array, by its server.
-fn member(nqn: &str, namespace: u32) -> Option<PeerAddress> {
-    Some(PeerAddress { namespace, port: 4420, host: "server".to_owned(), nqn: nqn.to_owned() })
+fn member(nqn: &str, namespace: u32) -> PeerAddress {
+    PeerAddress { namespace, port: 4420, host: "server".to_owned(), nqn: nqn.to_owned() }
 }
 
 /// What is damaged between servers would be written as parity.
@@ -375,7 +377,7 @@ fn parts_travel_with_the_digests_that_the_host_has_asked_its_servers_for() {
             let mut first = Host::initialize(&random, &target, digests).await;
             assert_eq!(first.connect(1, 0, CONTROLLER_ANY, 0).await.status(), Status::SUCCESS);
             first.enable().await;
-            let peers = vec![member(NQN, 1), member("nqn.2026-01.com.example:other", 1)];
+            let peers = vec![Some(member(NQN, 1)), Some(member("nqn.2026-01.com.example:other", 1))];
             let data = Attach { peers, ..page(1) }.encode();
             assert_eq!(attached(&mut first, &data).await, Status::SUCCESS);
             let mut io = first.io(&random, &target, 1, 1, 0).await;

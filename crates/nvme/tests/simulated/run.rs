@@ -229,7 +229,7 @@ impl Run {
             self.world.spawn(self.rng.index(HOST_SHARDS), "user", user);
         }
         let released_first = self.rng.chance(1, 2);
-        // Commands wait for what earlier associations write: for longer than they may, if the disk hangs so long.
+        // Commands wait for what earlier associations write: too long, if the disk hangs for so long.
         let within = if dangerous { u64::MAX } else { HANG_NS };
         if released_first {
             self.release_old(&old, within);

@@ -4,7 +4,7 @@
 //! owner's newer controller has ended, is refused until it attaches anew: also when the epoch was given up
 //! meanwhile, for its host has planned what it sends before the other one wrote. And an owner from which the
 //! namespace was taken can't attach again, whatever epoch it names: its view is as old. Unless nothing has
-//! changed meanwhile: the taker has given the namespace back, as a start does that is refused at another server.
+//! changed meanwhile: the taker has given the namespace back, as a start does that another server refuses.
 
 use std::sync::Arc;
 
