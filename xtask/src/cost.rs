@@ -117,7 +117,7 @@ fn cases(frame: &Path) -> Result<Vec<(String, u64)>> {
     Ok(text.lines().filter_map(case).collect())
 }
 
-/// Those whose name contains `only`. There must be some.
+/// Those with `only` in their name. There must be some.
 fn chosen(mut cases: Vec<(String, u64)>, only: Option<&str>) -> Result<Vec<(String, u64)>> {
     cases.retain(|(case, _)| only.is_none_or(|only| case.contains(only)));
     if cases.is_empty() {

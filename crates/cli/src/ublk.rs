@@ -203,7 +203,7 @@ pub fn block_path(device: u32) -> PathBuf {
     format!("/dev/ublkb{device}").into()
 }
 
-/// What is said of a device whose server is gone.
+/// What is said of a device that its server has left.
 pub fn left_waiting(device: u32) -> String {
     format!(
         "requests to {} still wait for a server of this array: start it, or give them up with `pinstripe ublk delete {device} \

@@ -80,8 +80,8 @@ pub fn export(arguments: &UblkExportArguments) -> Result<(), Failure> {
     output::print(&said.next().unwrap_or_default())
 }
 
-/// The device of an array whose server was killed, as far as that can be seen: its requests wait for the
-/// next one. `array`: its name, its UUID or the path of its control socket.
+/// The device that an array's server has left when it was killed, as far as that can be seen: its requests
+/// wait for the next one. `array`: its name, its UUID or the path of its control socket.
 pub fn left_by(array: &str) -> Option<u32> {
     let waits = |info: &DeviceInfo| {
         let mut said =

@@ -166,9 +166,6 @@ impl Array {
                     return Err(CommandError::OtherSlotEmpty { slot, empty });
                 }
                 let former = self.former(&source).await?;
-                if let Some(found) = former.as_ref().filter(|found| self.holds_torn(&found.superblock)) {
-                    return Err(CommandError::HoldsTorn(found.device.info().name.clone()));
-                }
                 let newcomer = Box::new(self.blank(source, former, uuid, marks).await?);
                 let enter = |reply| Command::Enter { newcomer, comes_back: None, reply };
                 let entered = self.controller.command(enter).await;
@@ -285,9 +282,6 @@ impl Array {
                 self.give_number(&mut newcomer.superblock)?;
                 self.controller.admit_server(&*newcomer.device).await?;
                 Ok((newcomer, Some(former)))
-            }
-            (Some(found), None) if self.holds_torn(&found.superblock) => {
-                Err(CommandError::HoldsTorn(found.device.info().name.clone()))
             }
             (found, _) => Ok((self.blank(source, found, uuid, marks).await?, None)),
         }
@@ -438,7 +432,8 @@ impl Array {
         Ok(())
     }
 
-    /// A device, which was `former`, as a spare with the identity `uuid`: its content doesn't count.
+    /// A device, which was `former`, as a spare with the identity `uuid`: its content doesn't count. Refused
+    /// if it may have what no other one has.
     async fn blank(
         &self,
         source: Arc<dyn DeviceSource>,
@@ -446,6 +441,9 @@ impl Array {
         uuid: Uuid,
         marks: &[Range<u64>],
     ) -> Result<Newcomer, CommandError> {
+        if let Some(found) = former.as_ref().filter(|found| self.holds_torn(&found.superblock)) {
+            return Err(CommandError::HoldsTorn(found.device.info().name.clone()));
+        }
         let device = self.attach(&source)?;
         let (name, info) = (device.info().name.clone(), device.info().clone());
         let block = self.shared().geometry.logical_block();

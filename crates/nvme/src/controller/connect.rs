@@ -191,7 +191,7 @@ async fn admin<S>(inner: &Rc<Inner<S>>, request: &Request) -> Result<Arc<Control
         return Err(wrong(connect_field::CONTROLLER));
     }
     // What ended associations of the host write is waited for where it is written ([`Controller::admit`]). A
-    // host whose commands never end must not fill the target with its controllers.
+    // host must not fill the target with controllers by commands that never end.
     let over = subsystem.changed.wait_until(|| !subsystem.drains_too_many(&request.host_id));
     if !discovery && shard::timeout(DRAIN_NANOSECONDS, over).await.is_none() {
         return Err((Status(Status::CONNECT_CONTROLLER_BUSY.code()), 0));

@@ -329,7 +329,7 @@ fn a_lost_server_decides_every_request_and_stays_lost() {
     });
 }
 
-/// How long a host stays away at least whose device is dropped with a write under way.
+/// How long a host stays away at least when its device is dropped with a write under way.
 fn away_with_writes_under_way() -> u64 {
     let shortest = Rc::new(Cell::new(u64::MAX));
     let least = Rc::clone(&shortest);
