@@ -72,10 +72,6 @@ const OPERATIONS: [(&str, usize, Operation); 9] = [
         let (p, _, [a, b, c, d, e, f, g, h]) = row.parts();
         black_box(kernel.cancels(&[p, a, b, c, d, e, f, g, h]));
     }),
-    ("pq_matches", COLUMNS, |kernel, row| {
-        let (p, q, columns) = row.parts();
-        black_box(kernel.pq_matches(p, q, &columns.map(Some)));
-    }),
 ];
 
 fn operations(criterion: &mut Criterion) {

@@ -43,8 +43,6 @@ pub(crate) struct Operations {
     pub(crate) solve_two: unsafe fn(px: &mut [u8], qx: &mut [u8], p_factor: u8, q_factor: u8),
     /// True if the sources add up to zero everywhere.
     pub(crate) cancels: unsafe fn(sources: &[&[u8]]) -> bool,
-    /// True if P and Q of the columns are `p` and `q` everywhere.
-    pub(crate) pq_cancels: unsafe fn(p: &[u8], q: &[u8], columns: &[Option<&[u8]>]) -> bool,
 }
 
 impl Kernel {
@@ -165,25 +163,12 @@ impl Kernel {
         self.cancels(&[data])
     }
 
-    /// True if the two slices hold the same bytes.
-    pub fn equal(&self, a: &[u8], b: &[u8]) -> bool {
-        self.cancels(&[a, b])
-    }
-
-    /// True if the XOR of all sources is zero everywhere: the data columns of a row and their P do so. For a
-    /// scrub: it writes nothing and stops at the first difference.
+    /// True if the XOR of all sources is zero everywhere: the data columns of a row and their P do so. It
+    /// writes nothing and stops at the first difference.
     pub fn cancels(&self, sources: &[&[u8]]) -> bool {
         check_sources(sources.first().map_or(0, |source| source.len()), sources);
         // SAFETY: as in `xor`.
         unsafe { (self.operations.cancels)(sources) }
-    }
-
-    /// True if `p` and `q` are what [`pq`](Self::pq) would compute from `columns`. For a scrub, as
-    /// [`cancels`](Self::cancels).
-    pub fn pq_matches(&self, p: &[u8], q: &[u8], columns: &[Option<&[u8]>]) -> bool {
-        let columns = check_columns(p.len(), q.len(), columns);
-        // SAFETY: as in `pq`.
-        unsafe { (self.operations.pq_cancels)(p, q, columns) }
     }
 }
 

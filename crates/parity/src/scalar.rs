@@ -19,7 +19,6 @@ pub(crate) static OPERATIONS: Operations = Operations {
     scale,
     solve_two,
     cancels,
-    pq_cancels,
 };
 
 fn xor(dst: &mut [u8], sources: &[&[u8]]) {
@@ -98,18 +97,4 @@ fn solve_two(px: &mut [u8], qx: &mut [u8], p_factor: u8, q_factor: u8) {
 fn cancels(sources: &[&[u8]]) -> bool {
     let length = sources.first().map_or(0, |source| source.len());
     (0..length).all(|at| sources.iter().fold(0, |sum, source| sum ^ source[at]) == 0)
-}
-
-fn pq_cancels(p: &[u8], q: &[u8], columns: &[Option<&[u8]>]) -> bool {
-    (0..p.len()).all(|at| {
-        let (mut p_sum, mut q_sum) = (0, 0);
-        for column in columns.iter().rev() {
-            q_sum = double(q_sum);
-            if let Some(data) = column {
-                p_sum ^= data[at];
-                q_sum ^= data[at];
-            }
-        }
-        p_sum == p[at] && q_sum == q[at]
-    })
 }

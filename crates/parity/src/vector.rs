@@ -295,27 +295,6 @@ impl<L: Lanes> Operation<L> for Encode<'_> {
     }
 }
 
-/// `(p, q) == ` parity of the columns?
-struct Compare<'a> {
-    p: *const u8,
-    q: *const u8,
-    last: *const u8,
-    others: &'a [Option<&'a [u8]>],
-}
-
-impl<L: Lanes> Operation<L> for Compare<'_> {
-    #[inline(always)]
-    unsafe fn step<S: Span, const N: usize>(&self, at: usize, span: S) -> bool {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let (p, q) = syndromes::<L, S, N>(self.last, self.others, at, span);
-            let p = p.xor(Block::load(span, self.p.add(at)));
-            let q = q.xor(Block::load(span, self.q.add(at)));
-            p.is_zero() && q.is_zero()
-        }
-    }
-}
-
 /// `first + rest == 0`?
 struct Cancel<'a> {
     first: *const u8,
@@ -551,20 +530,6 @@ impl<L: Lanes, const N: usize> Vectors<L, N> {
         // SAFETY: every pointer comes from a slice of this length (caller).
         unsafe { run::<L, _, N>(&operation, 0, first.len()) }
     }
-
-    #[inline(always)]
-    pub(crate) unsafe fn pq_cancels(p: &[u8], q: &[u8], columns: &[Option<&[u8]>]) -> bool {
-        // SAFETY: every pointer comes from a slice of this length (caller).
-        unsafe {
-            match split_last(columns) {
-                None => Self::cancels(&[p]) && Self::cancels(&[q]),
-                Some((last, others)) => {
-                    let operation = Compare { p: p.as_ptr(), q: q.as_ptr(), last, others };
-                    run::<L, _, N>(&operation, 0, p.len())
-                }
-            }
-        }
-    }
 }
 
 /// The last column that is present, and those before it; none if no column is present.
@@ -597,7 +562,6 @@ macro_rules! vector_operations {
             scale($pq)(data: &mut [u8], factor: u8) -> ();
             solve_two($pq)(px: &mut [u8], qx: &mut [u8], p_factor: u8, q_factor: u8) -> ();
             cancels($n)(sources: &[&[u8]]) -> bool;
-            pq_cancels($pq)(p: &[u8], q: &[u8], columns: &[Option<&[u8]>]) -> bool;
         }
     };
     (@define $lanes:ty, $features:literal;

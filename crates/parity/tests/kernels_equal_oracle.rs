@@ -188,9 +188,7 @@ proptest! {
             let mut all = sources.clone();
             all.push(sum.get());
             prop_assert!(kernel.cancels(&all), "{name}");
-            prop_assert!(kernel.equal(p.get(), p.copy().get()), "{name}");
             prop_assert!(kernel.is_zero(zero.get()), "{name}");
-            prop_assert!(kernel.pq_matches(p.get(), q.get(), &columns), "{name}");
             if length == 0 {
                 continue;
             }
@@ -203,10 +201,7 @@ proptest! {
             let wrong_sum = flipped(&sum);
             *all.last_mut().expect("not empty") = wrong_sum.get();
             prop_assert!(!kernel.cancels(&all), "{name} at {at}");
-            prop_assert!(!kernel.equal(p.get(), flipped(&p).get()), "{name} at {at}");
             prop_assert!(!kernel.is_zero(flipped(&zero).get()), "{name} at {at}");
-            prop_assert!(!kernel.pq_matches(flipped(&p).get(), q.get(), &columns), "{name} at {at}");
-            prop_assert!(!kernel.pq_matches(p.get(), flipped(&q).get(), &columns), "{name} at {at}");
         }
     }
 }
@@ -271,7 +266,9 @@ fn the_oracle_agrees_with_the_sum_of_products_for_all_255_columns() {
         assert_eq!((p[at], q[at]), (sum, products));
     }
     for kernel in Kernel::supported() {
-        assert!(kernel.pq_matches(&p, &q, &columns), "{}", kernel.name());
+        let (mut own_p, mut own_q) = ([1; 33], [1; 33]);
+        kernel.pq(&mut own_p, &mut own_q, &columns);
+        assert_eq!((own_p, own_q), (p, q), "{}", kernel.name());
     }
 }
 
@@ -286,10 +283,6 @@ fn equal_differences_in_different_places_do_not_hide_each_other() {
             data[second] = 0xa5;
             let name = kernel.name();
             assert!(!kernel.is_zero(&data), "{name} {first} {second}");
-            assert!(!kernel.equal(&data, &zero), "{name} {first} {second}");
-            assert!(!kernel.pq_matches(&data, &data, &[Some(&zero)]), "{name} {first} {second}");
-            // The same difference in P and in Q.
-            assert!(!kernel.pq_matches(&data, &data, &[Some(&zero), Some(&zero)]), "{name} {first} {second}");
         }
     }
 }
@@ -304,8 +297,7 @@ fn no_sources_and_no_columns_give_zero() {
         assert_eq!(p, [0; 100]);
         kernel.pq(&mut p, &mut q, &[None, None]);
         assert_eq!((p, q), ([0; 100], [0; 100]));
-        assert!(kernel.cancels(&[]) && kernel.pq_matches(&p, &q, &[None]));
-        assert!(!kernel.pq_matches(&p, &[1; 100], &[]));
+        assert!(kernel.cancels(&[]));
     }
 }
 
@@ -324,7 +316,6 @@ mod misuse_panics_before_anything_is_read {
             for (p, q, column) in [(&a[..], &a[..], &short[..]), (&a, &short, &a), (&short, &a, &a)] {
                 let column = [Some(column)];
                 refuses(|| kernel.pq(&mut p.to_vec(), &mut q.to_vec(), &column));
-                refuses(|| assert!(kernel.pq_matches(p, q, &column)));
             }
             for (p, q, data) in [(&a[..], &a[..], &short[..]), (&a, &short, &a), (&short, &a, &a)] {
                 refuses(|| kernel.accumulate_pq(&mut p.to_vec(), &mut q.to_vec(), data, 1));
@@ -339,7 +330,6 @@ mod misuse_panics_before_anything_is_read {
             }
             refuses(|| kernel.accumulate_q(&mut a.clone(), &short, 1));
             refuses(|| kernel.reconstruct_two(&mut a.clone(), &mut short.clone(), 1, 2));
-            refuses(|| assert!(kernel.equal(&a, &short)));
         }
     }
 

@@ -65,9 +65,12 @@ impl Sources<'_> {
                     return Err(Insufficient);
                 };
                 out_a.copy_from_slice(p);
-                self.survivors(kernel, out_a);
                 out_b.copy_from_slice(q);
-                self.q_of_survivors(kernel, map, out_b);
+                for (column, data) in self.data.iter().enumerate() {
+                    if let Some(data) = data {
+                        kernel.accumulate_pq(out_a, out_b, data, exponent(map, column));
+                    }
+                }
                 let (a, b) = if active(Mutant::RecoverTwoSwapped) { (b, a) } else { (a, b) };
                 kernel.reconstruct_two(out_a, out_b, exponent(map, a), exponent(map, b));
                 Ok(())
