@@ -13,7 +13,7 @@ use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::identity::Uuid;
-use crate::units::{SECTOR_BYTES, Sector, SectorCount, sector_range};
+use crate::units::{SECTOR_BYTES, Sector, SectorCount};
 
 /// Bytes of the header; the bits begin behind it.
 pub const HEADER_BYTES: usize = 256;
@@ -285,12 +285,6 @@ impl BitmapHeader {
         sector.0 / self.chunk().0
     }
 
-    /// Every bit that a member-relative range touches; empty for an empty range.
-    pub fn bits_of(&self, start: Sector, count: SectorCount) -> Range<u64> {
-        let range = sector_range(start, count);
-        if range.is_empty() { 0..0 } else { range.start / self.chunk().0..range.end.div_ceil(self.chunk().0) }
-    }
-
     /// The member-relative sectors that a bit covers; the last bit ends at `sync_size`.
     pub fn sectors_of(&self, bit: u64) -> Range<u64> {
         let start = bit.saturating_mul(self.chunk().0).min(self.sync_size.0);
@@ -313,12 +307,6 @@ pub struct BitPosition {
 pub fn bit_position(bit: u64) -> Option<BitPosition> {
     let byte = usize::try_from(bit / 8).ok()?.checked_add(HEADER_BYTES)?;
     Some(BitPosition { page: byte / PAGE_BYTES, byte: byte % PAGE_BYTES, mask: 1 << (bit % 8) })
-}
-
-/// The bits that lie in a page (of a bitmap of any length).
-pub fn bits_in_page(page: usize) -> Range<u64> {
-    let bits_before = |pages: usize| ((pages * PAGE_BYTES) as u64).saturating_sub(HEADER_BYTES as u64) * 8;
-    bits_before(page)..bits_before(page + 1)
 }
 
 /// How a new bitmap begins.
@@ -486,17 +474,12 @@ mod tests {
         assert_eq!(bit_position(9), Some(BitPosition { page: 0, byte: 257, mask: 2 }));
         let first_of_page_1 = (PAGE_BYTES - HEADER_BYTES) as u64 * 8;
         assert_eq!(bit_position(first_of_page_1), Some(BitPosition { page: 1, byte: 0, mask: 1 }));
-        assert_eq!(bits_in_page(0), 0..first_of_page_1);
-        assert_eq!(bits_in_page(1), first_of_page_1..first_of_page_1 + 32768);
     }
 
     #[test]
-    fn a_range_touches_every_bit_it_reaches_into() {
+    fn the_last_bit_covers_what_is_left_of_the_member() {
         let header = header(22528, 65536);
         assert_eq!(header.bit_count(), 176);
-        assert_eq!(header.bits_of(Sector(0), SectorCount(128)), 0..1);
-        assert_eq!(header.bits_of(Sector(127), SectorCount(2)), 0..2);
-        assert_eq!(header.bits_of(Sector(128), SectorCount(0)), 0..0);
         assert_eq!(header.sectors_of(175), 22400..22528);
     }
 

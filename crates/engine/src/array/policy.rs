@@ -55,6 +55,18 @@ impl Policy {
 }
 
 impl Array {
+    /// MD's word for what keeps parity consistent over a crash. A log that waits for the initial sync counts.
+    pub fn consistency_policy(&self) -> &'static str {
+        let log = self.controller.wanted_log.borrow().traits().policy;
+        if !self.shared().geometry.has_parity() {
+            ""
+        } else if self.shared().snapshot().intent.is_persistent() {
+            "bitmap"
+        } else {
+            log.unwrap_or("resync")
+        }
+    }
+
     /// Changes what keeps the array consistent over a crash. It is written and read meanwhile.
     pub async fn set_policy(&self, policy: Policy) -> Result<(), CommandError> {
         // No device joins meanwhile, which might have no room for what is to come.

@@ -3,7 +3,6 @@
 use pinstripe_md::{
     bad_blocks::BadBlocks,
     identity::Uuid,
-    superblock::Role,
     units::{SECTOR_BYTES, SectorCount},
 };
 
@@ -227,18 +226,6 @@ impl Array {
         }
     }
 
-    /// MD's word for what keeps parity consistent over a crash. A log that waits for the initial sync counts.
-    pub fn consistency_policy(&self) -> &'static str {
-        let log = self.controller.wanted_log.borrow().traits().policy;
-        if !self.shared().geometry.has_parity() {
-            ""
-        } else if self.shared().snapshot().intent.is_persistent() {
-            "bitmap"
-        } else {
-            log.unwrap_or("resync")
-        }
-    }
-
     fn state(&self) -> &'static str {
         let shared = self.shared();
         if shared.has_failed() {
@@ -279,11 +266,6 @@ impl Array {
             }
         }
         (usable, unusable)
-    }
-
-    /// How many devices the roles table names in slots, for tests.
-    pub fn seated_roles(&self) -> usize {
-        self.superblocks().membership.array.roles.iter().filter(|role| matches!(role, Role::Slot(_))).count()
     }
 }
 

@@ -220,18 +220,6 @@ pub struct BadBlockLog {
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DeviceFlags(pub u8);
 
-impl DeviceFlags {
-    /// Reads avoid this member where another has the data.
-    pub fn write_mostly(self) -> bool {
-        self.0 & 1 != 0
-    }
-
-    /// I/O to this member fails at once rather than being retried.
-    pub fn fail_fast(self) -> bool {
-        self.0 & 2 != 0
-    }
-}
-
 /// What one device says about itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemberRecord {

@@ -75,8 +75,6 @@ pub mod bits {
     pub const CC_ENABLE: u32 = 1;
     /// CC: where the shutdown notification lies.
     pub const CC_SHUTDOWN: u32 = 3 << 14;
-    /// CC: a normal shutdown.
-    pub const CC_SHUTDOWN_NORMAL: u32 = 1 << 14;
     /// CC: entries of 64 bytes (submission) and 16 bytes (completion).
     pub const CC_ENTRY_SIZES: u32 = 6 << 16 | 4 << 20;
     /// CSTS: ready.
