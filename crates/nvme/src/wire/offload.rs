@@ -6,6 +6,8 @@
 //! the operation) is for the target.
 
 use pinstripe_runtime::{OperationId, Reducer, Reducers, Ticket};
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::command::{Command, FORCE_UNIT_ACCESS};
 use super::identify::{self, VENDOR_AREA};
@@ -99,31 +101,43 @@ pub struct Announcement {
 impl Announcement {
     /// Puts it into a controller's Identify data.
     pub fn put(&self, identify: &mut [u8; identify::BYTES]) {
-        let area = &mut identify[VENDOR_AREA..];
-        area[..8].copy_from_slice(MAGIC);
-        area[8..10].copy_from_slice(&MAJOR.to_le_bytes());
-        area[10..12].copy_from_slice(&self.minor.to_le_bytes());
-        area[12..16].copy_from_slice(&self.features.to_le_bytes());
-        area[16..20].copy_from_slice(&self.slots.to_le_bytes());
-        area[20..24].copy_from_slice(&self.range_bytes.to_le_bytes());
-        area[24..40].copy_from_slice(&self.incarnation);
+        let raw = RawAnnouncement {
+            magic: *MAGIC,
+            major: MAJOR.into(),
+            minor: self.minor.into(),
+            features: self.features.into(),
+            slots: self.slots.into(),
+            range_bytes: self.range_bytes.into(),
+            incarnation: self.incarnation,
+        };
+        identify[VENDOR_AREA..][..size_of::<RawAnnouncement>()].copy_from_slice(raw.as_bytes());
     }
 
     /// What a controller announces; `None` if that is nothing, or a version that isn't ours.
     pub fn parse(identify: &[u8; identify::BYTES]) -> Option<Self> {
-        let area = &identify[VENDOR_AREA..];
-        if !area.starts_with(MAGIC) || u16_at(area, 8) != MAJOR {
-            return None;
-        }
-        let (slots, range_bytes) = (u32_at(area, 16), u32_at(area, 20));
-        (slots > 0 && range_bytes > 0).then(|| Self {
-            minor: u16_at(area, 10),
-            features: u32_at(area, 12),
-            slots,
-            range_bytes,
-            incarnation: array_at(area, 24),
+        let (raw, _) = RawAnnouncement::ref_from_prefix(&identify[VENDOR_AREA..]).ok()?;
+        let is_ours = raw.magic == *MAGIC && raw.major == MAJOR;
+        (is_ours && raw.slots != 0 && raw.range_bytes != 0).then(|| Self {
+            minor: raw.minor.get(),
+            features: raw.features.get(),
+            slots: raw.slots.get(),
+            range_bytes: raw.range_bytes.get(),
+            incarnation: raw.incarnation,
         })
     }
+}
+
+/// Bytes 0 to 39 of the vendor area.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawAnnouncement {
+    magic: [u8; 8],
+    major: U16,
+    minor: U16,
+    features: U32,
+    slots: U32,
+    range_bytes: U32,
+    incarnation: [u8; 16],
 }
 
 /// A member as other servers reach it.
@@ -166,59 +180,62 @@ impl Attach {
     const PEER: u32 = 1 << 0;
     const TAKEOVER: u32 = 1 << 1;
     const ALONE: u32 = 1 << 2;
-    const HOST: std::ops::Range<usize> = 16..256;
-    const NQN: std::ops::Range<usize> = 256..480;
-
     /// The command's data. Places beyond [`PLACES_MAX`] are left out.
     pub fn encode(&self) -> Vec<u8> {
         let count = self.peers.len().min(PLACES_MAX);
-        let mut bytes = vec![0; ATTACH_BYTES + ENTRY_BYTES * count];
-        bytes[..16].copy_from_slice(&self.array);
-        bytes[16..24].copy_from_slice(&self.epoch.to_le_bytes());
-        bytes[24..32].copy_from_slice(&self.generation.to_le_bytes());
         let flag = |on, bit| if on { bit } else { 0 };
         let flags =
             flag(self.peer, Self::PEER) | flag(self.takeover, Self::TAKEOVER) | flag(self.alone, Self::ALONE);
-        bytes[32..36].copy_from_slice(&flags.to_le_bytes());
-        bytes[36] = count.to_le_bytes()[0];
-        bytes[64..80].copy_from_slice(&self.incarnation);
-        bytes[80..96].copy_from_slice(&self.instance);
-        for (entry, peer) in bytes[ATTACH_BYTES..].chunks_exact_mut(ENTRY_BYTES).zip(&self.peers) {
-            let Some(peer) = peer else { continue };
-            entry[0] = 1;
-            entry[4..8].copy_from_slice(&peer.namespace.to_le_bytes());
-            entry[8..10].copy_from_slice(&peer.port.to_le_bytes());
-            // The last byte of a text stays zero.
-            put_text(&mut entry[Self::HOST.start..Self::HOST.end - 1], &peer.host, 0);
-            put_text(&mut entry[Self::NQN.start..Self::NQN.end - 1], &peer.nqn, 0);
+        let header = RawAttach {
+            array: self.array,
+            epoch: self.epoch.into(),
+            generation: self.generation.into(),
+            flags: flags.into(),
+            count: U16::new(u16::try_from(count).unwrap_or(u16::MAX)),
+            incarnation: self.incarnation,
+            instance: self.instance,
+            ..RawAttach::new_zeroed()
+        };
+        let mut bytes = header.as_bytes().to_vec();
+        for peer in &self.peers[..count] {
+            let mut entry = RawEntry::new_zeroed();
+            if let Some(peer) = peer {
+                entry.is_there = 1;
+                entry.namespace = peer.namespace.into();
+                entry.port = peer.port.into();
+                // The last byte of a text stays zero.
+                put_text(&mut entry.host[..HOST_BYTES - 1], &peer.host, 0);
+                put_text(&mut entry.nqn[..NQN_BYTES - 1], &peer.nqn, 0);
+            }
+            bytes.extend_from_slice(entry.as_bytes());
         }
         bytes
     }
 
     /// The data of a command.
     pub fn parse(bytes: &[u8]) -> Result<Self, Status> {
-        let (header, entries) = bytes.split_at_checked(ATTACH_BYTES).ok_or(Status::DATA_LENGTH_INVALID)?;
-        let count = usize::from(u16_at(header, 36));
+        let (header, entries) =
+            RawAttach::ref_from_prefix(bytes).map_err(|_| Status::DATA_LENGTH_INVALID)?;
+        let count = usize::from(header.count.get());
         if count > PLACES_MAX {
             return Err(Status::INVALID_FIELD);
         }
-        if entries.len() != count * ENTRY_BYTES {
-            return Err(Status::DATA_LENGTH_INVALID);
-        }
-        let flags = u32_at(header, 32);
+        let entries = <[RawEntry]>::ref_from_bytes_with_elems(entries, count);
+        let entries = entries.map_err(|_| Status::DATA_LENGTH_INVALID)?;
+        let flags = header.flags.get();
         let attach = Self {
-            array: array_at(header, 0),
-            epoch: u64_at(header, 16),
-            generation: u64_at(header, 24),
+            array: header.array,
+            epoch: header.epoch.get(),
+            generation: header.generation.get(),
             peer: flags & Self::PEER != 0,
             takeover: flags & Self::TAKEOVER != 0,
             alone: flags & Self::ALONE != 0,
-            incarnation: array_at(header, 64),
-            instance: array_at(header, 80),
-            peers: entries.chunks_exact(ENTRY_BYTES).map(entry).collect::<Result<_, _>>()?,
+            incarnation: header.incarnation,
+            instance: header.instance,
+            peers: entries.iter().map(RawEntry::peer).collect::<Result<_, _>>()?,
         };
         let known = Self::PEER | Self::TAKEOVER | Self::ALONE;
-        let reserved = flags & !known == 0 && is_zero(&header[38..64]) && is_zero(&header[96..]);
+        let reserved = flags & !known == 0 && is_zero(&header.reserved_1) && is_zero(&header.reserved_2);
         let plain_peer = attach.peers.is_empty() && flags & !Self::PEER == 0 && is_zero(&attach.instance);
         let sense = (1..=NUMBER_MAX).contains(&attach.epoch)
             && !is_zero(&attach.array)
@@ -227,25 +244,62 @@ impl Attach {
     }
 }
 
-fn entry(bytes: &[u8]) -> Result<Option<PeerAddress>, Status> {
-    if is_zero(bytes) {
-        return Ok(None);
-    }
-    let peer = || {
-        let reserved =
-            bytes[0] == 1 && is_zero(&bytes[1..4]) && is_zero(&bytes[10..16]) && is_zero(&bytes[480..]);
-        let peer = PeerAddress {
-            namespace: u32_at(bytes, 4),
-            port: u16_at(bytes, 8),
-            host: ended_text(&bytes[Attach::HOST])?,
-            nqn: ended_text(&bytes[Attach::NQN])?,
+/// Attach's data before the entries.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawAttach {
+    array: [u8; 16],
+    epoch: U64,
+    generation: U64,
+    flags: U32,
+    count: U16,
+    reserved_1: [u8; 26],
+    incarnation: [u8; 16],
+    instance: [u8; 16],
+    reserved_2: [u8; 4000],
+}
+
+/// A place of the table; zeroes if there is no member.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawEntry {
+    is_there: u8,
+    reserved_1: [u8; 3],
+    namespace: U32,
+    port: U16,
+    reserved_2: [u8; 6],
+    host: [u8; HOST_BYTES],
+    nqn: [u8; NQN_BYTES],
+    reserved_3: [u8; 32],
+}
+
+const HOST_BYTES: usize = 240;
+const NQN_BYTES: usize = 224;
+const _: () = assert!(size_of::<RawAttach>() == ATTACH_BYTES && size_of::<RawEntry>() == ENTRY_BYTES);
+
+impl RawEntry {
+    fn peer(&self) -> Result<Option<PeerAddress>, Status> {
+        if is_zero(self.as_bytes()) {
+            return Ok(None);
+        }
+        let peer = || {
+            let reserved = self.is_there == 1
+                && is_zero(&self.reserved_1)
+                && is_zero(&self.reserved_2)
+                && is_zero(&self.reserved_3);
+            let peer = PeerAddress {
+                namespace: self.namespace.get(),
+                port: self.port.get(),
+                host: ended_text(&self.host)?,
+                nqn: ended_text(&self.nqn)?,
+            };
+            let host =
+                !peer.host.is_empty() && peer.host.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
+            let number = (1..u32::MAX - 1).contains(&peer.namespace) && peer.port > 0;
+            (reserved && host && number && nqn_is_valid(&peer.nqn)).then_some(peer)
         };
-        let host =
-            !peer.host.is_empty() && peer.host.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
-        let number = (1..u32::MAX - 1).contains(&peer.namespace) && peer.port > 0;
-        (reserved && host && number && nqn_is_valid(&peer.nqn)).then_some(peer)
-    };
-    peer().map(Some).ok_or(Status::INVALID_FIELD)
+        peer().map(Some).ok_or(Status::INVALID_FIELD)
+    }
 }
 
 /// Text that a zero ends, with nothing but zeroes behind.
@@ -282,31 +336,49 @@ pub struct Query {
 impl Query {
     /// The data.
     pub fn encode(&self) -> Box<[u8; QUERY_BYTES]> {
-        let mut bytes = Box::new([0; QUERY_BYTES]);
-        bytes[..16].copy_from_slice(&self.array);
-        bytes[16..24].copy_from_slice(&self.epoch.to_le_bytes());
-        bytes[24] = u8::from(self.given_up) | u8::from(self.attached) << 1 | u8::from(self.ended) << 2;
-        bytes[28..32].copy_from_slice(&self.held.to_le_bytes());
-        bytes[64..80].copy_from_slice(&self.incarnation);
-        bytes[80..88].copy_from_slice(&self.free_to_send.to_le_bytes());
-        bytes[88..96].copy_from_slice(&self.free_to_receive.to_le_bytes());
-        bytes
+        let raw = RawQuery {
+            array: self.array,
+            epoch: self.epoch.into(),
+            state: u8::from(self.given_up) | u8::from(self.attached) << 1 | u8::from(self.ended) << 2,
+            held: self.held.into(),
+            incarnation: self.incarnation,
+            free_to_send: self.free_to_send.into(),
+            free_to_receive: self.free_to_receive.into(),
+            ..RawQuery::new_zeroed()
+        };
+        Box::new(zerocopy::transmute!(raw))
     }
 
     /// What a server says. What is reserved isn't looked at: later versions may add.
     pub fn parse(bytes: &[u8; QUERY_BYTES]) -> Self {
+        let raw: &RawQuery = zerocopy::transmute_ref!(bytes);
         Self {
-            array: array_at(bytes, 0),
-            epoch: u64_at(bytes, 16),
-            given_up: bytes[24] & 1 != 0,
-            attached: bytes[24] & 2 != 0,
-            ended: bytes[24] & 4 != 0,
-            held: u32_at(bytes, 28),
-            incarnation: array_at(bytes, 64),
-            free_to_send: u64_at(bytes, 80),
-            free_to_receive: u64_at(bytes, 88),
+            array: raw.array,
+            epoch: raw.epoch.get(),
+            given_up: raw.state & 1 != 0,
+            attached: raw.state & 2 != 0,
+            ended: raw.state & 4 != 0,
+            held: raw.held.get(),
+            incarnation: raw.incarnation,
+            free_to_send: raw.free_to_send.get(),
+            free_to_receive: raw.free_to_receive.get(),
         }
     }
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawQuery {
+    array: [u8; 16],
+    epoch: U64,
+    state: u8,
+    reserved_1: [u8; 3],
+    held: U32,
+    reserved_2: [u8; 32],
+    incarnation: [u8; 16],
+    free_to_send: U64,
+    free_to_receive: U64,
+    reserved_3: [u8; 4000],
 }
 
 /// Blocks of the namespace.
@@ -534,28 +606,11 @@ fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == 0)
 }
 
-fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    std::array::from_fn(|index| bytes[at + index])
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes(array_at(bytes, at))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(array_at(bytes, at))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(array_at(bytes, at))
-}
-
 /// For the fuzzer: whatever the bytes, nothing panics, and what is accepted is encoded to the same again.
 ///
 /// # Panics
 /// If that isn't so.
 pub(crate) fn fuzz(data: &[u8]) {
-    use zerocopy::FromBytes;
     if let Ok((command, _)) = Command::read_from_prefix(data)
         && let Ok((request, ticket)) = Request::parse(&command)
     {
