@@ -157,7 +157,7 @@ impl ShardMembers {
         let is_far = devices.iter().flatten().any(|device| !device.info().in_memory);
         let by_cost = self.shared.options.policy == WritePolicy::Cost;
         self.keeps_parity.set(self.shared.cache.is_enabled() && (is_far || !by_cost));
-        let is_plain = snapshot.is_complete()
+        let is_plain = snapshot.recovering.is_empty()
             && snapshot.replacements.is_empty()
             && snapshot.with_bad_blocks.is_empty()
             && snapshot.log.is_none();

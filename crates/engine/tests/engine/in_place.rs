@@ -155,6 +155,42 @@ fn columns_that_are_changed_in_place_are_right() {
     (0..12).for_each(writes_are_right);
 }
 
+/// Members are missing, as many as the level can do without, while writers are at work.
+fn writes_without_members_are_right(seed: u64) {
+    for (level, lost) in [(Level::Raid4, 1), (Level::Raid5, 1), (Level::Raid6, 1), (Level::Raid6, 2)] {
+        let mut memories = Memories::new(seed, level, InitialSync::AssumeClean, options());
+        let slots = memories.memories.len();
+        let first = usize::try_from(seed).unwrap() % slots;
+        let missing: Vec<usize> = (0..lost).map(|number| (first + number) % slots).collect();
+        let array = memories.scene.array.clone();
+        let goes = missing.clone();
+        memories.scene.run(async move {
+            for slot in goes {
+                array.fail(slot).await.unwrap();
+            }
+        });
+        let done = writers(&mut memories.scene, 12, 40);
+        memories.scene.world.run_until(STEPS, |_| *done.borrow() == 12).unwrap();
+        // What the missing ones held is made of the others.
+        memories.scene.read_all();
+        let array = memories.scene.array.clone();
+        memories.scene.run(async move {
+            for slot in missing {
+                let other = source(&format!("another{slot}"), &Memory::new(BYTES).unwrap());
+                array.add(other, Uuid([90 + slot.to_le_bytes()[0]; 16])).await.unwrap();
+            }
+        });
+        let array = memories.scene.array.clone();
+        memories.scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();
+        memories.assert_right();
+    }
+}
+
+#[test]
+fn columns_that_are_changed_in_place_beside_missing_members_are_right() {
+    (0..12).for_each(writes_without_members_are_right);
+}
+
 /// While writers are at work, a member is dropped and another one is built, or one is replaced.
 fn changes_of_members_are_right(seed: u64) {
     let level = if seed.is_multiple_of(2) { Level::Raid5 } else { Level::Raid6 };
@@ -543,10 +579,15 @@ fn only_where_all_is_plain_is_a_column_changed_in_place() {
     list_a_sector(&listed.memories[0]);
     listed.reassemble();
     assert_eq!(asked(listed, options()), 0, "a sector that is listed as bad");
-    let mut degraded = Counted::new(raid5(NewLog::None), options());
-    let array = degraded.memories.scene.array.clone();
-    degraded.memories.scene.run(async move { array.fail(1).await }).unwrap();
-    assert_eq!(degraded.asked_by(1)[2], 0, "a member is missing");
+    // Of a degraded array a column that is there is, with the parity that is there.
+    let slots = raid5(NewLog::None).scene.geometry().slots(StripeId(0));
+    let columns = slots.columns();
+    for (slot, ranges) in [(slots.data_slot(0), 0), (slots.data_slot(columns - 1), 1), (slots.p_slot(), 1)] {
+        let mut degraded = Counted::new(raid5(NewLog::None), options());
+        let array = degraded.memories.scene.array.clone();
+        degraded.memories.scene.run(async move { array.fail(slot.index()).await }).unwrap();
+        assert_eq!(degraded.asked_by(1)[2], ranges, "{slot:?} is missing");
+    }
 }
 
 #[cfg(feature = "mutants")]

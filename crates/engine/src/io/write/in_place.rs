@@ -1,5 +1,7 @@
 //! The read-modify-write of one column, where all members are this machine's memory: old data and old parity
-//! become the new ones where they lie. Nothing is read into a buffer, planned, or submitted.
+//! become the new ones where they lie. Nothing is read into a buffer, planned, or submitted. Members may be
+//! missing, but for the column's own: parity without a member is left out, and what other missing members held
+//! is in the parity as before.
 //!
 //! It can't be repeated, and is not: it happens between two awaits, and memory doesn't fail. A process that
 //! ends in it leaves a row whose region the intent has, as after any stripe write.
@@ -7,7 +9,7 @@
 use pinstripe_runtime::memory::change_in_place;
 
 use crate::{
-    geometry::StripeId,
+    geometry::{MemberSlot, StripeId},
     io::parity::ParityVolume,
     membership::snapshot::View,
     mutants::{Mutant, active},
@@ -37,7 +39,11 @@ impl ParityVolume {
         let rows = (self.geometry.member_offset(stripe) + u64::from(start), piece.data.len() as u64);
         let intent = &view.snapshot.intent;
         let is_out_of_sync = intent.needs_resync(intent.regions(rows.0, rows.1));
-        if !view.in_place || is_out_of_sync && !active(Mutant::InPlaceOutOfSync) {
+        let data = self.geometry.slots(stripe).data_slot(column).index();
+        if !view.in_place
+            || view.snapshot.missing.contains(data)
+            || is_out_of_sync && !active(Mutant::InPlaceOutOfSync)
+        {
             return None;
         }
         let intended = inside.mark(stripe, rows).durable(Mutant::DataBeforeIntent).await.ok()?;
@@ -62,31 +68,39 @@ impl ParityVolume {
             let (member, device) = view.member(slot)?;
             device.in_place(member.data_offset + at, new.len())
         };
+        let missing = view.snapshot.missing;
+        let kept = [Some(map.p_slot()), map.q_slot()];
+        let [p, q] = kept.map(|slot| slot.map(MemberSlot::index).filter(|&slot| !missing.contains(slot)));
         let Some(data) = range(map.data_slot(column).index()) else { return false };
-        let Some(p) = range(map.p_slot().index()) else { return false };
+        let parity = |slot: Option<usize>| slot.map_or(Some(None), |slot| range(slot).map(Some));
+        let (Some(p), Some(q)) = (parity(p), parity(q)) else { return false };
         // Nothing is kept of members in memory, but may be of others that have gone (C13).
         self.shared.cache.remove_rows(stripe.0, start, end);
-        let members = if let Some(slot) = map.q_slot() {
-            let Some(q) = range(slot.index()) else { return false };
-            let exponent = exponent(map, column);
-            change_in_place([data, p, q], |[data, p, q]| {
-                self.kernel.update_pq(p, q, data, new, exponent);
+        let (kernel, exponent) = (self.kernel, exponent(map, column));
+        let parities = u64::from(p.is_some()) + u64::from(q.is_some());
+        match (p, q) {
+            (Some(p), Some(q)) => change_in_place([data, p, q], |[data, p, q]| {
+                kernel.update_pq(p, q, data, new, exponent);
                 data.copy_from_slice(new);
-            });
-            3
-        } else {
-            change_in_place([data, p], |[data, p]| {
-                self.kernel.update_p(p, data, new);
+            }),
+            (Some(p), None) => change_in_place([data, p], |[data, p]| {
+                kernel.update_p(p, data, new);
                 data.copy_from_slice(new);
-            });
-            2
-        };
+            }),
+            (None, Some(q)) => change_in_place([data, q], |[data, q]| {
+                kernel.update_q(q, data, new, exponent);
+                data.copy_from_slice(new);
+            }),
+            (None, None) => change_in_place([data], |[data]| data.copy_from_slice(new)),
+        }
         let counters = self.counters();
         counters.batches.add(1);
-        counters.rmw_runs.add(1);
-        counters.pre_read_bytes.add(members * new.len() as u64);
-        counters.member_writes.add(members);
-        counters.member_write_bytes.add(members * new.len() as u64);
+        if parities > 0 {
+            counters.rmw_runs.add(1);
+            counters.pre_read_bytes.add((1 + parities) * new.len() as u64);
+        }
+        counters.member_writes.add(1 + parities);
+        counters.member_write_bytes.add((1 + parities) * new.len() as u64);
         true
     }
 }
