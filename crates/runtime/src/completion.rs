@@ -284,42 +284,51 @@ impl Drop for Submission {
     }
 }
 
-/// Several requests awaited together. Reusable: it keeps its memory when cleared.
-#[derive(Default)]
-pub struct SubmissionSet {
-    submissions: Vec<Submission>,
-    /// By request, while they are timed: when it was seen to have completed, 0 before.
-    completed_at: Vec<u64>,
+/// Several requests awaited together, each with what its owner wants to know of it. Reusable: it keeps its
+/// memory when it is drained or cleared.
+pub struct SubmissionSet<T = ()> {
+    requests: Vec<Request<T>>,
     timed: bool,
 }
 
-impl SubmissionSet {
+struct Request<T> {
+    tag: T,
+    submission: Submission,
+    /// A wait has seen that it has ended.
+    is_answered: bool,
+    /// When that was, if the wait was timed.
+    answered_at: Option<u64>,
+}
+
+impl<T> Default for SubmissionSet<T> {
+    fn default() -> Self {
+        Self { requests: Vec::new(), timed: false }
+    }
+}
+
+impl<T> SubmissionSet<T> {
     /// An empty set with memory for so many requests.
     pub fn with_room(requests: usize) -> Self {
-        Self {
-            submissions: Vec::with_capacity(requests),
-            completed_at: Vec::with_capacity(requests),
-            timed: false,
-        }
+        Self { requests: Vec::with_capacity(requests), timed: false }
     }
 
-    /// Adds a request and returns its index.
-    pub fn push(&mut self, submission: Submission) -> usize {
-        self.submissions.push(submission);
-        self.submissions.len() - 1
+    /// Adds a request.
+    pub fn push(&mut self, tag: T, submission: Submission) {
+        self.requests.push(Request { tag, submission, is_answered: false, answered_at: None });
     }
 
     /// Number of requests.
     pub fn len(&self) -> usize {
-        self.submissions.len()
+        self.requests.len()
     }
 
     /// Whether there are no requests.
     pub fn is_empty(&self) -> bool {
-        self.submissions.is_empty()
+        self.requests.is_empty()
     }
 
-    /// Has the next wait note when each request completes, for [`SubmissionSet::completed_at`].
+    /// Has waits note when each request completes, until the set is drained: for
+    /// [`SubmissionSet::drain_timed`].
     pub fn time(&mut self) {
         self.timed = true;
     }
@@ -329,69 +338,84 @@ impl SubmissionSet {
         self.wait_for_each(|_, _| {})
     }
 
-    /// The same. Tells how each request has ended as soon as it has, by its index.
+    /// The same. Tells once how each request has ended, as soon as it has.
     pub fn wait_for_each(
         &mut self,
-        mut ended: impl FnMut(usize, Result<usize, DeviceError>),
+        mut ended: impl FnMut(&T, Result<usize, DeviceError>),
     ) -> impl Future<Output = ()> {
-        let mut is_first = true;
         std::future::poll_fn(move |cx| {
-            let mut pending = false;
-            for (index, submission) in self.submissions.iter_mut().enumerate() {
-                // What was answered inline has its outcome where it is.
-                let mut ends = is_first;
-                if let SubmissionState::Waiting(slot) = submission.state {
-                    match shard::with_current(|shard| shard.slots.poll(slot, cx, shard.pool())) {
-                        Poll::Ready(done) => {
-                            submission.state = SubmissionState::Ready(Some(done));
-                            ends = true;
-                        }
-                        Poll::Pending => pending = true,
-                    }
-                }
-                if let SubmissionState::Ready(Some(outcome)) = &submission.state
-                    && ends
-                {
-                    ended(index, outcome.result);
-                }
-            }
-            is_first = false;
-            if self.timed {
-                self.note_times();
-            }
-            if pending { Poll::Pending } else { Poll::Ready(()) }
+            if self.look(cx, &mut ended) { Poll::Ready(()) } else { Poll::Pending }
         })
     }
 
-    /// Every completion wakes the waiting task, so what is ready now was not long ago.
-    fn note_times(&mut self) {
-        let now = shard::now();
-        self.completed_at.resize(self.submissions.len(), 0);
-        for (submission, at) in self.submissions.iter().zip(&mut self.completed_at) {
-            if *at == 0 && matches!(submission.state, SubmissionState::Ready(_)) {
-                *at = now;
+    /// Waits until every request has completed, or another one has failed. True if one has.
+    pub fn failure(&mut self) -> impl Future<Output = bool> {
+        std::future::poll_fn(|cx| {
+            let mut failed = false;
+            let all = self.look(cx, &mut |_, result| failed |= result.is_err());
+            if all || failed { Poll::Ready(failed) } else { Poll::Pending }
+        })
+    }
+
+    /// Tells of the requests that have ended since the last look. True if all have. Every completion wakes
+    /// the waiting task, so what has ended now did so not long ago.
+    fn look(
+        &mut self,
+        cx: &mut Context<'_>,
+        ended: &mut impl FnMut(&T, Result<usize, DeviceError>),
+    ) -> bool {
+        let (mut all, mut now) = (true, None);
+        for request in self.requests.iter_mut().filter(|request| !request.is_answered) {
+            if let SubmissionState::Waiting(slot) = request.submission.state {
+                // What was answered inline has its outcome where it is.
+                match shard::with_current(|shard| shard.slots.poll(slot, cx, shard.pool())) {
+                    Poll::Ready(done) => request.submission.state = SubmissionState::Ready(Some(done)),
+                    Poll::Pending => {
+                        all = false;
+                        continue;
+                    }
+                }
+            }
+            request.is_answered = true;
+            if self.timed {
+                request.answered_at = Some(*now.get_or_insert_with(shard::now));
+            }
+            if let SubmissionState::Ready(Some(outcome)) = &request.submission.state {
+                ended(&request.tag, outcome.result);
             }
         }
+        all
     }
 
-    /// When request `index` completed, by [`shard::now`], if the wait was timed.
-    pub fn completed_at(&self, index: usize) -> Option<u64> {
-        self.completed_at.get(index).copied()
+    /// What has ended so far, and how.
+    pub fn answered(&self) -> impl Iterator<Item = (&T, Result<usize, DeviceError>)> {
+        self.requests.iter().filter_map(|request| match &request.submission.state {
+            SubmissionState::Ready(Some(outcome)) => Some((&request.tag, outcome.result)),
+            _ => None,
+        })
     }
 
-    /// Takes the outcome of request `index` after [`SubmissionSet::wait`].
-    pub fn take(&mut self, index: usize) -> Outcome {
-        let outcome = match &mut self.submissions[index].state {
-            SubmissionState::Ready(outcome) => outcome.take(),
-            SubmissionState::Waiting(_) => None,
-        };
-        outcome.expect("every outcome is taken once, after the wait")
+    /// Takes every outcome, in order, after a wait for all.
+    pub fn drain(&mut self) -> impl Iterator<Item = (T, Outcome)> {
+        self.drain_timed().map(|(tag, outcome, _)| (tag, outcome))
+    }
+
+    /// The same, with when each request completed, by [`shard::now`], if the wait was timed.
+    pub fn drain_timed(&mut self) -> impl Iterator<Item = (T, Outcome, Option<u64>)> {
+        self.timed = false;
+        self.requests.drain(..).map(|mut request| {
+            let outcome = match &mut request.submission.state {
+                SubmissionState::Ready(outcome) => outcome.take(),
+                SubmissionState::Waiting(_) => None,
+            };
+            let outcome = outcome.expect("outcomes are taken after the wait");
+            (request.tag, outcome, request.answered_at)
+        })
     }
 
     /// Forgets everything, for the next use.
     pub fn clear(&mut self) {
-        self.submissions.clear();
-        self.completed_at.clear();
+        self.requests.clear();
         self.timed = false;
     }
 }
@@ -410,8 +434,8 @@ mod tests {
         let mut set = SubmissionSet::default();
         let (slow, slow_end) = Submission::pending(Payload::None);
         let (fast, fast_end) = Submission::pending(Payload::None);
-        set.push(slow);
-        set.push(fast);
+        set.push("slow", slow);
+        set.push("fast", fast);
         set.time();
         let mut cx = Context::from_waker(Waker::noop());
         assert!(std::pin::pin!(set.wait()).poll(&mut cx).is_pending());
@@ -421,9 +445,28 @@ mod tests {
         clock.set(900);
         slow_end.finish(Ok(0));
         assert!(std::pin::pin!(set.wait()).poll(&mut cx).is_ready());
-        assert_eq!((set.completed_at(0), set.completed_at(1)), (Some(900), Some(200)));
-        set.clear();
-        assert_eq!(set.completed_at(0), None);
+        let times: Vec<_> = set.drain_timed().map(|(tag, _, at)| (tag, at)).collect();
+        assert_eq!(times, [("slow", Some(900)), ("fast", Some(200))]);
+        set.push("again", Submission::done(Ok(0), None));
+        assert!(std::pin::pin!(set.wait()).poll(&mut cx).is_ready());
+        assert_eq!(set.drain_timed().map(|(_, _, at)| at).collect::<Vec<_>>(), [None]);
+    }
+
+    #[test]
+    fn a_failure_is_told_once_and_before_the_rest_is_there() {
+        let shard = Shard::new(&ShardConfig { index: 0, arena_bytes: 0, clock: None });
+        let _entered = shard.enter();
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut set = SubmissionSet::default();
+        let (slow, slow_end) = Submission::pending(Payload::None);
+        set.push(0, slow);
+        set.push(1, Submission::done(Err(DeviceError::of(DeviceErrorKind::Gone)), None));
+        assert_eq!(std::pin::pin!(set.failure()).poll(&mut cx), Poll::Ready(true));
+        assert_eq!(set.answered().map(|(&tag, result)| (tag, result.is_ok())).collect::<Vec<_>>(), [(1, false)]);
+        assert!(std::pin::pin!(set.failure()).poll(&mut cx).is_pending());
+        slow_end.finish(Ok(0));
+        assert_eq!(std::pin::pin!(set.failure()).poll(&mut cx), Poll::Ready(false));
+        assert_eq!(set.drain().map(|(tag, outcome)| (tag, outcome.result.is_ok())).collect::<Vec<_>>(), [(0, true), (1, false)]);
     }
 
     #[test]

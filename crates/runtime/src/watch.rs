@@ -587,12 +587,12 @@ mod tests {
         let mut set = SubmissionSet::default();
         let (read, end) = read_of(shard::zeroed(8));
         watch.add(&read, about(1));
-        set.push(read);
+        set.push((), read);
         watch.give_up(DeviceErrorKind::TimedOut);
         end.finish(Ok(8));
         assert_eq!(world.told.take(), ["given up 1", "settled"]);
         assert!(pin!(set.wait()).poll(&mut Context::from_waker(Waker::noop())).is_ready());
-        assert_eq!(set.take(0).result, Ok(8));
+        assert_eq!(set.drain().map(|(_, outcome)| outcome.result).collect::<Vec<_>>(), [Ok(8)]);
     }
 
     #[test]

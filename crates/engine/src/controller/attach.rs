@@ -516,10 +516,9 @@ async fn ask(
     request: impl Fn(&dyn pinstripe_runtime::Offload) -> pinstripe_runtime::Submission,
 ) -> Vec<Result<usize, DeviceError>> {
     let mut set = SubmissionSet::default();
-    let servers = slots.iter().filter_map(|slot| view.member(slot)?.1.offload());
-    servers.for_each(|server| {
-        set.push(request(server));
-    });
+    for server in slots.iter().filter_map(|slot| view.member(slot)?.1.offload()) {
+        set.push((), request(server));
+    }
     set.wait().await;
-    (0..set.len()).map(|index| set.take(index).result).collect()
+    set.drain().map(|((), outcome)| outcome.result).collect()
 }

@@ -25,7 +25,8 @@ pub(crate) struct VolumeBase {
     pub(crate) shard: usize,
     /// The members as this shard sees them.
     pub(crate) members: Rc<ShardMembers>,
-    pub(crate) sets: Pooled<SubmissionSet>,
+    /// Flushes under way, each of a place.
+    flushes: Pooled<SubmissionSet<(usize, FlushTicket)>>,
     /// Made when it is first needed, for all requests.
     zeroes: OnceCell<Slice>,
 }
@@ -82,7 +83,7 @@ impl VolumeBase {
         let position = shared.shards.iter().position(|s| s.index() == shard);
         let shard = position.expect("a volume is opened on a shard of its array");
         let members = ShardMembers::new(Arc::clone(&shared), shard);
-        Self { shared, shard, members, sets: Pooled::default(), zeroes: OnceCell::new() }
+        Self { shared, shard, members, flushes: Pooled::default(), zeroes: OnceCell::new() }
     }
 
     /// Zeroes to be written, [`Self::ZEROES_BYTES`] of them.
@@ -113,34 +114,64 @@ impl VolumeBase {
         Some(device.read(member.data_offset + offset, buffer))
     }
 
+    /// Submits a write to the member at a place, at an offset relative to its data.
+    pub(crate) fn submit_write(
+        &self,
+        view: &View,
+        place: usize,
+        offset: u64,
+        (data, fua): (Slice, bool),
+    ) -> Option<Submission> {
+        let (member, device) = view.member(place)?;
+        self.count_write(data.len());
+        Some(device.write(member.data_offset + offset, data, fua))
+    }
+
+    /// The same of what is not read soon, and so needn't be in the processor's caches.
+    pub(crate) fn submit_streaming(
+        &self,
+        view: &View,
+        place: usize,
+        offset: u64,
+        (data, fua): (Slice, bool),
+    ) -> Option<Submission> {
+        let (member, device) = view.member(place)?;
+        self.count_write(data.len());
+        Some(device.write_streaming(member.data_offset + offset, data, fua))
+    }
+
+    fn count_write(&self, length: usize) {
+        let counters = self.counters();
+        counters.member_writes.add(1);
+        counters.member_write_bytes.add(length as u64);
+    }
+
     /// Flushes every member of `view`, targets of replacements too; the places that failed, and how. Not only
     /// this flush: one that failed elsewhere meanwhile has lost what this one was to make durable, and one
     /// that failed before is never tried again.
     pub(crate) async fn flush_members(&self, view: &View) -> Vec<(usize, DeviceError)> {
-        let mut set = self.sets.take();
+        let mut set = self.flushes.take();
         // A slot may have two: its member and the target of its replacement.
-        let mut asked = [(0, FlushTicket::default()); 2 * crate::geometry::MEMBERS_MAX];
-        for place in usize::from(active(Mutant::FlushSkipsMember))..view.devices.len() {
+        let places = usize::from(active(Mutant::FlushSkipsMember))..view.devices.len();
+        for place in places.clone() {
             let Some((member, device)) = view.member(place) else { continue };
             let ticket = member.health.flushes.begin();
-            asked[set.push(device.flush())] = (place, ticket);
+            set.push((place, ticket), device.flush());
         }
-        let asked = &asked[..set.len()];
         let repeats =
             |result: &Result<usize, DeviceError>| result.is_err() && active(Mutant::FlushTriedAgain);
         // A ticket ends with its own flush, and not with those of other members, which may hang: what else
         // waits for this member's flushes doesn't wait for those.
-        let ended = |index: usize, result: Result<usize, DeviceError>| {
-            let (place, ticket) = asked[index];
+        let ended = |&(place, ticket): &(usize, FlushTicket), result: Result<usize, DeviceError>| {
             if let Some((member, _)) = view.member(place).filter(|_| !repeats(&result)) {
                 member.health.flushes.end(ticket, result.err());
             }
         };
         set.wait_for_each(ended).await;
         let mut failed = Vec::new();
-        for (index, &(place, ticket)) in asked.iter().enumerate() {
+        for ((place, ticket), outcome) in set.drain() {
             let Some((member, device)) = view.member(place) else { continue };
-            let mut result = set.take(index).result;
+            let mut result = outcome.result;
             if repeats(&result) {
                 // What is tried again is believed, whatever it says.
                 result = device.flush().await.result.or(Ok(0));
@@ -148,7 +179,8 @@ impl VolumeBase {
             }
             failed.extend(result.err().map(|error| (place, error)));
         }
-        for &(place, _) in asked {
+        self.flushes.give(set);
+        for place in places {
             let told = failed.iter().any(|(other, _)| *other == place);
             if let Some((member, _)) = view.member(place)
                 && !told
@@ -157,8 +189,6 @@ impl VolumeBase {
                 failed.extend(member.health.flushes.failure().await.map(|error| (place, error)));
             }
         }
-        set.clear();
-        self.sets.give(set);
         failed
     }
 

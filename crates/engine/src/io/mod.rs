@@ -8,6 +8,7 @@ pub(crate) mod base;
 pub(crate) mod entry;
 pub(crate) mod fan_out;
 pub(crate) mod flush;
+pub(crate) mod heal;
 pub(crate) mod logging;
 pub(crate) mod missed;
 pub(crate) mod parity;

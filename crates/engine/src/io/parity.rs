@@ -7,12 +7,12 @@ use std::{cell::Cell, ops::Deref, rc::Rc};
 
 use pinstripe_block::Client;
 use pinstripe_parity::Kernel;
-use pinstripe_runtime::{Buffer, Slice, shard};
+use pinstripe_runtime::{Buffer, Slice, SubmissionSet, shard};
 
 use crate::{
     ablation::Gates,
     error::IoError,
-    geometry::{ParityGeometry, StripeId},
+    geometry::{self, ParityGeometry, StripeId},
     io::{
         base::{Pooled, VolumeBase},
         fan_out::FanOut,
@@ -40,6 +40,8 @@ pub(crate) struct ParityVolume {
     pub(crate) kernel: &'static Kernel,
     pub(crate) write_contexts: Pooled<WriteContext>,
     pub(crate) rows: Pooled<RowRange>,
+    /// Reads of several chunks under way.
+    pub(crate) reads: Pooled<SubmissionSet<geometry::Piece>>,
     pub(crate) room: Rc<Room>,
     /// Stripes of longer writes that tasks of their own write now.
     branches: Cell<usize>,
@@ -63,6 +65,7 @@ impl ParityVolume {
             kernel: pinstripe_parity::kernel(),
             write_contexts: Pooled::default(),
             rows: Pooled::default(),
+            reads: Pooled::default(),
             branches: Cell::new(0),
         })
     }

@@ -1,14 +1,13 @@
 //! Reads: straight from the member where it can answer, from the others under the stripe's claim where it
 //! can't.
 
-use pinstripe_runtime::{Buffer, DeviceError, DeviceErrorKind, Submission, shard};
+use pinstripe_runtime::{Buffer, DeviceError, DeviceErrorKind, Submission, SubmissionSet, shard};
 
 use crate::{
     error::{IoError, Operation},
     geometry::{Piece, Set64},
     io::{
         parity::ParityVolume,
-        remote::exchange::Requests,
         row::{RowRange, Want},
     },
     membership::snapshot::View,
@@ -30,17 +29,16 @@ impl ParityVolume {
         if !view.snapshot.missing.is_empty() && self.may_reduce(&view) {
             return Box::pin(self.read_by_stripes(std::iter::once(first).chain(pieces), rest)).await;
         }
-        let mut set = self.sets.take();
-        for piece in std::iter::once(first).chain(pieces.clone()) {
+        let mut set = self.reads.take();
+        for piece in std::iter::once(first).chain(pieces) {
             let buffer = rest.split_to(piece.length as usize);
             // Inline answers of a memory device make this a plain loop.
-            set.push(self.submit_piece(&view, &piece, buffer));
+            set.push(piece, self.submit_piece(&view, &piece, buffer));
         }
         set.wait().await;
         let mut whole: Option<Buffer> = None;
         let mut result = Ok(());
-        for (index, piece) in std::iter::once(first).chain(pieces).enumerate() {
-            let outcome = set.take(index);
+        for (piece, outcome) in set.drain() {
             let Some(buffer) = outcome.buffer else { unreachable!("a read gives its buffer back") };
             let slot = self.geometry.slots(piece.stripe).data_slot(piece.column).index();
             let buffer = if outcome.result.is_ok() && self.still_holds(&view, slot) {
@@ -55,8 +53,7 @@ impl ParityVolume {
                 Some(whole) => whole.unsplit(buffer),
             }
         }
-        set.clear();
-        self.sets.give(set);
+        self.reads.give(set);
         (result, whole.unwrap_or(rest))
     }
 
@@ -70,7 +67,7 @@ impl ParityVolume {
         let pieces: Vec<Piece> = pieces.collect();
         let mut buffers: Vec<Option<Buffer>> =
             pieces.iter().map(|piece| Some(rest.split_to(piece.length as usize))).collect();
-        let (view, mut whole, mut from) = (self.members.view(), Requests::new(), 0);
+        let (view, mut whole, mut from) = (self.members.view(), SubmissionSet::default(), 0);
         let mut is_read = vec![false; pieces.len()];
         let mut around = Vec::new();
         for stripe in pieces.chunk_by(|a, b| a.stripe == b.stripe) {
@@ -95,7 +92,7 @@ impl ParityVolume {
             }
         }
         whole.wait().await;
-        for (index, outcome) in whole.take() {
+        for (index, outcome) in whole.drain() {
             let slot = self.geometry.slots(pieces[index].stripe).data_slot(pieces[index].column).index();
             is_read[index] = outcome.result.is_ok() && self.still_holds(&view, slot);
             buffers[index] = outcome.buffer;
@@ -124,7 +121,7 @@ impl ParityVolume {
                 device.read(member.data_offset + offset, buffer)
             }
             None => Submission::done(
-                Err(pinstripe_runtime::DeviceError::of(DeviceErrorKind::Media)),
+                Err(DeviceError::of(DeviceErrorKind::Media)),
                 Some(buffer),
             ),
         }
@@ -296,40 +293,5 @@ impl ParityVolume {
             from = to;
         }
         Ok(())
-    }
-
-    /// Rewrites sectors that could not be read. A member that can't take them fails.
-    async fn rewrite(&self, view: &View, slot: usize, piece: &Piece, bytes: pinstripe_runtime::Slice) {
-        if self.shared.options.read_only || !self.still_holds(view, slot) {
-            return;
-        }
-        let offset = self.geometry.member_offset(piece.stripe) + u64::from(piece.chunk_offset);
-        if view.readable(slot, offset, piece.length.into()).is_none() {
-            return;
-        }
-        let length = bytes.len() as u64;
-        let is_written = self.write_sync(view, slot, offset, (bytes, false)).await.is_ok();
-        // What the member refused is in its log by now, and not corrected.
-        if is_written && !self.members.view().snapshot.is_bad(slot, offset, length) {
-            self.corrected(view, slot, offset);
-        }
-    }
-}
-
-impl ParityVolume {
-    /// Sectors of a member (at an offset in bytes, relative to its data) could not be read, and are written
-    /// anew. A member that has too many of these is dropped, if the array can do without it.
-    pub(crate) fn corrected(&self, view: &View, slot: usize, offset: u64) {
-        self.counters().corrected_reads.add(1);
-        let Some((member, _)) = view.member(slot) else { return };
-        self.members.device(member).note_corrected();
-        let count = member.health.count_corrected(shard::now());
-        if count <= self.shared.options.max_read_errors || active(Mutant::CorrectedReadsUnlimited) {
-            return;
-        }
-        // Whether the array can do without it, the controller decides, behind all that was reported before:
-        // see [`Shared::spare_the_needed`](crate::shared::Shared::spare_the_needed).
-        let error = DeviceError::of(DeviceErrorKind::TooManyErrors);
-        self.members.report_data(view, slot, Operation::Read, offset, error);
     }
 }

@@ -25,8 +25,8 @@ pub(crate) struct RowRange {
     pub(crate) q: Option<Slice>,
     /// Slots of members that are in sync and could not read their sectors.
     pub(crate) unreadable: Set64,
-    set: SubmissionSet,
-    asked: Vec<usize>,
+    /// The reads under way, each of a slot.
+    set: SubmissionSet<usize>,
 }
 
 /// What of a row is wanted.
@@ -181,18 +181,16 @@ impl ParityVolume {
         row: &mut RowRange,
     ) {
         let offset = self.geometry.member_offset(stripe) + u64::from(from);
-        let (mut set, mut asked) = (std::mem::take(&mut row.set), std::mem::take(&mut row.asked));
+        let mut set = std::mem::take(&mut row.set);
         for slot in slots {
             if let Some(submission) =
                 self.submit_read(view, slot, offset, shard::buffer((to - from) as usize))
             {
-                set.push(submission);
-                asked.push(slot);
+                set.push(slot, submission);
             }
         }
         set.wait().await;
-        for (index, slot) in asked.drain(..).enumerate() {
-            let outcome = set.take(index);
+        for (slot, outcome) in set.drain() {
             match (ignoring(Mutant::RowErrorIgnored, outcome.result), outcome.buffer) {
                 (Ok(_), Some(buffer)) => row.put(map, slot, buffer.freeze()),
                 (Err(error), _) => {
@@ -204,8 +202,7 @@ impl ParityVolume {
                 (Ok(_), None) => row.unreadable.insert(slot),
             }
         }
-        set.clear();
-        (row.set, row.asked) = (set, asked);
+        row.set = set;
     }
 
     fn reconstruct(

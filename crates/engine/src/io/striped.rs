@@ -3,12 +3,12 @@
 
 use std::{ops::Deref, rc::Rc};
 
-use pinstripe_runtime::{Buffer, DeviceError, DeviceErrorKind, Slice, Submission};
+use pinstripe_runtime::{Buffer, DeviceError, DeviceErrorKind, Slice, Submission, SubmissionSet};
 
 use crate::{
     error::{IoError, MemberError, Operation},
     geometry::Raid0Geometry,
-    io::base::VolumeBase,
+    io::base::{Pooled, VolumeBase},
     membership::snapshot::View,
     mutants::{Mutant, active},
     units::to_usize,
@@ -18,6 +18,8 @@ use crate::{
 pub(crate) struct StripedVolume {
     base: VolumeBase,
     geometry: Raid0Geometry,
+    /// Requests under way, each of a slot and an offset in its member.
+    sets: Pooled<SubmissionSet<(usize, u64)>>,
 }
 
 impl Deref for StripedVolume {
@@ -30,7 +32,7 @@ impl Deref for StripedVolume {
 
 impl StripedVolume {
     pub(crate) fn new(base: VolumeBase, geometry: Raid0Geometry) -> Rc<Self> {
-        Rc::new(Self { base, geometry })
+        Rc::new(Self { base, geometry, sets: Pooled::default() })
     }
 
     pub(crate) async fn read(&self, offset: u64, mut rest: Buffer) -> (Result<(), IoError>, Buffer) {
@@ -39,7 +41,6 @@ impl StripedVolume {
         };
         let view = self.members.view();
         let mut set = self.sets.take();
-        let mut places = Vec::new();
         for extent in extents {
             let buffer = rest.split_to(to_usize(extent.length));
             let slot = extent.slot.index();
@@ -50,20 +51,17 @@ impl StripedVolume {
                 self.submit_read(&view, slot, extent.member_offset, buffer)
             };
             if let Some(submission) = submission {
-                set.push(submission);
-                places.push((extent.slot.index(), extent.member_offset));
+                set.push((slot, extent.member_offset), submission);
             }
         }
         set.wait().await;
         let (mut whole, mut result) = (None, Ok(()));
-        for (index, (slot, at)) in places.into_iter().enumerate() {
-            let outcome = set.take(index);
+        for ((slot, at), outcome) in set.drain() {
             let answer =
                 outcome.result.map(|_| ()).map_err(|e| striped_error(&view, slot, Operation::Read, at, e));
             result = result.and(answer);
             whole = join(whole, outcome.buffer);
         }
-        set.clear();
         self.sets.give(set);
         (result, whole.unwrap_or(rest))
     }
@@ -71,29 +69,22 @@ impl StripedVolume {
     pub(crate) async fn write(&self, offset: u64, data: Slice, fua: bool) -> Result<(), IoError> {
         let view = self.members.view();
         let mut set = self.sets.take();
-        let mut places = Vec::new();
         let mut done = 0;
         for extent in self.geometry.extents(offset, data.len() as u64)? {
             let length = to_usize(extent.length);
-            if let Some((member, device)) = view.member(extent.slot.index()) {
-                self.counters().member_writes.add(1);
-                self.counters().member_write_bytes.add(extent.length);
-                set.push(device.write(
-                    member.data_offset + extent.member_offset,
-                    data.slice(done, length),
-                    fua && !active(Mutant::StripedFuaDropped),
-                ));
-                places.push((extent.slot.index(), extent.member_offset));
+            let (slot, at) = (extent.slot.index(), extent.member_offset);
+            let part = (data.slice(done, length), fua && !active(Mutant::StripedFuaDropped));
+            if let Some(write) = self.submit_write(&view, slot, at, part) {
+                set.push((slot, at), write);
             }
             done += length;
         }
         set.wait().await;
         let mut result = Ok(());
-        for (index, (slot, at)) in places.into_iter().enumerate() {
-            let answer = set.take(index).result.map(|_| ());
+        for ((slot, at), outcome) in set.drain() {
+            let answer = outcome.result.map(|_| ());
             result = result.and(answer.map_err(|e| striped_error(&view, slot, Operation::Write, at, e)));
         }
-        set.clear();
         self.sets.give(set);
         result
     }

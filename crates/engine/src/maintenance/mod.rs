@@ -23,7 +23,7 @@ use std::{
 };
 
 use pinstripe_md::units::SECTOR_BYTES;
-use pinstripe_runtime::{Signal, Slice, shard};
+use pinstripe_runtime::{Signal, shard};
 
 pub use self::scrub::{CheckReport, Located, ScrubAction, ScrubRequest, SyncError};
 use self::{
@@ -34,13 +34,13 @@ use crate::{
     controller::ArrayController,
     error::IoError,
     events::{EventKind, SyncAction},
-    geometry::{MEMBERS_MAX, MemberSlot, Role, StripeId, StripeMap},
+    geometry::StripeId,
     io::{parity::ParityVolume, row::RowRange},
-    members::{MemberId, missed::Missed},
+    members::MemberId,
     membership::snapshot::View,
     mutants::{Mutant, active},
     shared::Answer,
-    stripe::{decode::encode, parity_cache::PAGE_BYTES},
+    stripe::parity_cache::PAGE_BYTES,
     turn::Turn,
 };
 
@@ -607,130 +607,6 @@ impl ParityVolume {
         }
     }
 
-    /// Writes to a slot: its member, and the target of its replacement.
-    pub(crate) async fn write_sync(
-        &self,
-        view: &View,
-        slot: usize,
-        offset: u64,
-        (bytes, fua): (Slice, bool),
-    ) -> Result<(), IoError> {
-        for place in view.places(slot) {
-            self.write_place(view, place, offset, (bytes.clone(), fua)).await?;
-        }
-        Ok(())
-    }
-
-    /// Writes to the member of a place, and notes what it has not taken.
-    pub(crate) async fn write_noted(
-        &self,
-        view: &View,
-        place: usize,
-        offset: u64,
-        (bytes, fua): (&Slice, bool),
-        missed: &mut Missed,
-    ) -> Result<(), IoError> {
-        let Some((member, device)) = view.member(place) else { return Err(IoError::Stopping) };
-        self.counters().member_writes.add(1);
-        self.counters().member_write_bytes.add(bytes.len() as u64);
-        let range = (offset, bytes.len() as u64);
-        let result = device.write(member.data_offset + offset, bytes.clone(), fua).await.result;
-        if let Some(error) = self.note_outcome(view, place, range, result, missed) {
-            self.write_in_parts(view, place, offset, (bytes, fua), error, missed).await;
-        }
-        Ok(())
-    }
-
-    async fn write_place(
-        &self,
-        view: &View,
-        place: usize,
-        offset: u64,
-        (bytes, fua): (Slice, bool),
-    ) -> Result<(), IoError> {
-        let mut missed = Missed::default();
-        self.write_noted(view, place, offset, (&bytes, fua), &mut missed).await?;
-        let written =
-            missed.is_empty() || !missed.drops() && self.recorded(view, place, &missed.listings).await;
-        if written { Ok(()) } else { Err(IoError::Stopping) }
-    }
-
-    fn parity_of(
-        &self,
-        map: StripeMap,
-        row: &RowRange,
-        length: u32,
-        p: bool,
-        q: bool,
-    ) -> (Option<Slice>, Option<Slice>) {
-        let mut data: [&[u8]; MEMBERS_MAX] = [&[]; MEMBERS_MAX];
-        for (bytes, known) in data.iter_mut().zip(&row.data) {
-            *bytes = known.as_deref().unwrap_or(&[]);
-        }
-        let mut p = p.then(|| shard::buffer(length as usize));
-        let mut q = q.then(|| shard::buffer(length as usize));
-        encode(self.kernel, map, &data[..map.columns()], p.as_deref_mut(), q.as_deref_mut());
-        (p.map(pinstripe_runtime::Buffer::freeze), q.map(pinstripe_runtime::Buffer::freeze))
-    }
-
-    /// Rewrites what can't be read of a stripe, in every row that the other members allow to make. The caller
-    /// holds the claim.
-    pub(crate) async fn heal_stripe(&self, stripe: StripeId) {
-        let view = self.members.view();
-        let mut row = self.rows.take();
-        let (base, block) = (self.geometry.member_offset(stripe), self.geometry.logical_block());
-        let mut from = 0;
-        while from < self.geometry.chunk_bytes() {
-            let to = view.uniform(base, (from, (from / PAGE_BYTES + 1) * PAGE_BYTES), block);
-            // A row that can't be made stays as it is, and requests that need it get the error.
-            let _ = self.compare_rows(&view, stripe, (from, to), Correction::Nothing, &mut row).await;
-            from = to;
-        }
-        row.clear(0);
-        self.rows.give(row);
-    }
-
-    /// Rewrites the rows that could not be read, from the others, in the same claim (C14).
-    async fn heal(
-        &self,
-        view: &View,
-        stripe: StripeId,
-        (from, to): (u32, u32),
-        row: &RowRange,
-    ) -> Result<(), IoError> {
-        if row.unreadable.is_empty() {
-            return Ok(());
-        }
-        let geometry = &self.geometry;
-        if self.shared.options.read_only {
-            return Err(IoError::Unreadable { stripe: stripe.0, missing: row.unreadable.len() });
-        }
-        let map = geometry.slots(stripe);
-        self.shared.cache.remove_rows(stripe.0, from, to);
-        for slot in row.unreadable {
-            let bytes = match map.role(MemberSlot::at(slot)) {
-                Role::Data(column) => row.data[column].clone(),
-                Role::P => self.parity_of(map, row, to - from, true, false).0,
-                Role::Q => self.parity_of(map, row, to - from, false, true).1,
-            };
-            let bytes =
-                bytes.ok_or(IoError::Unreadable { stripe: stripe.0, missing: row.unreadable.len() })?;
-            let at = geometry.member_offset(stripe) + u64::from(from);
-            self.write_sync(view, slot, at, (bytes, false)).await?;
-            self.corrected(view, slot, at);
-        }
-        Ok(())
-    }
-}
-
-/// An error if something of `row` could not be read and it is more than one row of 4 KiB. Then they are done
-/// one by one, so that only rows that need it are made from others: what is right as it is must not be
-/// replaced by what damage elsewhere in the stripe makes of it.
-fn in_single_rows(stripe: StripeId, (from, to): (u32, u32), row: &RowRange) -> Result<(), IoError> {
-    if row.unreadable.is_empty() || to - from <= PAGE_BYTES || active(Mutant::HealsWholeChunk) {
-        return Ok(());
-    }
-    Err(IoError::Unreadable { stripe: stripe.0, missing: row.unreadable.len() })
 }
 
 /// How many stripes are under way at a time, where so many are wanted. What they take is beside what clients'

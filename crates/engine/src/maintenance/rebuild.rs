@@ -15,13 +15,14 @@ use std::{ops::Range, rc::Rc};
 
 use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
 
-use super::{Walk, in_single_rows};
+use super::Walk;
 use crate::{
     controller::control::Command,
     error::{IoError, Operation},
     events::SyncAction,
     geometry::{MemberSlot, Role, Set64, StripeId},
     io::{
+        heal::in_single_rows,
         parity::ParityVolume,
         remote::reduce::Lost,
         row::{RowRange, Want},
@@ -160,19 +161,6 @@ impl Maintenance {
 }
 
 impl ParityVolume {
-    /// Whether a row that could not be read is really lost: the membership under which it was tried is still
-    /// the current one, and the row is not only one that parity can't vouch for (C10).
-    pub(crate) fn is_lost(&self, view: &View, stripe: StripeId, from: u32) -> bool {
-        let offset = self.geometry.member_offset(stripe) + u64::from(from);
-        let intent = &view.snapshot.intent;
-        self.is_latest(view) && !intent.is_torn(intent.regions(offset, PAGE_BYTES.into()))
-    }
-
-    /// Whether no membership has followed.
-    pub(super) fn is_latest(&self, view: &View) -> bool {
-        self.shared.admission.generation() == view.snapshot.generation
-    }
-
     /// Writes rows of the target's chunk of a stripe: copied from the member that it replaces, or made from
     /// all others.
     pub(super) async fn rebuild_rows(
@@ -201,7 +189,7 @@ impl ParityVolume {
             let lost = Lost { stripe, slot: member, from };
             let (is_read, bytes) = self.read_lost(view, lost, shard::buffer((to - from) as usize)).await;
             if is_read {
-                return self.write_sync(view, slot, offset, (bytes.freeze(), false)).await;
+                return self.write_slot(view, slot, offset, (bytes.freeze(), false)).await;
             }
         }
         let role = map.role(member);
@@ -214,7 +202,7 @@ impl ParityVolume {
             // The target of a replacement gets no less by that than the member has that it replaces.
             Err(IoError::Unreadable { .. })
                 if to - from <= PAGE_BYTES
-                    && (self.is_lost(view, stripe, from) || target.is_some() && self.is_latest(view)) =>
+                    && (self.is_row_lost(view, stripe, from) || target.is_some() && self.is_latest(view)) =>
             {
                 let block = geometry.logical_block();
                 if to - from > block {
@@ -241,7 +229,7 @@ impl ParityVolume {
             Role::Q => self.parity_of(map, row, to - from, false, true).1.ok_or(IoError::Failed)?,
         };
         // Where the member that is to be replaced could not be read, it is mended too (C14).
-        self.write_sync(view, slot, offset, (bytes, false)).await
+        self.write_slot(view, slot, offset, (bytes, false)).await
     }
 
     /// A range of the member that is being replaced; nothing if the medium can't deliver it.

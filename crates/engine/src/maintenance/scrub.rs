@@ -23,7 +23,7 @@ use pinstripe_runtime::{Slice, shard};
 use thiserror::Error;
 
 use super::{
-    Walk, in_single_rows,
+    Walk,
     locate::{Culprit, locate},
 };
 use crate::{
@@ -33,6 +33,7 @@ use crate::{
     events::SyncAction,
     geometry::{MEMBERS_MAX, MemberSlot, ParityGeometry, Role, Set64, StripeId, StripeMap},
     io::{
+        heal::in_single_rows,
         parity::ParityVolume,
         row::{RowRange, Want},
     },
@@ -448,7 +449,7 @@ impl ParityVolume {
         let intent = &view.snapshot.intent;
         let is_resync = intent.needs_resync(intent.regions(offset, bytes.len() as u64));
         let is_forced = !is_resync && !active(Mutant::RepairNotForced);
-        self.write_sync(view, slot, offset, (bytes, is_forced)).await
+        self.write_slot(view, slot, offset, (bytes, is_forced)).await
     }
 
     /// Corrects the row at `at` (in `suspects`) as far as single chunks explain its sectors.

@@ -351,20 +351,19 @@ impl<'a> Replay<'a> {
 
     /// Step 1.
     async fn write_whole_rows(&self, log: &Log) -> Result<(), AssembleError> {
-        let (mut set, mut writes) = (SubmissionSet::default(), Vec::new());
-        let begun = self.begin_whole_rows(log, &mut set, &mut writes).await;
+        let mut writes = SubmissionSet::default();
+        let begun = self.begin_whole_rows(log, &mut writes).await;
         // Behind an error, too: what is under way must not land after a start that does without the journal
         // (C16).
         // What fails late counts first: it is not to be taken for an error of the journal.
-        self.finish(&mut set, &mut writes).await.and(begun)
+        self.finish(&mut writes).await.and(begun)
     }
 
     /// The writes of the last rows are still under way when this returns.
     async fn begin_whole_rows(
         &self,
         log: &Log,
-        set: &mut SubmissionSet,
-        writes: &mut Vec<Write>,
+        writes: &mut SubmissionSet<Write>,
     ) -> Result<(), AssembleError> {
         let mut waiting = 0;
         for (&sector, row) in &log.rows {
@@ -383,12 +382,12 @@ impl<'a> Replay<'a> {
             for (slot, page) in data.chain(parity.zip(row.parity.iter().copied())) {
                 for place in self.view.places(slot.index()) {
                     let bytes = self.page(page).await?;
-                    self.submit(place, sector, bytes, set, writes);
+                    self.submit(place, sector, bytes, writes);
                 }
             }
             waiting += 1;
             if waiting == ROWS_AT_A_TIME {
-                self.finish(set, writes).await?;
+                self.finish(writes).await?;
                 waiting = 0;
             }
         }
@@ -396,30 +395,23 @@ impl<'a> Replay<'a> {
     }
 
     /// Begins to write a page of a row to the member at a place, if there is one.
-    fn submit(
-        &self,
-        place: usize,
-        sector: u64,
-        bytes: Slice,
-        set: &mut SubmissionSet,
-        writes: &mut Vec<Write>,
-    ) {
+    fn submit(&self, place: usize, sector: u64, bytes: Slice, writes: &mut SubmissionSet<Write>) {
         if let Some((member, device)) = self.view.member(place) {
             let at = member.data_offset + sector * SECTOR_BYTES;
-            set.push(device.write(at, bytes.clone(), false));
-            writes.push(Write { place, at, bytes });
+            let write = device.write(at, bytes.clone(), false);
+            writes.push(Write { place, at, bytes }, write);
         }
     }
 
     /// Waits for writes; the first that failed is the answer. What a member has refused is written once more,
     /// but for blocks that it lists, or can list.
-    async fn finish(&self, set: &mut SubmissionSet, writes: &mut Vec<Write>) -> Result<(), AssembleError> {
-        set.wait().await;
+    async fn finish(&self, writes: &mut SubmissionSet<Write>) -> Result<(), AssembleError> {
+        writes.wait().await;
         let mut result = Ok(());
-        for (index, Write { place, at, bytes }) in writes.drain(..).enumerate() {
+        for (Write { place, at, bytes }, outcome) in writes.drain() {
             let Some((member, device)) = self.view.member(place) else { continue };
             let offset = at - member.data_offset;
-            let mut written = set.take(index).result.map(|_| Vec::new());
+            let mut written = outcome.result.map(|_| Vec::new());
             if let Err(error @ DeviceError { kind: DeviceErrorKind::Media, .. }) = written {
                 let listed = member.bad_blocks.table();
                 let is_spared = |at: u64, length: usize| {
@@ -446,7 +438,6 @@ impl<'a> Replay<'a> {
                 }
             }
         }
-        set.clear();
         result
     }
 
@@ -571,7 +562,7 @@ impl<'a> Replay<'a> {
         if !self.view.snapshot.is_complete() {
             return Err(self.refuse(JournalProblem::NoRoom { needed, free }));
         }
-        let (mut set, mut writes, mut unmade) = (SubmissionSet::default(), Vec::new(), Vec::new());
+        let (mut writes, mut unmade) = (SubmissionSet::default(), Vec::new());
         for &(sector, row) in loose {
             let mut pages = Vec::new();
             match self.complete(sector, row, &mut pages).await? {
@@ -587,10 +578,10 @@ impl<'a> Replay<'a> {
                     PageAddress::Q => map.q_slot(),
                 };
                 for place in slot.into_iter().flat_map(|slot| self.view.places(slot.index())) {
-                    self.submit(place, sector, page.bytes.clone(), &mut set, &mut writes);
+                    self.submit(place, sector, page.bytes.clone(), &mut writes);
                 }
             }
-            self.finish(&mut set, &mut writes).await?;
+            self.finish(&mut writes).await?;
         }
         self.flush().await?;
         Ok(if unmade.is_empty() { Loose::Gone } else { Loose::Unmade(unmade) })

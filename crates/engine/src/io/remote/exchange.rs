@@ -3,9 +3,7 @@
 //! If one of the commands of a first phase fails, the operation is resolved at every participant at once: a
 //! server that waits for a part that will never come would else hold it, and the stripe, for seconds.
 
-use std::{future::Future, pin::Pin, task::Poll};
-
-use pinstripe_runtime::{DeviceError, DeviceErrorKind, Outcome, Submission, Ticket};
+use pinstripe_runtime::{DeviceError, DeviceErrorKind, SubmissionSet, Ticket};
 
 use crate::{
     error::Operation,
@@ -15,68 +13,6 @@ use crate::{
     membership::snapshot::View,
     mutants::{Mutant, active},
 };
-
-/// Requests under way, each with what its owner wants to know of it.
-pub(crate) struct Requests<T> {
-    list: Vec<Request<T>>,
-}
-
-struct Request<T> {
-    tag: T,
-    state: RequestState,
-}
-
-enum RequestState {
-    Waiting(Submission),
-    Done(Outcome),
-}
-
-impl<T> Requests<T> {
-    pub(crate) fn new() -> Self {
-        Self { list: Vec::new() }
-    }
-
-    pub(crate) fn push(&mut self, tag: T, submission: Submission) {
-        self.list.push(Request { tag, state: RequestState::Waiting(submission) });
-    }
-
-    /// Waits until all are answered, or another one has failed. True if one has.
-    pub(crate) fn failure(&mut self) -> impl Future<Output = bool> {
-        std::future::poll_fn(|cx| {
-            let (mut failed, mut pending) = (false, false);
-            for request in &mut self.list {
-                let RequestState::Waiting(submission) = &mut request.state else { continue };
-                match Pin::new(submission).poll(cx) {
-                    Poll::Ready(outcome) => {
-                        failed |= outcome.result.is_err();
-                        request.state = RequestState::Done(outcome);
-                    }
-                    Poll::Pending => pending = true,
-                }
-            }
-            if pending && !failed { Poll::Pending } else { Poll::Ready(failed) }
-        })
-    }
-
-    /// The first request that a server has refused.
-    fn refused(&self) -> Option<&T> {
-        let is_refused = |state: &RequestState| matches!(state, RequestState::Done(Outcome { result: Err(error), .. }) if error.kind == DeviceErrorKind::Refused);
-        self.list.iter().find(|request| is_refused(&request.state)).map(|request| &request.tag)
-    }
-
-    /// Waits until all are answered.
-    pub(crate) async fn wait(&mut self) {
-        while self.failure().await {}
-    }
-
-    /// What became of them, in order. All are answered.
-    pub(crate) fn take(&mut self) -> impl Iterator<Item = (T, Outcome)> + '_ {
-        self.list.drain(..).map(|request| match request.state {
-            RequestState::Done(outcome) => (request.tag, outcome),
-            RequestState::Waiting(_) => unreachable!("it was waited for"),
-        })
-    }
-}
 
 /// A command of a first phase, or the end of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,11 +59,14 @@ pub(crate) struct Failed {
 impl ParityVolume {
     /// Waits until every command is answered. If one fails, all operations are resolved everywhere; false
     /// then.
-    pub(crate) async fn prepared(&self, view: &View, sent: &[Sent], requests: &mut Requests<Step>) -> bool {
+    pub(crate) async fn prepared(&self, view: &View, sent: &[Sent], requests: &mut SubmissionSet<Step>) -> bool {
         let mut failed = false;
         while !active(Mutant::OffloadCommitsEarly) && requests.failure().await {
             if !std::mem::replace(&mut failed, true) {
-                if let Some(step) = requests.refused() {
+                let refused = |result: Result<usize, DeviceError>| {
+                    result.is_err_and(|error| error.kind == DeviceErrorKind::Refused)
+                };
+                if let Some((step, _)) = requests.answered().find(|&(_, result)| refused(result)) {
                     self.shared.offload.note_refuser(step.slot());
                 }
                 resolve(view, sent, requests);
@@ -160,7 +99,7 @@ impl ParityVolume {
 }
 
 /// Has every participant drop operations that aren't committed.
-pub(crate) fn resolve(view: &View, sent: &[Sent], requests: &mut Requests<Step>) {
+pub(crate) fn resolve(view: &View, sent: &[Sent], requests: &mut SubmissionSet<Step>) {
     let sent = if active(Mutant::OffloadUnresolved) { &[] } else { sent };
     for Sent { ticket, participants } in sent {
         for slot in *participants {

@@ -1,13 +1,13 @@
 //! Lost bytes, summed up by a server.
 
 use futures_util::future::join_all;
-use pinstripe_runtime::{Buffer, Reducer, shard};
+use pinstripe_runtime::{Buffer, Reducer, SubmissionSet, shard};
 
 use crate::{
     geometry::{MemberSlot, Piece, Set64, StripeId, StripeMap},
     io::{
         parity::ParityVolume,
-        remote::exchange::{Requests, Sent, Step},
+        remote::exchange::{Sent, Step},
     },
     membership::{attached::Attached, snapshot::View},
     offload::{coefficients::combination, reducer::Turn},
@@ -205,7 +205,7 @@ impl ParityVolume {
             return Set64::EMPTY;
         }
         let mut around = Around::cut(&range, lost, pieces, std::mem::take(parts));
-        let mut rest = Requests::new();
+        let mut rest = SubmissionSet::default();
         for (index, from, buffer) in around.take_rest() {
             let part = Piece { chunk_offset: from, length: length_of(&buffer), ..pieces[index] };
             rest.push((index, from), self.submit_piece(&view, &part, buffer));
@@ -220,7 +220,7 @@ impl ParityVolume {
             rest.push((index, range.chunk_offset), read);
         }
         rest.wait().await;
-        for ((index, from), outcome) in rest.take() {
+        for ((index, from), outcome) in rest.drain() {
             let Some(buffer) = outcome.buffer else { unreachable!("a read gives its buffer back") };
             around.put(index, from, buffer, outcome.result.is_ok());
         }
@@ -268,7 +268,7 @@ impl ParityVolume {
         let Some(reserved) = reserved else { return (false, buffer) };
         let ticket = reserved.ticket(0);
         self.counters().offload_operations.add(1);
-        let (mut requests, mut spare) = (Requests::new(), Some(buffer));
+        let (mut requests, mut spare) = (SubmissionSet::default(), Some(buffer));
         let offset = self.geometry.member_offset(lost.stripe) + u64::from(lost.from);
         let place = MemberSlot(reduction.reducer.slot.to_le_bytes()[0]).0;
         for (slot, coefficient) in &reduction.others {
@@ -299,7 +299,7 @@ impl ParityVolume {
         let sent = [Sent { ticket, participants }];
         let is_read = self.prepared(view, &sent, &mut requests).await;
         let mut results = Vec::new();
-        for (step, outcome) in requests.take() {
+        for (step, outcome) in requests.drain() {
             results.push((step, outcome.result));
             match (step, outcome.buffer) {
                 (Step::Deliver { number: SUM, .. }, buffer) => spare = buffer,

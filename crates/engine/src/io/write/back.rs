@@ -286,7 +286,7 @@ impl ParityVolume {
         held.clear(0);
         self.rows.give(held);
         matches!(read, Err(IoError::Unreadable { .. }))
-            && self.is_lost(&view, stripe, row)
+            && self.is_row_lost(&view, stripe, row)
             && !self.shared.has_failures()
     }
 

@@ -27,9 +27,8 @@ pub(crate) struct WriteContext {
     pub(super) parity: Vec<[Option<Slice>; 2]>,
     /// Slots with sectors that could not be read.
     pub(super) avoid: Set64,
-    pub(super) set: SubmissionSet,
-    /// The transfer of each request in the set; of a write, with its place in the view.
-    pub(super) requests: Vec<Transfer>,
+    /// Requests to members, each with its place in the view.
+    pub(super) set: SubmissionSet<(usize, Transfer)>,
     /// What members have not taken.
     pub(super) missed: Missed,
     /// The log can't take the batch in one: what comes after the image, last first. No write joins any more.
@@ -96,7 +95,6 @@ impl Default for WriteContext {
             parity: Vec::with_capacity(2 * ROOM),
             avoid: Set64::EMPTY,
             set: SubmissionSet::with_room(ROOM_FOR_TRANSFERS),
-            requests: Vec::with_capacity(ROOM_FOR_TRANSFERS),
             missed: Missed::default(),
             rest: Vec::new(),
             is_split: false,
@@ -137,7 +135,6 @@ impl WriteContext {
         self.let_go();
         self.avoid = Set64::EMPTY;
         self.set.clear();
-        self.requests.clear();
         self.missed.clear();
         self.rest.clear();
         self.logged = Logged::Nothing;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pinstripe_runtime::{Slice, shard};
+use pinstripe_runtime::{Slice, SubmissionSet, shard};
 
 use super::{
     context::{Job, Remote},
@@ -12,7 +12,7 @@ use crate::{
     geometry::MemberSlot,
     io::{
         entry::Writing,
-        remote::exchange::{Requests, Sent, Step, resolve},
+        remote::exchange::{Sent, Step, resolve},
     },
     membership::{attached::Attached, snapshot::View},
     mutants::{Mutant, active},
@@ -110,7 +110,7 @@ impl StripeWrite<'_> {
         reserved: &Reservation<'_>,
         sent: &[Sent],
     ) -> Result<(), Aborted> {
-        let mut requests = Requests::new();
+        let mut requests = SubmissionSet::default();
         self.send_parts(view, reserved, &mut requests);
         let mut is_ready = true;
         if self.shared.options.offload == OffloadMode::Barrier {
@@ -130,7 +130,7 @@ impl StripeWrite<'_> {
             resolve(view, sent, &mut requests);
             requests.wait().await;
         }
-        let outcomes: Vec<_> = requests.take().map(|(step, outcome)| (step, outcome.result)).collect();
+        let outcomes: Vec<_> = requests.drain().map(|(step, outcome)| (step, outcome.result)).collect();
         let judged = self.judge(view, &outcomes);
         self.context.remote.failed |= !is_ready;
         if !is_ready {
@@ -146,7 +146,7 @@ impl StripeWrite<'_> {
     }
 
     /// New bytes to those that keep them, and the question for old ones to the others.
-    fn send_parts(&self, view: &View, reserved: &Reservation<'_>, requests: &mut Requests<Step>) {
+    fn send_parts(&self, view: &View, reserved: &Reservation<'_>, requests: &mut SubmissionSet<Step>) {
         let geometry = &self.geometry;
         let (map, base) = (self.map, geometry.member_offset(self.stripe));
         for (index, job) in self.context.remote.jobs.iter().enumerate() {
@@ -169,7 +169,7 @@ impl StripeWrite<'_> {
     }
 
     /// What P and Q are to wait for.
-    fn send_parities(&self, view: &View, reserved: &Reservation<'_>, requests: &mut Requests<Step>) {
+    fn send_parities(&self, view: &View, reserved: &Reservation<'_>, requests: &mut SubmissionSet<Step>) {
         let base = self.geometry.member_offset(self.stripe);
         for (index, job) in self.context.remote.jobs.iter().enumerate() {
             let assignment = &job.assignment;
@@ -220,7 +220,7 @@ impl StripeWrite<'_> {
         let (volume, map) = (self.volume, self.map);
         let base = volume.geometry.member_offset(self.stripe);
         let fua = self.context.image.fua();
-        let mut requests = Requests::new();
+        let mut requests = SubmissionSet::default();
         if !active(Mutant::OffloadKeepsParity) {
             for job in &self.context.remote.jobs {
                 self.shared.cache.remove_rows(self.stripe.0, job.start, job.end);
@@ -239,7 +239,7 @@ impl StripeWrite<'_> {
         self.write_own_runs(view, &mut requests);
         self.counters().offloaded_runs.add(self.context.remote.jobs.len() as u64);
         requests.wait().await;
-        for (written, outcome) in requests.take() {
+        for (written, outcome) in requests.drain() {
             if outcome.result.is_ok() || !active(Mutant::OffloadCommitErrorIgnored) {
                 let range = (base + u64::from(written.start), written.length.into());
                 let missed = &mut self.context.missed;
@@ -253,16 +253,16 @@ impl StripeWrite<'_> {
     }
 
     /// Writes the runs that need nothing from the servers.
-    fn write_own_runs(&self, view: &View, requests: &mut Requests<Written>) {
+    fn write_own_runs(&self, view: &View, requests: &mut SubmissionSet<Written>) {
         let geometry = &self.geometry;
         let (map, base) = (self.map, geometry.member_offset(self.stripe));
         let fua = self.context.image.fua();
         let mut submit = |slot: MemberSlot, run: &Run, data: Slice| {
-            let Some((member, device)) = view.member(slot.index()) else { return };
-            self.counters().member_writes.add(1);
-            self.counters().member_write_bytes.add(data.len() as u64);
             let written = Written { slot: slot.index(), start: run.start, length: run.length() };
-            requests.push(written, device.write(member.data_offset + base + u64::from(run.start), data, fua));
+            let at = base + u64::from(run.start);
+            if let Some(write) = self.submit_write(view, slot.index(), at, (data, fua)) {
+                requests.push(written, write);
+            }
         };
         for (number, run) in self.context.plan.runs().iter().enumerate() {
             if self.context.remote.takes(number) {

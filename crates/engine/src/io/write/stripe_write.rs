@@ -394,16 +394,12 @@ impl StripeWrite<'_> {
             if let Some(submission) =
                 volume.submit_read(view, transfer.slot.index(), offset + u64::from(transfer.start), buffer)
             {
-                context.set.push(submission);
-                context.requests.push(transfer);
+                context.set.push((transfer.slot.index(), transfer), submission);
             }
         }
         context.set.wait().await;
         let mut failed = None;
-        for (index, transfer) in context.requests.drain(..).enumerate() {
-            let completed = context.set.completed_at(index);
-            let outcome = context.set.take(index);
-            let slot = transfer.slot.index();
+        for ((slot, transfer), outcome, completed) in context.set.drain_timed() {
             match (outcome.result, outcome.buffer) {
                 (Ok(bytes), Some(buffer)) => {
                     if let (Some(completed), Some((member, _))) = (completed, view.member(slot)) {
@@ -425,7 +421,6 @@ impl StripeWrite<'_> {
                 }
             }
         }
-        context.set.clear();
         if context.timed {
             volume.members.update_prices(&view.snapshot, &view.devices);
         }
@@ -436,31 +431,29 @@ impl StripeWrite<'_> {
     /// and reported.
     async fn write_members(&mut self, writing: &Writing<'_>) {
         let (volume, stripe, map, view) = (self.volume, self.stripe, self.map, writing.view());
-        let (geometry, counters) = (&volume.geometry, volume.counters());
+        let geometry = &volume.geometry;
         let (base, chunk) = (geometry.member_offset(stripe), geometry.chunk_bytes());
         // What a log forgets when the members have answered is durable by then (C4).
         let fua = self.context.image.fua() || view.snapshot.log.forces_writes();
-        let WriteContext { image, plan, parity, set, requests, pre_read, avoid, timed, .. } =
-            &mut *self.context;
+        let WriteContext { image, plan, parity, set, pre_read, avoid, timed, .. } = &mut *self.context;
         let started = start_clock(*timed, set);
         // Nothing was read of what is written.
         let streams = plan.totals().rmw_runs == 0;
         let mut submit = |slot: MemberSlot, start: u32, data: &Slice, fua: bool| {
             let skip =
                 active(Mutant::RecoveringNotWritten) && view.snapshot.recovering.contains(slot.index());
-            for place in view.places(slot.index()) {
-                let Some((member, device)) = view.member(place).filter(|_| !skip) else { continue };
-                counters.member_writes.add(1);
-                counters.member_write_bytes.add(data.len() as u64);
-                let end = start + to_u32(data.len());
-                assert!(end <= chunk, "a stripe's write stays in its chunk: {start} to {end} of {chunk}");
-                let at = member.data_offset + base + u64::from(start);
-                set.push(if streams {
-                    device.write_streaming(at, data.clone(), fua)
+            let end = start + to_u32(data.len());
+            assert!(end <= chunk, "a stripe's write stays in its chunk: {start} to {end} of {chunk}");
+            for place in view.places(slot.index()).filter(|_| !skip) {
+                let (at, part) = (base + u64::from(start), (data.clone(), fua));
+                let write = if streams {
+                    volume.submit_streaming(view, place, at, part)
                 } else {
-                    device.write(at, data.clone(), fua)
-                });
-                requests.push(Transfer { slot: MemberSlot(place.to_le_bytes()[0]), start, end });
+                    volume.submit_write(view, place, at, part)
+                };
+                if let Some(write) = write {
+                    set.push((place, Transfer { slot, start, end }), write);
+                }
             }
         };
         for extent in image.extents() {
@@ -491,13 +484,12 @@ impl StripeWrite<'_> {
 
     /// Takes the answers of the members to what was written, and notes those that failed. What their media
     /// have refused, and may take in parts.
-    fn note_outcomes(&mut self, view: &View, base: u64, started: u64) -> Vec<(Transfer, DeviceError)> {
+    fn note_outcomes(&mut self, view: &View, base: u64, started: u64) -> Vec<Refused> {
         let volume = self.volume;
-        let WriteContext { set, requests, missed, .. } = &mut *self.context;
+        let WriteContext { set, missed, .. } = &mut *self.context;
         let mut refused = Vec::new();
-        for (index, transfer) in requests.drain(..).enumerate() {
-            let (place, completed) = (transfer.slot.index(), set.completed_at(index));
-            let result = set.take(index).result;
+        for ((place, transfer), outcome, completed) in set.drain_timed() {
+            let result = outcome.result;
             if let (Ok(bytes), Some(completed), Some((member, _))) = (result, completed, view.member(place)) {
                 member.cost.record_write(bytes as u64, completed - started);
             }
@@ -508,21 +500,14 @@ impl StripeWrite<'_> {
             if !result.is_err_and(is_ignored) {
                 let range = (base + u64::from(transfer.start), transfer.length().into());
                 let error = volume.note_outcome(view, place, range, result, missed);
-                refused.extend(error.map(|error| (transfer, error)));
+                refused.extend(error.map(|error| Refused { place, transfer, error }));
             }
         }
-        set.clear();
         refused
     }
 
     /// What members have refused of a batch is written again, in parts.
-    async fn write_refused(
-        &mut self,
-        view: &View,
-        base: u64,
-        refused: &[(Transfer, DeviceError)],
-        fua: bool,
-    ) {
+    async fn write_refused(&mut self, view: &View, base: u64, refused: &[Refused], fua: bool) {
         let (volume, map) = (self.volume, self.map);
         let WriteContext { image, plan, parity, pre_read, avoid, missed, .. } = &mut *self.context;
         let extents = || image.extents().iter().map(|e| (map.data_slot(e.column), e.start, &e.data));
@@ -534,16 +519,14 @@ impl StripeWrite<'_> {
                 both.filter_map(|(bytes, slot)| Some((slot?, run.start, bytes.as_ref()?)))
             })
         };
-        for (transfer, error) in refused {
-            let place = transfer.slot.index();
+        for &Refused { place, transfer, error } in refused {
             let is_it = |(slot, start, bytes): &(MemberSlot, u32, &Slice)| {
-                slot.index() == view.slot_at(place)
-                    && (*start, bytes.len()) == (transfer.start, transfer.length() as usize)
+                (*slot, *start, bytes.len()) == (transfer.slot, transfer.start, transfer.length() as usize)
             };
             let Some((_, start, bytes)) = extents().chain(recovered()).chain(parities()).find(is_it) else {
                 unreachable!("it was written a moment ago")
             };
-            volume.write_in_parts(view, place, base + u64::from(start), (bytes, fua), *error, missed).await;
+            volume.write_in_parts(view, place, base + u64::from(start), (bytes, fua), error, missed).await;
         }
     }
 
@@ -559,6 +542,13 @@ impl StripeWrite<'_> {
     }
 }
 
+/// What the medium at a place has refused of a batch.
+struct Refused {
+    place: usize,
+    transfer: Transfer,
+    error: DeviceError,
+}
+
 /// A log that takes both parities gets them even where the member of one is missing. Its old parity can't be
 /// read, so both are computed from data then.
 pub(super) fn needs_parity_from_data(snapshot: &Snapshot, map: StripeMap) -> bool {
@@ -568,7 +558,7 @@ pub(super) fn needs_parity_from_data(snapshot: &Snapshot, map: StripeMap) -> boo
 }
 
 /// Has the set timed, if `timed`. Returns the time of the start, else 0.
-fn start_clock(timed: bool, set: &mut SubmissionSet) -> u64 {
+fn start_clock<T>(timed: bool, set: &mut SubmissionSet<T>) -> u64 {
     if !timed {
         return 0;
     }
