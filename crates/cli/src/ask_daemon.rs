@@ -1,7 +1,8 @@
-//! `pinstripe status` and `pinstripe reload`: what is asked of the daemon.
+//! `pinstripe status` and `pinstripe reload`: what is asked of the daemon, or done without one.
 
 use std::{path::PathBuf, time::Duration};
 
+use pinstripe_config::Array;
 use pinstripe_control::{
     client::{Client, ClientError},
     daemon::{AlertStatus, ArrayStatus, Change, Effect, Looks, Reloaded, Status, sockets},
@@ -12,7 +13,8 @@ use serde_json::Value;
 
 use crate::{
     command_line::{ReloadArguments, StatusArguments},
-    configuration::count,
+    configuration::{self, count},
+    daemon::reload,
     failure::Failure,
     output, patience, systemd,
 };
@@ -120,8 +122,31 @@ fn in_words(array: &ArrayStatus) -> String {
     .concat()
 }
 
+/// Without the daemon, servers are told what they take while they run.
+fn reload_servers(arguments: &ReloadArguments) -> Result<Reloaded, Failure> {
+    let configuration = configuration::load(arguments.configuration.config.as_deref())?;
+    let is = |array: &Array, name: &String| {
+        array.name.as_ref() == Some(name) || array.uuid.is_some() && array.uuid == name.parse().ok()
+    };
+    let names = &arguments.arrays;
+    if let Some(name) = names.iter().find(|name| !configuration.arrays.iter().any(|array| is(array, name))) {
+        return Err(Failure::new(format!("the configuration has no array {}", printable(name))));
+    }
+    let is_asked = |array: &&Array| names.is_empty() || names.iter().any(|name| is(array, name));
+    let changes = reload::told_anew(configuration.arrays.iter().filter(is_asked));
+    Ok(Reloaded { files: configuration.files, changes, unserved: None })
+}
+
+/// Whether there is none, as far as this user may know.
+fn is_absent() -> bool {
+    sockets().iter().all(|path| {
+        matches!(Client::connect(&path.to_string_lossy()), Err(ClientError::NotServed { .. }))
+    })
+}
+
 pub fn reload(arguments: &ReloadArguments) -> Result<(), Failure> {
-    let reloaded: Reloaded = ask("reload", LIMIT)?;
+    let is_alone = !arguments.arrays.is_empty() || is_absent();
+    let reloaded: Reloaded = if is_alone { reload_servers(arguments)? } else { ask("reload", LIMIT)? };
     let failed = reloaded.changes.iter().any(|change| change.effect == Effect::Failed);
     if arguments.json {
         output::print_json(&reloaded)?;
@@ -136,6 +161,9 @@ pub fn reload(arguments: &ReloadArguments) -> Result<(), Failure> {
             output::remark(
                 "pinstripe: systemd goes by the new configuration from `systemctl daemon-reload` on",
             );
+        }
+        if is_alone {
+            output::remark("pinstripe: all other options count from a server's next start on");
         }
         if let Some(why) = &reloaded.unserved {
             output::remark(&format!("pinstripe: warning: {}", unserved(why)));

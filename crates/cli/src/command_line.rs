@@ -94,7 +94,8 @@ pub enum Command {
     Status(StatusArguments),
     /// Have the daemon read the configuration again, and show what that changes.
     ///
-    /// Servers run on. What a server can't take while it runs counts from its next start on.
+    /// Servers run on. What a server can't take while it runs counts from its next start on. Where no daemon
+    /// runs, servers are told what they can take.
     Reload(ReloadArguments),
     /// Take an array over from mdadm and the kernel: have mdadm leave it alone, stop it, and serve it.
     ///

@@ -105,6 +105,12 @@ pub struct StatusArguments {
 
 #[derive(Debug, Args)]
 pub struct ReloadArguments {
+    /// Only tell the servers of these arrays, by name or UUID as the configuration has them, what they take
+    /// while they run; the daemon isn't asked
+    #[arg(value_name = "ARRAY")]
+    pub arrays: Vec<String>,
+    #[command(flatten)]
+    pub configuration: ConfigurationArguments,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -44,7 +44,7 @@ mod listen;
 mod metrics;
 mod orphans;
 mod phase;
-mod reload;
+pub mod reload;
 mod secretary;
 mod sender;
 mod socket;

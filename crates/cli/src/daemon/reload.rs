@@ -149,6 +149,28 @@ fn left_to_manager(unit: Option<&str>) -> String {
     format!("is for the service manager to start{}", unit.map(by_systemd).unwrap_or_default())
 }
 
+/// What servers that run take of the entries of these arrays, whatever they have now: only a daemon knows what
+/// has changed. Arrays without a server are left out.
+pub fn told_anew<'a>(arrays: impl Iterator<Item = &'a Array>) -> Vec<Change> {
+    let options = [
+        ("sync-speed-max", "its sync speeds are as the configuration has them"),
+        ("limit-iops", "its clients' limits are as the configuration has them"),
+        ("journal-mode", "its journal's mode is as the configuration has it"),
+    ];
+    let planned = arrays.flat_map(|array| {
+        options.into_iter().filter_map(|(name, what)| {
+            let change = Change { array: array.label(), effect: Effect::Live, what: what.to_owned() };
+            // A client finds the server by either.
+            let key = array.uuid.map_or_else(|| array.label(), |uuid| uuid.to_string());
+            Some(Planned { key, change, live: Some(live(name, &array.settings)?) })
+        })
+    });
+    let served = planned.filter(|planned| {
+        !matches!(Client::connect(&planned.key), Err(ClientError::NotServed { .. }))
+    });
+    carry_out(served.collect(), |key| Some(PathBuf::from(key)))
+}
+
 /// The keys of the arrays that aren't started any more.
 pub fn removed(planned: &[Planned]) -> Vec<String> {
     let gone = planned.iter().filter(|planned| planned.change.effect == Effect::Removed);

@@ -1203,3 +1203,31 @@ fn a_name_that_is_no_text_matches_no_glob_and_does_not_end_the_scan() {
     fs::rename(world.path(&members[1]), odd).unwrap();
     configured.run(&["assemble", "--scan"]).refused(1, &["slot 1 is missing"]);
 }
+
+#[test]
+fn without_a_daemon_reload_tells_the_servers_what_they_can_take() {
+    let configured = Configured::new(DATA);
+    configured.world.raid5(3);
+    configured.assemble();
+    let told = |key: &str| {
+        let detail = configured.run(&["detail", "data", "--json"]).ok().json();
+        detail[key].clone()
+    };
+    configured.write("pinstripe.toml", &format!("{DATA}sync-speed-max = 50000\nlimit-iops = 70\ncache = '8M'\n"));
+    configured.run(&["reload", "other"]).refused(1, &["the configuration has no array other"]);
+    assert_eq!(told("limit")["iops"], 0, "nothing is told before");
+    let ran = configured.run(&["reload"]).ok();
+    assert!(ran.out.contains("data: its clients' limits are as the configuration has them"), "{}", ran.out);
+    assert!(ran.error.contains("all other options count from a server's next start on"), "{}", ran.error);
+    assert_eq!((told("sync_speed_max_kib"), told("limit")["iops"].clone()), (50000.into(), 70.into()));
+    // By name it is told anew, and what the entry has no more is gone.
+    configured.write("pinstripe.toml", DATA);
+    let reloaded = configured.run(&["reload", "data", "--json"]).ok().json();
+    let effects: Vec<&Value> = reloaded["changes"].as_array().unwrap().iter().map(|change| &change["effect"]).collect();
+    assert_eq!(effects, ["live", "live"], "{reloaded}");
+    assert_eq!(told("limit")["iops"], 0);
+    assert_ne!(told("sync_speed_max_kib"), 50000);
+    // Arrays without a server are none of this.
+    configured.run(&["stop", "data"]).ok();
+    assert_eq!(configured.run(&["reload", "--json"]).ok().json()["changes"], serde_json::json!([]));
+}
