@@ -32,6 +32,9 @@ const ALERTS: &str = "docs/operate.md";
 const ALERT_RULES: &str = "dist/prometheus/pinstripe.rules.yml";
 const ALERT_KINDS: &str = "crates/cli/src/daemon/alerts.rs";
 
+/// Pages that lead through the code: what they name of it exists.
+const GUIDES: [&str; 2] = ["CONTRIBUTING.md", "docs/architecture.md"];
+
 /// Pages of their day: they may name files as they were.
 const HISTORY: [&str; 2] = ["docs/decisions/", "docs/results/"];
 
@@ -49,10 +52,11 @@ pub fn check(root: &Path, documents: &[String], sources: &[String]) -> Result<Ve
             findings.extend(unknown_files(file, &text, sources));
         }
     }
-    let mut known = HashSet::new();
+    let (mut known, mut words) = (HashSet::new(), HashSet::new());
     for file in sources {
         let text = read(root, file)?;
         known.extend(definitions(&text));
+        words.extend(text.split(|c| !is_part_of_word(c)).map(str::to_owned));
         if file.ends_with("/mutants.rs") {
             known.extend(defects(&text));
         }
@@ -61,6 +65,9 @@ pub fn check(root: &Path, documents: &[String], sources: &[String]) -> Result<Ve
         if documents.iter().any(|file| file == shown.page) {
             findings.extend(unknown_tests(&shown, &read(root, shown.page)?, &known));
         }
+    }
+    for page in GUIDES.into_iter().filter(|page| documents.iter().any(|file| file == page)) {
+        findings.extend(unknown_words(page, &read(root, page)?, &words));
     }
     if documents.iter().any(|file| file == RULES.page) {
         findings.extend(rules_not_shown(&read(root, RULES.page)?));
@@ -101,6 +108,34 @@ fn unknown_files(file: &str, text: &str, sources: &[String]) -> Vec<Finding> {
         message: format!("no source file is called {name}"),
     };
     unknown.map(finding).collect()
+}
+
+/// Names of the code in backticks that no source has: of two words at least, for one is often prose. Names of
+/// the kernel's are in capitals.
+fn unknown_words(page: &str, text: &str, known: &HashSet<String>) -> Vec<Finding> {
+    let names = (1..)
+        .zip(text.lines())
+        .flat_map(|(number, line)| line.split('`').skip(1).step_by(2).map(move |name| (number, name)));
+    let is_of_code = |name: &str| name.chars().all(|c| is_part_of_word(c) || c == ':');
+    let is_of_words = |word: &str| {
+        let turns = word.chars().zip(word.chars().skip(1));
+        let turns = turns.filter(|(one, next)| one.is_lowercase() && next.is_uppercase()).count();
+        turns > 0 || word.contains('_') && word.chars().any(char::is_lowercase)
+    };
+    let words = names
+        .filter(|(_, name)| is_of_code(name))
+        .flat_map(|(number, name)| name.split("::").map(move |word| (number, word)));
+    let unknown = words.filter(|(_, word)| is_of_words(word) && !known.contains(*word));
+    let finding = |(line, word): (usize, &str)| Finding {
+        file: page.to_owned(),
+        line,
+        message: format!("nothing in the sources is called {word}"),
+    };
+    unknown.map(finding).collect()
+}
+
+fn is_part_of_word(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_'
 }
 
 fn is_part_of_path(c: char) -> bool {
@@ -244,6 +279,14 @@ mod tests {
         let found = |text: &str| unknown_files("page.md", text, &sources).len();
         assert_eq!(found("`read.rs`, `io/read.rs`, `engine/io/read.rs` and `xtask/src/main.rs`"), 0);
         assert_eq!(found("`ead.rs`\nread.rs, `*_read.rs`, `a b.rs`"), 1);
+    }
+
+    #[test]
+    fn a_name_of_the_code_that_is_no_more_is_found() {
+        let known = ["write_in_place", "StripeWrite"].map(str::to_owned).into();
+        let found = |text: &str| unknown_words("page.md", text, &known).len();
+        assert_eq!(found("`StripeWrite::write_in_place`, `write`, `O_DIRECT`, `a b_c`, no_such, `c-d_e`"), 0);
+        assert_eq!(found("`StripeWriter`\n`StripeWrite::write_twice` and `read_in_place`"), 3);
     }
 
     #[test]
