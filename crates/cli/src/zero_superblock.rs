@@ -2,14 +2,18 @@
 //!
 //! All devices are opened, locked and looked at before any is written. What is in use can't be opened; what
 //! may still be needed is refused, unless that is forced.
+//!
+//! Whether an array can do without its devices, their own superblocks say, of all devices of the call
+//! together. Other members aren't looked for: they may be on servers, or away.
 
 use std::path::PathBuf;
 
 use pinstripe_control::text::printable;
 use pinstripe_engine::offload::fence::{self, FenceError};
 use pinstripe_md::{
+    level::Level,
     superblock::{Role, SUPERBLOCK_BYTES_MAX, Superblock},
-    units::SECTOR_BYTES,
+    units::{MemberSlot, SECTOR_BYTES, Sector},
 };
 use pinstripe_runtime::{
     Device, shard,
@@ -23,7 +27,7 @@ use crate::{
     failure::Failure,
     member::{self, Member},
     output,
-    probe::{Contents, MdFinding},
+    probe::Contents,
     scan::Served,
 };
 
@@ -56,23 +60,17 @@ async fn erase_all(
         let contents = member.contents(path).await?;
         members.push((member, contents));
     }
+    let going: Vec<&Superblock> = members.iter().flat_map(|(_, contents)| contents.superblocks()).collect();
     for (member, contents) in &members {
-        refuse(member, contents, &served, force).await?;
+        refuse(member, contents, &going, &served, force).await?;
     }
     let devices = members.iter().map(|(member, _)| member.attach()).collect::<Result<Vec<_>, _>>()?;
-    let mut found = members.iter().flat_map(|(_, contents)| &contents.metadata);
-    let array = found.find_map(|found| found.superblock.as_ref().ok());
-    let array = array.map_or_else(random_uuid, |metadata| Ok(metadata.superblock.array.set_uuid))?;
+    let array = going.first().map_or_else(random_uuid, |superblock| Ok(superblock.array.set_uuid))?;
     let erasing = async {
         let mut erased = Vec::new();
         for ((member, contents), device) in members.iter().zip(&devices) {
-            for found in &contents.metadata {
-                erase(&**device, found).await?;
-            }
-            let flushed = device.flush().await.result;
-            flushed.map_err(|error| Failure::new(format!("{}: {error}", member.info().name)))?;
-            let sectors = contents.metadata.iter().map(|found| found.sector.0).collect();
-            erased.push((member.info().name.clone(), sectors));
+            let sectors = contents.metadata.iter().map(|found| found.sector).collect();
+            erased.push((member.info().name.clone(), erase(&**device, sectors).await?));
         }
         Ok(erased)
     };
@@ -81,7 +79,14 @@ async fn erase_all(
     alone.map_err(|error: FenceError| Failure::new(error.to_string()))?
 }
 
-async fn refuse(member: &Member, contents: &Contents, served: &[Served], force: bool) -> Result<(), Failure> {
+/// `going`: the superblocks of all devices of the call.
+async fn refuse(
+    member: &Member,
+    contents: &Contents,
+    going: &[&Superblock],
+    served: &[Served],
+    force: bool,
+) -> Result<(), Failure> {
     let name = printable(&member.info().name);
     if contents.metadata.is_empty() {
         return Err(Failure::new(format!("{name} holds no MD superblock; nothing was changed")));
@@ -101,7 +106,7 @@ async fn refuse(member: &Member, contents: &Contents, served: &[Served], force: 
     for found in &contents.metadata {
         let why = match &found.superblock {
             Err(error) => Some(format!("its superblock can't be understood ({error})")),
-            Ok(metadata) => needed(&metadata.superblock, served),
+            Ok(metadata) => needed(&metadata.superblock, going, served),
         };
         if let Some(why) = why {
             return Err(Failure::new(format!(
@@ -112,10 +117,10 @@ async fn refuse(member: &Member, contents: &Contents, served: &[Served], force: 
     Ok(())
 }
 
-/// Why an array may need the device to be made consistent. Clients may have been writing when it went, and
-/// its superblock says so for ever; but an array that is served without it and has all of its members has
-/// gone on.
-fn needed(superblock: &Superblock, served: &[Served]) -> Option<String> {
+/// Why an array may need the device. Clients may have been writing when it went, and its superblock says so
+/// for ever, as it names the members of that time; but an array that is served without it and has all of its
+/// members has gone on.
+fn needed(superblock: &Superblock, going: &[&Superblock], served: &[Served]) -> Option<String> {
     let (array, name) = (&superblock.array, printable(&superblock.array.name.short()));
     if superblock.own_role() == Role::Journal {
         return Some(format!(
@@ -123,19 +128,137 @@ fn needed(superblock: &Superblock, served: &[Served]) -> Option<String> {
         ));
     }
     let is_whole = |served: &Served| served.is(array.set_uuid) && served.detail.has_all_members();
-    (array.is_dirty() && !served.iter().any(is_whole)).then(|| {
-        format!("its array {name} was not stopped cleanly, and may need this device to be made consistent")
+    if served.iter().any(is_whole) {
+        return None;
+    }
+    if array.is_dirty() {
+        return Some(format!(
+            "its array {name} was not stopped cleanly, and may need this device to be made consistent"
+        ));
+    }
+    let (left, wanted) = left_without(superblock, going)?;
+    (left < wanted).then(|| {
+        format!(
+            "its array {name} can't do without it: of {wanted} members that it needs, {left} would be left"
+        )
     })
 }
 
-/// Zeroes a superblock, roles and all.
-async fn erase(device: &dyn Device, found: &MdFinding) -> Result<(), Failure> {
+/// How many slots of the device's array still have a member without all devices of the call, and how many the
+/// array needs; by the freshest of their superblocks. `None` if the device is no member, or if it is one that
+/// isn't whole: then its array has done without it.
+fn left_without(superblock: &Superblock, going: &[&Superblock]) -> Option<(u32, u32)> {
+    let of_array = || going.iter().filter(|other| other.array.set_uuid == superblock.array.set_uuid);
+    let array = &of_array().max_by_key(|other| other.array.events)?.array;
+    let slot_of = |one: &Superblock| match one.role_in(array) {
+        Role::Slot(slot) if one.member.recovery_offset.is_none() && !one.member.replacement => Some(slot),
+        _ => None,
+    };
+    slot_of(superblock)?;
+    let lost: Vec<MemberSlot> = of_array().filter_map(|one| slot_of(one)).collect();
+    let slots = (0..u16::MAX).map(MemberSlot).take_while(|slot| u32::from(slot.0) < array.raid_disks);
+    // Another device in a slot that loses one may be a replacement that isn't whole yet.
+    let has_member = |slot: &MemberSlot| !lost.contains(slot) && array.devices_in(*slot).next().is_some();
+    let left = u32::try_from(slots.filter(has_member).count()).unwrap_or(u32::MAX);
+    let wanted = match array.level {
+        Level::Raid1 | Level::Multipath => 1,
+        // How many mirrors it can lose depends on which.
+        Level::Raid10 => return None,
+        level => array.raid_disks.saturating_sub(level.parity_count().into()),
+    };
+    Some((left, wanted))
+}
+
+/// Zeroes the superblocks at these sectors, roles and all, for good; the sectors.
+async fn erase(device: &dyn Device, sectors: Vec<Sector>) -> Result<Vec<u64>, Failure> {
     let info = device.info();
     let failed = |error: &dyn std::fmt::Display| Failure::new(format!("{}: {error}", info.name));
     let block = u64::from(info.logical_block);
-    let start = found.sector.checked_bytes().unwrap_or(u64::MAX) / block * block;
-    let end = start.saturating_add(SUPERBLOCK_BYTES_MAX as u64).min(info.size / SECTOR_BYTES * SECTOR_BYTES);
-    let length = usize::try_from(end.saturating_sub(start)).map_err(|error| failed(&error))?;
-    let written = device.write(start, shard::zeroed(length).freeze(), false).await.result;
-    written.map(|_| ()).map_err(|error| failed(&error))
+    for sector in &sectors {
+        let start = sector.checked_bytes().unwrap_or(u64::MAX) / block * block;
+        let end =
+            start.saturating_add(SUPERBLOCK_BYTES_MAX as u64).min(info.size / SECTOR_BYTES * SECTOR_BYTES);
+        let length = usize::try_from(end.saturating_sub(start)).map_err(|error| failed(&error))?;
+        let written = device.write(start, shard::zeroed(length).freeze(), false).await.result;
+        written.map_err(|error| failed(&error))?;
+    }
+    device.flush().await.result.map_err(|error| failed(&error))?;
+    Ok(sectors.into_iter().map(|sector| sector.0).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::RefCell, rc::Rc, sync::Arc};
+
+    use pinstripe_runtime::{
+        Buffer, DeviceError, DeviceErrorKind, DeviceInfo, Memory, MemoryDevice, Slice, Submission,
+    };
+
+    use super::*;
+
+    const BYTES: usize = 1 << 20;
+
+    /// A device that remembers what it was asked for.
+    struct Asked {
+        inner: Rc<MemoryDevice>,
+        /// The offsets of writes; none for a flush.
+        asked: RefCell<Vec<Option<u64>>>,
+        flushes: bool,
+    }
+
+    impl Device for Asked {
+        fn info(&self) -> &DeviceInfo {
+            self.inner.info()
+        }
+
+        fn read(&self, offset: u64, buffer: Buffer) -> Submission {
+            self.inner.read(offset, buffer)
+        }
+
+        fn write(&self, offset: u64, data: Slice, fua: bool) -> Submission {
+            self.asked.borrow_mut().push(Some(offset));
+            self.inner.write(offset, data, fua)
+        }
+
+        fn flush(&self) -> Submission {
+            self.asked.borrow_mut().push(None);
+            if self.flushes {
+                self.inner.flush()
+            } else {
+                Submission::done(Err(DeviceError::of(DeviceErrorKind::Other)), None)
+            }
+        }
+
+        fn discard(&self, offset: u64, length: u64) -> Submission {
+            self.inner.discard(offset, length)
+        }
+
+        fn write_zeroes(&self, offset: u64, length: u64) -> Submission {
+            self.inner.write_zeroes(offset, length)
+        }
+    }
+
+    /// Erases superblocks at sectors 8 and 2032; what was asked for, and what came of it.
+    fn erased(flushes: bool) -> (Vec<Option<u64>>, Result<Vec<u64>, String>) {
+        let memory = Memory::new(BYTES).unwrap();
+        memory.copy_in(4096, &[0xff; 4096]).unwrap();
+        let erasing = uring::run(&RuntimeConfig::unpinned(1), move |_| async move {
+            let inner = MemoryDevice::new("disk", Arc::clone(&memory), 512);
+            let device = Asked { inner, asked: RefCell::default(), flushes };
+            let erased = erase(&device, vec![Sector(8), Sector(2032)]).await;
+            let read = device.read(4096, shard::buffer(4096)).await.buffer.unwrap();
+            assert!(read.iter().all(|byte| *byte == 0));
+            (device.asked.take(), erased.map_err(|error| error.sentence().to_owned()))
+        });
+        erasing.unwrap()
+    }
+
+    #[test]
+    fn erased_superblocks_are_flushed_and_a_flush_that_fails_is_an_error_of_the_device() {
+        let asked = vec![Some(4096), Some(2032 * 512), None];
+        assert_eq!(erased(true), (asked.clone(), Ok(vec![8, 2032])));
+        let (told, outcome) = erased(false);
+        assert_eq!(told, asked);
+        assert!(outcome.unwrap_err().starts_with("disk: "));
+    }
 }

@@ -147,7 +147,7 @@ rm -r /etc/systemd/system/pinstripe@slow.service.d && rmdir /srv/slow || die "cl
 mv /root/pinstripe.toml /etc/pinstripe/pinstripe.toml
 systemctl daemon-reload
 # shellcheck disable=SC2046
-pinstripe zero-superblock $(by_id h0 h1 h2) || die "zero-superblock"
+pinstripe zero-superblock --force $(by_id h0 h1 h2) || die "zero-superblock"
 only_md0
 no_errors
 out step hung

@@ -105,7 +105,7 @@ udevadm settle
 rm -r /etc/pinstripe/conf.d/kinds.toml
 systemctl daemon-reload
 pinstripe reload || die "reload"
-pinstripe zero-superblock $nvme || die "zero-superblock"
+pinstripe zero-superblock --force $nvme || die "zero-superblock"
 rm -r /srv/small
 only_md0
 no_errors

@@ -17,6 +17,7 @@ use std::{
 };
 
 pub use md::{BadBlockSummary, BitmapHead, BitmapSummary, MdFinding, Metadata, find as superblocks};
+use pinstripe_md::superblock::Superblock;
 use pinstripe_runtime::{
     DeviceError, DeviceErrorKind, DeviceInfo, DeviceSource, Outcome, ShardHandle,
     uring::{OpenFile, path_of, readable_path},
@@ -243,6 +244,11 @@ impl Contents {
         let metadata = md::find(device)?;
         let is_member = metadata.iter().any(|found| found.superblock.is_ok());
         Ok(Self { metadata, others: signatures::find(device, is_member)? })
+    }
+
+    /// The whole superblocks.
+    pub fn superblocks(&self) -> impl Iterator<Item = &Superblock> {
+        self.metadata.iter().filter_map(|found| Some(&found.superblock.as_ref().ok()?.superblock))
     }
 
     /// The bytes of the marks of all but MD's metadata.

@@ -369,6 +369,77 @@ fn the_superblock_of_a_replaced_member_is_erased_without_force_when_the_array_is
     erase("member1").refused(1, &["held by another process"]);
 }
 
+#[test]
+fn a_member_that_its_stopped_array_can_not_do_without_is_erased_by_force_only() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let erase = |options: &[&str]| world.run(&[&["zero-superblock"], options].concat());
+    let before = world.hashes(&members);
+    erase(&["member0", "member1"]).refused(1, &["can't do without it", "needs, 1 would be left", "--force"]);
+    let server = world.serve(&["--shards", "1"], &members);
+    world.run(&["fail", "data", "2"]).ok();
+    world.run(&["remove", "data", "member2"]).ok();
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
+    let degraded = world.hashes(&members);
+    assert_ne!(degraded, before);
+    for which in [&["member1"][..], &["member2", "member0"]] {
+        erase(which).refused(1, &["its array data can't do without it", "nothing was changed"]);
+    }
+    assert_eq!(world.hashes(&members), degraded);
+    erase(&["member2"]).ok();
+    let server = world.serve(&["--shards", "1"], &members[..2]);
+    assert_eq!(server.ready["degraded"], true);
+    server.kill(&world, &members[..2]);
+    erase(&["--force", "member1"]).ok();
+    let striped = ["striped0", "striped1"].map(|name| world.file(name, MEMBER_BYTES));
+    world.create(&["--level", "0"], &striped).ok();
+    erase(&["striped0"]).refused(1, &["can't do without it", "of 2 members", "1 would be left"]);
+}
+
+/// Of another array it says nothing.
+#[test]
+fn only_the_server_of_its_own_array_tells_that_a_device_is_not_needed() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let others = ["other0", "other1", "other2"].map(|name| world.file(name, MEMBER_BYTES));
+    world.create(&["--level", "5", "--name", "other", "--assume-clean"], &others).ok();
+    let serve_and_kill = |members: &[String]| {
+        let server = world.serve(&["--shards", "1"], members);
+        assert_eq!(Client::connect(&server.nbd()).write(0, &pattern(9, 4096)), 0);
+        server.kill(&world, members);
+    };
+    let refused = |members: &[String]| {
+        let before = world.hashes(members);
+        world.run(&["zero-superblock", &members[0]]).refused(1, &["was not stopped cleanly", "--force"]);
+        assert_eq!(world.hashes(members), before);
+    };
+    serve_and_kill(&members);
+    let whole = world.serve(&["--shards", "1"], &others);
+    refused(&members);
+    whole.kill(&world, &others);
+    serve_and_kill(&others);
+    let _whole = world.serve(&["--shards", "1"], &members);
+    refused(&others);
+}
+
+#[test]
+fn all_superblocks_of_a_device_are_erased() {
+    let world = World::new();
+    let (members, at) = (world.members(3), 4096);
+    world.create(&["--level", "5", "--name", "old"], &members).ok();
+    let old = std::fs::read(world.path("member0")).unwrap()[at..2 * at].to_vec();
+    world.create(&["--level", "5", "--name", "new", "--metadata", "1.0", "--force"], &members).ok();
+    world.poke("member0", at as u64, &old);
+    let erased = world.run(&["zero-superblock", "--force", "--json", "member0"]).ok().json();
+    assert_eq!(erased[0]["sectors"], serde_json::json!([8, MEMBER_BYTES / 512 - 16]));
+    let examined = world.run(&["examine", "member0", "--json"]).ok().json();
+    assert!(
+        examined[0]["member"].is_null() && examined[0]["also"].as_array().unwrap().is_empty(),
+        "{examined}"
+    );
+}
+
 const SECRETS: &str = "* DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:\n";
 
 fn mode(world: &World, name: &str, mode: u32) {
