@@ -495,9 +495,13 @@ impl Inner {
 
     async fn replace(&self, array: &Array, parameters: ReplaceParameters) -> Result<DeviceResult, CallError> {
         let ReplaceParameters { slot, device, with, force } = parameters;
-        let slot = match (slot, device) {
-            (Some(slot), None) => usize::from(slot),
-            (None, Some(device)) => names::slot_of(array, &self.looks, &device).await?,
+        // A look at a device takes a while, in which another member may come into the slot.
+        let (slot, member) = match (slot, device) {
+            (Some(slot), None) => (slot.into(), names::member_in(array, slot.into())),
+            (None, Some(device)) => {
+                let (slot, member) = names::seat_of(array, &self.looks, &device).await?;
+                (slot, Some(member))
+            }
             _ => return Err(CallError::new(code::PARAMETERS, "either a slot or a device is needed")),
         };
         let with = match with {
@@ -513,7 +517,7 @@ impl Inner {
         };
         let marks = with.as_ref().map(devices::Newcomer::marks).unwrap_or_default();
         let source = with.as_ref().map(devices::Newcomer::source);
-        let replacing = Box::pin(array.replace_over(slot, source, identity, marks));
+        let replacing = Box::pin(array.replace_over((slot, member), source, identity, marks));
         let replaced = match &with {
             Some(newcomer) => {
                 let name = newcomer.source().name();

@@ -11,6 +11,7 @@ use std::{
 use pinstripe_control::{CallError, DeviceResult, MemberName};
 use pinstripe_engine::{
     array::{Array, Removed},
+    members::MemberId,
     membership::MemberState,
 };
 use pinstripe_nvme::wire::identifiers::NamespaceIdentity;
@@ -113,15 +114,27 @@ fn part_named(array: &Array, names: &Names) -> Option<String> {
     })
 }
 
-/// The slot of the member that a device is.
-pub async fn slot_of(array: &Array, looks: &Rc<Looks>, device: &str) -> Result<usize, CallError> {
+/// The slot of the member that a device is, and the member.
+pub async fn seat_of(array: &Array, looks: &Rc<Looks>, device: &str) -> Result<(usize, MemberId), CallError> {
     let names = Names::asked(array, looks, device).await?;
-    let seated = array.members().into_iter().find(|(_, name, _, state)| {
-        matches!(state, MemberState::InSync | MemberState::Recovering) && names.has(name)
-    });
-    seated.and_then(|(_, _, slot, _)| slot).ok_or_else(|| match part_named(array, &names) {
-        Some(part) => refused(&format!("{device} is {part}, and holds no slot; nothing was done")),
-        None => not_found(&format!("{device} is no member of this array; `pinstripe detail` shows them")),
+    seated(array).find(|(_, _, name)| names.has(name)).map(|(slot, id, _)| (slot, id)).ok_or_else(|| {
+        match part_named(array, &names) {
+            Some(part) => refused(&format!("{device} is {part}, and holds no slot; nothing was done")),
+            None => not_found(&format!("{device} is no member of this array; `pinstripe detail` shows them")),
+        }
+    })
+}
+
+/// The member of a slot.
+pub fn member_in(array: &Array, slot: usize) -> Option<MemberId> {
+    seated(array).find(|(own, ..)| *own == slot).map(|(_, id, _)| id)
+}
+
+/// The members that hold slots.
+fn seated(array: &Array) -> impl Iterator<Item = (usize, MemberId, String)> {
+    array.members().into_iter().filter_map(|(id, name, slot, state)| {
+        let is_seated = matches!(state, MemberState::InSync | MemberState::Recovering);
+        Some((slot.filter(|_| is_seated)?, id, name))
     })
 }
 
@@ -129,7 +142,7 @@ pub async fn slot_of(array: &Array, looks: &Rc<Looks>, device: &str) -> Result<u
 pub async fn fail(array: &Array, looks: &Rc<Looks>, which: MemberName) -> Result<DeviceResult, CallError> {
     let slot = match which {
         MemberName::Slot(slot) => usize::from(slot),
-        MemberName::Device(device) => slot_of(array, looks, &device).await?,
+        MemberName::Device(device) => seat_of(array, looks, &device).await?.0,
         MemberName::Journal(_) => {
             let device = array.fail_journal().await.map_err(|error| refusal::command(&error))?;
             return Ok(DeviceResult { slot: None, device });

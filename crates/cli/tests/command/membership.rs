@@ -2,7 +2,7 @@
 
 use crate::{
     nbd::{Client, pattern},
-    world::{MEMBER_BYTES, World},
+    world::{MEMBER_BYTES, Ran, World, without_privileges},
 };
 
 #[test]
@@ -106,6 +106,42 @@ fn members_are_named_by_slot_or_device_and_one_that_is_in_use_is_refused_at_once
     }
     world.run(&["replace", "data", "journal"]).refused(64, &["journal"]);
     world.run(&["check", "data"]).ok();
+}
+
+/// The device that is to take its place is held by a process that this user may not look into, and waited for.
+#[test]
+fn a_member_that_was_replaced_while_a_device_for_it_was_looked_at_is_not_replaced_again() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root's processes can't be looked into");
+        return;
+    }
+    let (world, elsewhere) = (World::new(), World::new());
+    let members = world.raid5(3);
+    world.file("spare", MEMBER_BYTES);
+    let held = ["held0", "held1"].map(|name| world.file(name, MEMBER_BYTES));
+    world.create(&["--level", "5", "--name", "other", "--assume-clean"], &held).ok();
+    world.give_away();
+    let folder = elsewhere.path("pinstripe").display().to_string();
+    let holder = world.serve_with(("PINSTRIPE_RUNTIME_DIR", &folder), &["--shards", "1"], &held);
+    let before = world.hashes(&held[..1]);
+    let mut server = world.serve_without_privileges(&["--shards", "1"], &members);
+    let run = |words: &[&str]| Ran::of(&without_privileges(&mut world.command(words)).output().unwrap());
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| run(&["replace", "data", "member1", "--with", "held0", "--force"]));
+        server.says("waits for its end", PATIENCE).expect("it waits for the device");
+        run(&["replace", "data", "member1", "--with", "spare", "--wait"]).ok();
+        holder.kill(&world, &held);
+        let late = late.join().unwrap();
+        assert_eq!(late.status, 1, "{}{}", late.out, late.error);
+        // The device isn't waited for long, and this machine may be slow.
+        let why = ["its member is another one by now", "in use by another process"];
+        assert!(why.iter().any(|words| late.error.contains(words)), "{}", late.error);
+    });
+    assert_eq!(world.hashes(&held[..1]), before);
+    let detail = run(&["detail", "data", "--json"]).ok().json();
+    let member = &detail["members"][1];
+    assert!(member["device"].as_str().unwrap().ends_with("spare"), "{member}");
+    assert!(member["replacement"].is_null(), "{member}");
 }
 
 /// As `dd` makes it: the identity of the device is copied, too.

@@ -138,20 +138,21 @@ impl Array {
         with: Option<Arc<dyn DeviceSource>>,
         uuid: Uuid,
     ) -> Result<String, CommandError> {
-        self.replace_over(slot, with, uuid, &[]).await
+        self.replace_over((slot, None), with, uuid, &[]).await
     }
 
-    /// The same. `marks` of what the device was, in bytes, are wiped.
+    /// The same of a slot's `member`, if that is known: another one may have come into the slot since.
+    /// `marks` of what the device was, in bytes, are wiped.
     pub async fn replace_over(
         &self,
-        slot: usize,
+        (slot, member): (usize, Option<MemberId>),
         with: Option<Arc<dyn DeviceSource>>,
         uuid: Uuid,
         marks: &[Range<u64>],
     ) -> Result<String, CommandError> {
         self.check_change()?;
         let _changing = self.controller.changes.take().await;
-        self.check_replaceable(slot)?;
+        self.check_replaceable(slot, member)?;
         let spare = match with {
             None => {
                 let superblocks = self.superblocks();
@@ -170,7 +171,7 @@ impl Array {
                 let enter = |reply| Command::Enter { newcomer, comes_back: None, reply };
                 let entered = self.controller.command(enter).await;
                 self.check_entered(uuid, entered)?;
-                self.check_replaceable(slot)?;
+                self.check_replaceable(slot, member)?;
                 let superblocks = self.superblocks();
                 let is_it = |record: &Known| {
                     record.superblock.member.device_uuid == uuid && self.controller.fits(record)
@@ -202,12 +203,13 @@ impl Array {
         }
     }
 
-    fn check_replaceable(&self, slot: usize) -> Result<(), CommandError> {
+    fn check_replaceable(&self, slot: usize, member: Option<MemberId>) -> Result<(), CommandError> {
         let snapshot = self.shared().snapshot();
         let slots = snapshot.seats.len();
         let state = match snapshot.seats.get(slot) {
             None => return Err(CommandError::NoSuchSlot { slot, slots }),
-            Some(Seat::InSync(_)) => return Ok(()),
+            Some(Seat::InSync(now)) if member.is_none_or(|member| member == now.id) => return Ok(()),
+            Some(Seat::InSync(_)) => "another one by now",
             Some(Seat::Empty) => "missing",
             Some(Seat::Recovering(_)) => "being rebuilt",
             Some(Seat::Replacing { .. }) => "being replaced already",

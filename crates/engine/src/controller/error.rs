@@ -52,7 +52,8 @@ pub enum CommandError {
         "slot {0} is needed: without it, and without members that have failed or don't answer, the array would lose data (until the resync after a crash is through it needs them all); nothing was done"
     )]
     SlotNeeded(usize),
-    /// Its member can't be replaced: it isn't whole, or is being replaced already.
+    /// Its member can't be replaced: it isn't whole, is being replaced already, or isn't the one that was
+    /// meant.
     #[error("slot {slot} can't be replaced: its member is {state}; nothing was done")]
     NotReplaceable {
         /// The slot.

@@ -796,6 +796,31 @@ fn a_replaced_member_stays_in_use_until_the_copy_is_whole() {
     scene.proof();
 }
 
+/// It was looked up, and the device that was to take its place took a while to open.
+#[test]
+fn a_replacement_of_a_member_that_has_left_its_slot_is_refused_and_no_device_is_touched() {
+    let mut scene = raid5(13);
+    let id_in = |scene: &Scene, slot: usize| scene.array.shared().snapshot().seats[slot].member().unwrap().id;
+    let (was, spare, with) = (id_in(&scene, 1), scene.disk(), scene.disk());
+    scene.replace(1, Some(&spare)).unwrap();
+    scene.settle();
+    let before = with.peek(0, 2048 * 512);
+    let replace = |scene: &mut Scene, member, with: Option<&SimDisk>| {
+        let (array, with) = (scene.array.clone(), with.map(SimDisk::source));
+        scene.run(async move { array.replace_over((1, Some(member)), with, Uuid([201; 16]), &[]).await })
+    };
+    for device in [Some(&with), None] {
+        let refused = replace(&mut scene, was, device);
+        assert!(matches!(refused, Err(CommandError::NotReplaceable { slot: 1, .. })), "{refused:?}");
+        assert!(refused.unwrap_err().to_string().contains("another one by now"));
+    }
+    assert_eq!(with.peek(0, 2048 * 512), before);
+    let now = id_in(&scene, 1);
+    assert_eq!(replace(&mut scene, now, Some(&with)).unwrap(), "disk5");
+    scene.settle();
+    scene.proof();
+}
+
 #[test]
 fn a_replacement_while_another_slot_is_empty_is_refused_and_the_device_is_left_as_it_was() {
     let mut scene = raid5(12);
