@@ -83,7 +83,7 @@ use self::{
     checks::Round,
     chores::Chores,
     kept::Kept,
-    phase::{Action, Ending, Phase},
+    phase::{Action, Course, Ending, Phase},
     secretary::{Errand, Secretary},
     stopped::Stopped,
     threads::{Heard, News},
@@ -443,10 +443,8 @@ impl Daemon {
         for ((mut wanted, key), label) in all.into_iter().zip(keys).zip(labels) {
             wanted.label = label;
             let now = self.now();
-            // A restart ends a server as a person does. If it has failed, that is to be told.
-            let is_stopped = !self.starts
-                && wanted.uuid().is_some_and(|uuid| self.stopped.was(&uuid.to_string()))
-                && !wanted.unit.as_deref().is_some_and(is_not_up);
+            let is_stopped =
+                !self.starts && wanted.uuid().is_some_and(|uuid| self.stopped.was(&uuid.to_string()));
             let kept = self.arrays.entry(key.clone()).or_insert_with(|| {
                 let mut kept = Kept::new(wanted.label.clone(), now);
                 if is_stopped {
@@ -454,6 +452,14 @@ impl Daemon {
                 }
                 kept
             });
+            // A restart ends a server as a person does. If it has failed, that is to be told.
+            if matches!(kept.course.phase, Phase::Stopped { .. })
+                && !self.starts
+                && wanted.served().is_none()
+                && wanted.unit.as_deref().is_some_and(is_not_up)
+            {
+                kept.course = Course::new(now);
+            }
             kept.label.clone_from(&wanted.label);
             (kept.duties, kept.read_only) = (wanted.duties(), wanted.is_read_only());
             kept.is_started = wanted.is_started();

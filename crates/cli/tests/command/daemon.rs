@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::{
     configured::{ALL, Configured, DATA, SCAN},
     nbd::{Client, header, pattern},
-    world::{LoopDevice, MEMBER_BYTES, PATIENCE, Port},
+    world::{LoopDevice, MEMBER_BYTES, PATIENCE, Port, Server},
 };
 
 /// A daemon of a configuration; killed if the test ends without stopping it.
@@ -1117,6 +1117,42 @@ fn what_a_person_has_stopped_is_stopped_for_the_next_daemon_too_where_something_
     daemon.ended();
     served.signal("KILL");
     served.ended();
+    let daemon = Daemon::start(&configured, &["--no-start"]);
+    daemon.wait_for("data", "waiting");
+}
+
+/// `systemctl restart` ends a server as a person's `stop` does.
+#[test]
+fn an_array_whose_restart_has_failed_is_not_one_that_a_person_has_stopped() {
+    let configured = Configured::new(DATA);
+    let members = configured.world.raid5(3);
+    configured.program("bin/systemctl", "#!/bin/sh\ncat @/unit\n");
+    let unit = |state: &str| configured.write("unit", &format!("SubState=x\nActiveState={state}\n"));
+    let is_served = |daemon: &Daemon| {
+        unit("active");
+        let served = configured.world.serve(&["--shards", "1"], &members);
+        configured.run(&["reload"]).ok();
+        daemon.wait_for("data", "serving");
+        served
+    };
+    let is_stopped = |daemon: &Daemon, served: Server| {
+        unit("inactive");
+        configured.run(&["stop", "data"]).ok();
+        served.ended();
+        daemon.wait_for("data", "stopped");
+    };
+    let daemon = Daemon::start(&configured, &["--no-start"]);
+    let served = is_served(&daemon);
+    is_stopped(&daemon, served);
+    unit("failed");
+    configured.run(&["reload"]).ok();
+    daemon.wait_for("data", "waiting");
+    let served = is_served(&daemon);
+    is_stopped(&daemon, served);
+    daemon.signal("TERM");
+    daemon.ended();
+    // The next one knows that it was stopped, and asks once more.
+    unit("activating");
     let daemon = Daemon::start(&configured, &["--no-start"]);
     daemon.wait_for("data", "waiting");
 }
