@@ -5,7 +5,7 @@ use std::{
     future::poll_fn,
     io,
     net::SocketAddr,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
     path::{Path, PathBuf},
     pin::Pin,
     rc::Rc,
@@ -40,15 +40,25 @@ pub struct Access {
 }
 
 impl Access {
-    /// Gives a file its mode, owner and group, and asks the kernel for no more than was asked for: a service
-    /// may be forbidden to give files away. The mode comes first, while the file is still this user's.
-    fn give(self, path: &Path) -> Result<(), Errno> {
+    /// Gives the socket's file its mode, owner and group, and asks the kernel for no more than was asked for:
+    /// a service may be forbidden to give files away. The mode comes first, while the file is still this
+    /// user's. The owner of the folder may be another user, and can put a link or a file of this user's in its
+    /// place: what isn't `ours` gets nothing.
+    fn give(self, path: &Path, ours: (u64, u64)) -> Result<(), Errno> {
         let Self { mode, owner, group } = self;
-        mode.map_or(Ok(()), |mode| rustix::fs::chmod(path, mode.into()))?;
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty())?;
+        let stat = rustix::fs::fstat(&file)?;
+        if (stat.st_dev, stat.st_ino) != ours || FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
+            return Err(Errno::STALE);
+        }
+        let by_descriptor = format!("/proc/self/fd/{}", file.as_raw_fd());
+        mode.map_or(Ok(()), |mode| rustix::fs::chmod(by_descriptor, mode.into()))?;
         if owner.is_none() && group.is_none() {
             return Ok(());
         }
-        rustix::fs::chown(path, owner.map(Uid::from_raw), group.map(Gid::from_raw))
+        let (owner, group) = (owner.map(Uid::from_raw), group.map(Gid::from_raw));
+        rustix::fs::chownat(&file, "", owner, group, AtFlags::EMPTY_PATH)
     }
 }
 
@@ -146,8 +156,9 @@ impl Listener {
     /// The same, for users that may connect to it.
     pub fn unix_for(path: impl AsRef<Path>, access: Access) -> Result<Self, ListenError> {
         let path = path.as_ref();
-        let listener = Self::unix(path)?;
-        match access.give(path) {
+        let (socket, identity) = listen_unix(path)?;
+        let listener = Self::new(socket, Some((path.to_owned(), identity)), None);
+        match access.give(path, identity) {
             Ok(()) => Ok(listener),
             Err(error) => Err(ListenError::Access { path: path.to_owned(), source: error.into() }),
         }
@@ -326,4 +337,44 @@ fn connect_as_owner(
 
 fn stream_socket() -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        os::unix::fs::{MetadataExt, PermissionsExt, symlink},
+    };
+
+    use super::*;
+
+    #[test]
+    fn access_is_given_to_the_socket_that_was_made_and_to_nothing_that_has_taken_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, away) = (folder.path().join("socket"), folder.path().join("away"));
+        let other = folder.path().join("other");
+        fs::write(&other, "").unwrap();
+        fs::set_permissions(&other, fs::Permissions::from_mode(0o600)).unwrap();
+        let (_socket, ours) = listen_unix(&path).unwrap();
+        let own = fs::symlink_metadata(&path).unwrap().uid();
+        // Only root gives files away.
+        let owner = if own == 0 { 65534 } else { own };
+        let access = Access { mode: Some(0o666), owner: Some(owner), group: None };
+        let stays = || {
+            let found = fs::metadata(&other).unwrap();
+            (found.mode() & 0o777, found.uid()) == (0o600, own)
+        };
+        fs::rename(&path, &away).unwrap();
+        symlink(&other, &path).unwrap();
+        assert_eq!(access.give(&path, ours), Err(Errno::STALE));
+        assert!(stays());
+        fs::rename(&other, &path).unwrap();
+        assert_eq!(access.give(&path, ours), Err(Errno::STALE));
+        fs::rename(&path, &other).unwrap();
+        assert!(stays());
+        fs::rename(&away, &path).unwrap();
+        access.give(&path, ours).unwrap();
+        let given = fs::symlink_metadata(&path).unwrap();
+        assert_eq!((given.mode() & 0o777, given.uid()), (0o666, owner));
+    }
 }
