@@ -8,15 +8,21 @@ mod fusermount;
 use std::{
     ffi::{CString, OsStr, OsString},
     fs, io,
-    os::unix::{ffi::OsStrExt, fs::OpenOptionsExt},
+    os::{
+        fd::AsRawFd,
+        unix::{ffi::OsStrExt, fs::OpenOptionsExt},
+    },
     path::{Path, PathBuf},
 };
 
 use pinstripe_control::text::shell_word;
 use pinstripe_export::fuse::PAYLOAD_BYTES_MAX;
-use pinstripe_runtime::uring::fuse::{Connection, PATH};
+use pinstripe_runtime::{
+    trust::check_place,
+    uring::fuse::{Connection, PATH},
+};
 use rustix::{
-    fs::{CWD, Mode, OFlags},
+    fs::{CWD, FileType, Mode, OFlags},
     io::Errno,
     mount::{MountFlags, UnmountFlags},
     thread::CapabilitySet,
@@ -64,9 +70,9 @@ impl Place {
         let name = path.file_name();
         let name = name.ok_or_else(|| Failure::usage(format!("--fuse {}: name a file", path.display())))?;
         let mounter = find_mounter()?;
-        let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
-        let folder = fs::canonicalize(folder)
-            .map_err(|error| Failure::new(format!("the folder {}: {error}", folder.display())))?;
+        let given = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+        let folder = fs::canonicalize(given)
+            .map_err(|error| Failure::new(format!("the folder {}: {error}", given.display())))?;
         let path = folder.join(name);
         match mounted_at(&path)? {
             Some(seen) if seen.kind != KIND => return Err(refused(&path, "is a mount point already")),
@@ -83,6 +89,10 @@ impl Place {
             }
             Some(_) => {}
             None => check_hidden(&path)?,
+        }
+        if mounter == Mounter::Own {
+            // Another user could lead a mount by this right to any place, such as /etc.
+            check_place(given).map_err(|why| refused(&path, &format!("can't be mounted: {why}")))?;
         }
         Ok(Self { path, mounter })
     }
@@ -137,7 +147,15 @@ impl Mounted {
         let options = CString::new(options).unwrap_or_default();
         let mut flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         flags.set(MountFlags::RDONLY, read_only);
-        rustix::mount::mount(&self.source, &self.path, KIND, flags, options.as_c_str())?;
+        // In a folder such as /tmp its owner may have put a link there since.
+        let path_only = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let hidden = rustix::fs::open(&self.path, path_only, Mode::empty())?;
+        let stat = rustix::fs::fstat(&hidden)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_size > 0 {
+            return Err(io::Error::other("the file to hide was exchanged meanwhile"));
+        }
+        let place = format!("/proc/self/fd/{}", hidden.as_raw_fd());
+        rustix::mount::mount(&self.source, place, KIND, flags, options.as_c_str())?;
         Ok(connection)
     }
 
@@ -304,6 +322,8 @@ pub fn loop_devices(path: &Path) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     #[test]
@@ -334,7 +354,7 @@ mod tests {
         assert!(check_hidden(&path).unwrap_err().sentence().contains("isn't empty"));
         assert!(check_hidden(folder.path()).unwrap_err().sentence().contains("no regular file"));
         let link = folder.path().join("link");
-        std::os::unix::fs::symlink(&path, &link).unwrap();
+        symlink(&path, &link).unwrap();
         assert!(check_hidden(&link).is_err());
     }
 
@@ -349,10 +369,46 @@ mod tests {
         }
     }
 
+    fn may_mount() -> bool {
+        let may = rustix::process::geteuid().is_root() && Path::new(PATH).exists();
+        if !may {
+            eprintln!("DID NOT RUN: mounting a file needs root and {PATH}");
+        }
+        may
+    }
+
+    #[test]
+    fn root_mounts_nothing_where_another_user_says_what_a_path_leads_to() {
+        if !may_mount() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let (own, others) = (folder.path().join("own"), folder.path().join("others"));
+        fs::create_dir(&own).unwrap();
+        fs::create_dir(&others).unwrap();
+        symlink(&own, others.join("link")).unwrap();
+        std::os::unix::fs::chown(&others, Some(65534), None).unwrap();
+        Place::look(&own.join("disk")).unwrap();
+        for place in ["disk", "link/disk"] {
+            let refused = Place::look(&others.join(place)).unwrap_err();
+            assert!(
+                refused.sentence().contains("others belongs to the user 65534"),
+                "{}",
+                refused.sentence()
+            );
+        }
+        // It was an empty file when it was looked at.
+        let (link, target) = (own.join("disk"), own.join("target"));
+        fs::write(&target, "").unwrap();
+        symlink(&target, &link).unwrap();
+        let mounted = Mounted { path: link, mounter: Mounter::Own, made: false, source: "x".to_owned() };
+        assert!(mounted.attach(0o100_600, false).is_err());
+        assert_eq!(mounted_at(&fs::canonicalize(&target).unwrap()).unwrap(), None);
+    }
+
     #[test]
     fn a_mount_that_has_taken_the_place_of_ours_stays() {
-        if !rustix::process::geteuid().is_root() || !Path::new(PATH).exists() {
-            eprintln!("DID NOT RUN: mounting a file needs root and {PATH}");
+        if !may_mount() {
             return;
         }
         let folder = tempfile::tempdir().unwrap();
