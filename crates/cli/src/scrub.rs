@@ -102,8 +102,8 @@ fn words(result: &CheckResult, repaired: bool) -> String {
     };
     let parity = match result.mismatched_sectors {
         0 => {
-            let compared =
-                if result.uncompared_stripes > 0 { "where it could be compared" } else { "everywhere" };
+            let is_all = result.uncompared_stripes + result.unreadable_stripes == 0;
+            let compared = if is_all { "everywhere" } else { "where it could be compared" };
             format!("{stopped}{} stripes: parity matches {compared}\n", result.stripes)
         }
         sectors => {
@@ -180,10 +180,11 @@ mod tests {
             next_sector: None,
         };
         assert_eq!(words(&whole, false), "96 stripes: parity matches everywhere\n");
-        let told = words(&CheckResult { uncompared_stripes: 90, ..whole }, false);
-        assert!(
-            told.starts_with("96 stripes: parity matches where it could be compared\n90 stripes"),
-            "{told}"
-        );
+        let uncompared = CheckResult { uncompared_stripes: 90, ..whole.clone() };
+        for (result, count) in [(uncompared, 90), (CheckResult { unreadable_stripes: 3, ..whole }, 3)] {
+            let told = words(&result, false);
+            let expected = format!("96 stripes: parity matches where it could be compared\n{count} stripes");
+            assert!(told.starts_with(&expected), "{told}");
+        }
     }
 }
