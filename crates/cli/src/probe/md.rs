@@ -228,14 +228,15 @@ mod tests {
     struct Ailing {
         memory: Arc<Memory>,
         unreadable: Range<u64>,
+        why: DeviceErrorKind,
     }
 
-    struct AilingDevice(Rc<MemoryDevice>, Range<u64>);
+    struct AilingDevice(Rc<MemoryDevice>, Ailing);
 
     impl DeviceSource for Ailing {
         fn attach(&self) -> Result<Rc<dyn Device>, DeviceError> {
             let device = MemoryDevice::new("ailing", Arc::clone(&self.memory), 512);
-            Ok(Rc::new(AilingDevice(device, self.unreadable.clone())))
+            Ok(Rc::new(AilingDevice(device, self.clone())))
         }
 
         fn name(&self) -> String {
@@ -249,8 +250,9 @@ mod tests {
         }
 
         fn read(&self, offset: u64, buffer: Buffer) -> Submission {
-            if offset < self.1.end && self.1.start < offset + buffer.len() as u64 {
-                return Submission::done(Err(DeviceError::of(DeviceErrorKind::Media)), Some(buffer));
+            let Ailing { unreadable, why, .. } = &self.1;
+            if offset < unreadable.end && unreadable.start < offset + buffer.len() as u64 {
+                return Submission::done(Err(DeviceError::of(*why)), Some(buffer));
             }
             self.0.read(offset, buffer)
         }
@@ -299,9 +301,19 @@ mod tests {
     /// What is found on the member if these bytes can't be read: its metadata, and whether all else could be
     /// looked for.
     fn found(unreadable: Range<u64>) -> (Result<Vec<MdFinding>, ProbeError>, bool) {
+        found_on(true, unreadable, DeviceErrorKind::Media)
+    }
+
+    fn found_on(
+        is_member: bool,
+        unreadable: Range<u64>,
+        why: DeviceErrorKind,
+    ) -> (Result<Vec<MdFinding>, ProbeError>, bool) {
         let memory = Memory::new(usize::try_from(SECTORS * SECTOR_BYTES).unwrap()).unwrap();
-        memory.copy_in(4096, &member().encode(512).unwrap()).unwrap();
-        let source = Ailing { memory, unreadable };
+        if is_member {
+            memory.copy_in(4096, &member().encode(512).unwrap()).unwrap();
+        }
+        let source = Ailing { memory, unreadable, why };
         let looking = uring::run(&RuntimeConfig::unpinned(1), move |_| async move {
             let info = source.attach().unwrap().info().clone();
             let here = shard::with_current(Shard::handle);
@@ -321,6 +333,18 @@ mod tests {
             assert!(metadata[0].superblock.is_ok() && is_looked_at, "{unreadable:?}");
         }
         assert!(matches!(found(4096..4608).0, Err(ProbeError::Read { .. })));
+    }
+
+    /// What can't be looked at may be a file system. Of a member it is the data, and what isn't there any more
+    /// says nothing at all.
+    #[test]
+    fn marks_that_can_not_be_read_are_none_on_a_member_of_which_the_medium_fails_and_nowhere_else() {
+        let marks = || 65536..66048;
+        assert!(found_on(true, marks(), DeviceErrorKind::Media).1);
+        assert!(!found_on(false, marks(), DeviceErrorKind::Media).1);
+        for why in [DeviceErrorKind::Gone, DeviceErrorKind::Other, DeviceErrorKind::TimedOut] {
+            assert!(!found_on(true, marks(), why).1, "{why:?}");
+        }
     }
 
     #[test]

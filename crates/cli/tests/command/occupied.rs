@@ -145,6 +145,21 @@ fn what_clients_have_written_keeps_no_former_member_out() {
     world.run(&["add", "data", &device]).refused(1, &["holds an ext2 file system;", "--force"]);
 }
 
+/// Clients never wrote there.
+#[test]
+fn what_was_made_on_a_former_spare_keeps_it_out() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let spare = world.file("spare", MEMBER_BYTES);
+    let _server = world.serve(&["--shards", "1"], &members);
+    world.run(&["add", "data", &spare]).ok();
+    world.run(&["remove", "data", &spare]).ok();
+    world.poke(&spare, MEMBER_BYTES - 512, b"EFI PART");
+    let before = world.hashes(std::slice::from_ref(&spare));
+    world.run(&["add", "data", &spare]).refused(1, &["spare holds", "GPT", "--force"]);
+    assert_eq!(world.hashes(&[spare]), before);
+}
+
 /// By it tools would believe the table's other end, which stays where the array has its data.
 #[test]
 fn force_leaves_no_mbr_of_a_gpt() {
