@@ -313,4 +313,29 @@ mod tests {
         });
         assert_eq!(found.unwrap(), ["a LUKS encrypted volume"]);
     }
+
+    /// A disk that was pulled is known by what stands under its name, whatever is plugged in there meanwhile.
+    #[test]
+    fn a_device_that_does_not_join_leaves_its_name_to_the_one_that_was_lost() {
+        let devices = fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
+        let of = |device: fs::DirEntry| Generation::at(&Path::new("/dev").join(device.file_name()));
+        let Some(generation) = devices.filter_map(of).next() else {
+            eprintln!("DID NOT RUN: there is no block device");
+            return;
+        };
+        let lost = Disk { generation, lasting_name: Some("serial".to_owned()), proof: None };
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        fs::write(&path, vec![0; 1 << 20]).unwrap();
+        let known = uring::run(&RuntimeConfig::unpinned(1), move |_| async move {
+            let member = open(path, OpenOptions::default()).await.unwrap();
+            let known = || disks().into_values().next().and_then(|disk| disk.lasting_name);
+            DISKS.with_borrow_mut(|all| all.insert(member.info().name.clone(), lost));
+            let refused = member.join(async { Err::<(), _>(known()) }).await.unwrap_err();
+            let then = known();
+            member.join(async { Ok::<(), ()>(()) }).await.unwrap();
+            [refused, then, known()]
+        });
+        assert_eq!(known.unwrap(), [None, Some("serial".to_owned()), None]);
+    }
 }

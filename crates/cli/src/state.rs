@@ -69,6 +69,8 @@ pub fn replace(folder: &Path, name: &str, text: &[u8]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     #[test]
@@ -100,5 +102,39 @@ mod tests {
         fs::write(own.join("history"), "").unwrap();
         assert_eq!(from(&system), own);
         assert_eq!(from(&hidden), own);
+    }
+
+    #[test]
+    fn a_file_is_on_the_disk_before_it_has_its_name_and_then_its_name_is_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        let mut strace = Command::new("strace");
+        strace.args(["-f", "-y", "-e", "trace=fsync,fdatasync,rename,renameat,renameat2", "-o"]).arg(&log);
+        let replaces = ["--exact", "state::tests::replaces_a_file_for_another_test"];
+        strace.arg(env::current_exe().unwrap()).args(replaces).env("PINSTRIPE_REPLACE", folder.path());
+        if !strace.output().is_ok_and(|output| output.status.success()) {
+            eprintln!("DID NOT RUN: there is no strace, or it may not trace");
+            return;
+        }
+        let calls = fs::read_to_string(log).unwrap();
+        let folder = folder.path().display();
+        // Of the file under its first name, of both names, and of the folder.
+        let wanted = [
+            ("sync(", format!("<{folder}/.tmp")),
+            ("rename", format!("\"{folder}/kept\"")),
+            ("sync(", format!("<{folder}>")),
+        ];
+        let place = |(call, of): &(&str, String)| {
+            calls.lines().position(|line| line.contains(call) && line.contains(of))
+        };
+        let places: Vec<usize> = wanted.iter().map(|one| place(one).expect(&calls)).collect();
+        assert!(places.is_sorted(), "{calls}");
+    }
+
+    /// Does nothing unless the test above has started it.
+    #[test]
+    fn replaces_a_file_for_another_test() {
+        let Some(folder) = env::var_os("PINSTRIPE_REPLACE").map(PathBuf::from) else { return };
+        replace(&folder, "kept", b"text").unwrap();
     }
 }

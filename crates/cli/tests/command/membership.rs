@@ -1,8 +1,10 @@
 //! The members of a served array: spares, members that come back, replacements; and its bitmap.
 
+use std::os::unix::fs::FileExt;
+
 use crate::{
     nbd::{Client, pattern},
-    world::{MEMBER_BYTES, Ran, World, without_privileges},
+    world::{MEMBER_BYTES, PATIENCE, Ran, World, without_privileges},
 };
 
 #[test]
@@ -106,6 +108,34 @@ fn members_are_named_by_slot_or_device_and_one_that_is_in_use_is_refused_at_once
     }
     world.run(&["replace", "data", "journal"]).refused(64, &["journal"]);
     world.run(&["check", "data"]).ok();
+}
+
+/// A crash between the two would leave a member that no start looks for.
+#[test]
+fn the_name_of_what_joins_is_kept_before_a_superblock_makes_it_a_member() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let spare = world.file("spare", MEMBER_BYTES);
+    let _server = world.serve(&["--shards", "1"], &members);
+    let file = std::fs::File::open(world.path(&spare)).unwrap();
+    let is_member = || {
+        let mut magic = [0; 4];
+        file.read_exact_at(&mut magic, 4096).unwrap();
+        magic == 0xa92b_4efc_u32.to_le_bytes()
+    };
+    let is_kept = || {
+        let kept = std::fs::read_dir(world.path("state/joined")).into_iter().flatten().flatten();
+        let mut texts = kept.filter_map(|entry| std::fs::read_to_string(entry.path()).ok());
+        texts.any(|text| text.contains("/spare"))
+    };
+    let begun = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| world.run(&["add", "data", &spare]).ok());
+        while !is_member() {
+            assert!(begun.elapsed() < PATIENCE, "it never joins");
+        }
+        assert!(is_kept(), "nothing leads to it");
+    });
 }
 
 /// The device that is to take its place is held by a process that this user may not look into, and waited for.

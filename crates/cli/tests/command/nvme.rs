@@ -1,6 +1,14 @@
 //! Members on NVMe/TCP servers that go and come back.
 
-use std::time::{Duration, Instant};
+use std::{
+    io::{Read, Write},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc, Mutex,
+        mpsc::{Receiver, Sender, channel},
+    },
+    time::{Duration, Instant},
+};
 
 use serde_json::Value;
 
@@ -309,6 +317,89 @@ fn an_empty_slot_is_filled_from_the_pool_with_a_namespace_that_fits_and_holds_no
     assert!(client.read(0, data.len()) == data);
     world.run(&["stop", "data", "--force"]).ok();
     assert_eq!(server.ended(), 0);
+}
+
+/// Passes connections on to a target, and holds the first claim of a namespace (a reservation register) until
+/// it is told to go on. It says when it has it.
+fn hold_first_claim(listener: TcpListener, target: SocketAddr) -> (Receiver<()>, Sender<()>) {
+    const COMMAND: u8 = 4;
+    const RESERVATION_REGISTER: u8 = 0x0d;
+    let ((say, said), (go, goes)) = (channel(), channel());
+    let claims = Arc::new(Mutex::new(Some((say, goes))));
+    // By messages of the protocol, whose fifth to eighth byte say how long each is.
+    let pass =
+        |mut from: TcpStream, mut to: TcpStream, claims: &Mutex<Option<(Sender<()>, Receiver<()>)>>| {
+            let mut head = [0; 9];
+            while from.read_exact(&mut head).is_ok() {
+                let length = u32::from_le_bytes(head[4..8].try_into().unwrap()) as usize;
+                let mut rest = vec![0; length - head.len()];
+                if from.read_exact(&mut rest).is_err() {
+                    break;
+                }
+                let is_claim = (head[0], head[8]) == (COMMAND, RESERVATION_REGISTER);
+                // The lock isn't held for longer: other claims pass meanwhile.
+                let first = is_claim.then(|| claims.lock().unwrap().take()).flatten();
+                if let Some((say, goes)) = first {
+                    say.send(()).unwrap();
+                    let _ = goes.recv();
+                }
+                if to.write_all(&[&head[..], &rest].concat()).is_err() {
+                    break;
+                }
+            }
+            let _ = to.shutdown(Shutdown::Both);
+        };
+    std::thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            let Ok(server) = TcpStream::connect(target) else { continue };
+            let (mut back, mut answers) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut back, &mut answers);
+                let _ = answers.shutdown(Shutdown::Both);
+            });
+            let claims = Arc::clone(&claims);
+            std::thread::spawn(move || pass(client, server, &claims));
+        }
+    });
+    (said, go)
+}
+
+#[test]
+fn a_blank_namespace_that_another_array_takes_meanwhile_is_not_taken_from_it() {
+    let (world, port) = (World::new(), Port::new());
+    let members = world.raid5(3);
+    let others: Vec<String> = (0..3).map(|slot| world.file(&format!("other{slot}"), MEMBER_BYTES)).collect();
+    world.create(&["--level", "5", "--name", "other", "--assume-clean"], &others).ok();
+    let blank = world.file("blank", MEMBER_BYTES + (1 << 20));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let pool = listener.local_addr().unwrap().to_string();
+    let (held, go) = hold_first_claim(listener, port.address);
+    let listen = port.address.to_string();
+    // A server that knows of hosts would refuse the second one.
+    let options =
+        ["--listen", &listen, "--announce", &pool, "--nqn", NQN, "--shards", "1", "--offload", "off"];
+    let store = world.target(&options, &[blank]);
+    let options = ["--shards", "1", "--spare-pool", &pool, "--spare-pool-delay", "1"];
+    let (server, other) = (world.serve(&options, &members), world.serve(&options, &others));
+    world.run(&["fail", "other", "1"]).ok();
+    held.recv_timeout(PATIENCE).unwrap();
+    world.run(&["fail", "data", "1"]).ok();
+    assert_eq!(server.told("MoveSpare", 1).len(), 1);
+    go.send(()).unwrap();
+    let outcome = || {
+        let later = other.later.lock().unwrap();
+        let words = later.iter().filter_map(|line| line["message"].as_str());
+        let mut words = words.filter(|words| words.contains("pool") || words.contains(&pool));
+        words.next().map(str::to_owned)
+    };
+    wait_until("refused or taken", || outcome().is_some());
+    let outcome = outcome().unwrap();
+    assert!(outcome.contains("it is not empty"), "{outcome}");
+    assert!(other.told("MoveSpare", 0).is_empty(), "it was taken from the other array");
+    let whole = await_detail(&world, |now| now["degraded"] == false);
+    assert!(whole["members"][1]["device"].as_str().unwrap().contains(&pool), "{whole}");
+    world.run(&["check", "data"]).ok();
+    drop((server, other, store));
 }
 
 #[test]
