@@ -8,6 +8,7 @@ use crate::{
     configured::{Configured, SCAN, superblock, two_of_one_name},
     daemon::signal,
     nbd::{Client, pattern},
+    world::wait_until,
 };
 
 /// A configuration that scans, an array that nothing has, and mdadm's configuration, which names it.
@@ -76,8 +77,12 @@ fn an_array_goes_from_mdadm_to_us_and_back_and_nothing_of_it_is_left() {
         &configured.release(&[&uuid, "--dry-run", "--json"]).ok().json()["files"],
         ["mdadm.conf", "imported-"],
     );
+    // As a start by its unit leaves them, by which the next one would go though its entry is gone.
+    let last = ["data", &uuid].map(|asked| configured.world.path(&format!("pinstripe/{asked}.last")));
+    last.iter().for_each(|path| fs::write(path, "[]").unwrap());
     let released = configured.release(&[&uuid]).ok().out;
     assert!(released.contains("mdadm --assemble /dev/md/data"), "{released}");
+    assert!(last.iter().all(|path| !path.exists()));
     assert_eq!(configured.mdadm_conf(), conf);
     assert!(!configured.entry(&uuid).exists());
     assert_eq!(configured.run(&["list"]).ok().out, "no array is served\n");
@@ -418,6 +423,47 @@ fn an_array_that_was_not_stopped_cleanly_is_kept_from_the_kernel() {
 }
 
 /// The kernel refuses it, and nothing here would start it any more.
+
+/// A server that answers `detail` with this, and is told to stop without doing anything.
+fn fake_server(socket: &std::path::Path, detail: serde_json::Value) {
+    use std::io::{BufRead, BufReader, Write};
+    fs::remove_file(socket).unwrap();
+    let listener = std::os::unix::net::UnixListener::bind(socket).unwrap();
+    let answer = move |mut stream: std::os::unix::net::UnixStream| {
+        for line in BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok) {
+            let call: serde_json::Value = serde_json::from_str(&line).unwrap();
+            let mut answer = serde_json::json!({ "jsonrpc": "2.0", "id": call["id"] });
+            match call["method"].as_str() {
+                Some("detail") => answer["result"] = detail.clone(),
+                Some("stop") => answer["result"] = serde_json::Value::Null,
+                _ => answer["error"] = serde_json::json!({ "code": -32601, "message": "not here" }),
+            }
+            if writeln!(stream, "{answer}").is_err() {
+                return;
+            }
+        }
+    };
+    std::thread::spawn(move || listener.incoming().map_while(Result::ok).for_each(answer));
+}
+
+/// A member may fail while its server ends. What the superblocks said before counts no more.
+#[test]
+fn an_array_that_its_server_has_not_left_clean_stays_here() {
+    let (configured, uuid, _) = world();
+    configured.import(&["data"]).ok();
+    let detail = configured.run(&["detail", "data", "--json"]).ok().json();
+    let socket = configured.world.path("pinstripe/data.sock");
+    let mut client = Client::connect(&configured.world.path("pinstripe/data.nbd"));
+    assert_eq!(client.write(0, &pattern(1, 65536)), 0);
+    configured.kill_server("data");
+    wait_until("gone", || configured.run(&["list"]).ok().out == "no array is served\n");
+    fake_server(&socket, detail);
+    let now = configured.mdadm_conf();
+    configured.release(&["data"]).refused(1, &["is not clean", "its server was stopped"]);
+    assert_eq!(configured.mdadm_conf(), now);
+    assert!(configured.entry(&uuid).exists());
+}
+
 #[test]
 fn an_array_that_only_its_double_parity_log_makes_whole_is_not_released_by_force() {
     let configured = Configured::new(SCAN);
