@@ -121,6 +121,10 @@ pub fn by_uuid(text: &str) -> Option<PathBuf> {
 
 /// Whether a server listens for this array. It isn't asked, so one that hangs holds up nothing.
 pub fn is_served(uuid: &str) -> bool {
+    is_served_in(folders(), uuid)
+}
+
+fn is_served_in(folders: Vec<PathBuf>, uuid: &str) -> bool {
     let listens = |folder: PathBuf| {
         let socket = std::fs::read_link(link(&folder, uuid)).ok()?;
         let address = SocketAddrUnix::new(socket).ok()?;
@@ -131,7 +135,7 @@ pub fn is_served(uuid: &str) -> bool {
             Err(_) => None,
         }
     };
-    folders().into_iter().any(|folder| listens(folder).is_some())
+    folders.into_iter().any(|folder| listens(folder).is_some())
 }
 
 /// The file name for sockets of the array `name`. A name comes from a disk: where it is no component of a
@@ -169,6 +173,31 @@ mod tests {
         let named =
             |name: &str| Some(OsString::from(if name == "PINSTRIPE_RUNTIME_DIR" { "/x" } else { "/y" }));
         assert_eq!(folders_of(true, named), [PathBuf::from("/x")]);
+    }
+
+    /// udev would give what a halted server has to mdadm.
+    #[test]
+    fn a_server_that_is_halted_and_whose_queue_is_full_serves_its_array() {
+        let (folder, uuid) = (tempfile::tempdir().unwrap(), "01:23");
+        let socket = folder.path().join("data.sock");
+        let is_served = || is_served_in(vec![folder.path().to_owned()], uuid);
+        let _link = Link::new(folder.path(), uuid, &socket).unwrap();
+        assert!(!is_served());
+        let address = SocketAddrUnix::new(&socket).unwrap();
+        let stream = |flags| socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        let listener = stream(SocketFlags::empty());
+        rustix::net::bind(&listener, &address).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        assert!(is_served());
+        let connects = || {
+            let end = stream(SocketFlags::NONBLOCK);
+            connect(&end, &address).map(|()| end)
+        };
+        let waiting: Vec<_> = std::iter::from_fn(|| connects().ok()).collect();
+        assert_eq!(connects().err(), Some(Errno::AGAIN), "{} wait", waiting.len());
+        assert!(is_served());
+        drop(listener);
+        assert!(!is_served());
     }
 
     #[test]

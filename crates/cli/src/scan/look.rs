@@ -145,3 +145,23 @@ pub fn look(paths: &[PathBuf], limit: Duration) -> Looked {
     }
     all
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A daemon beside a disk that hangs would have a thread more with each look.
+    #[test]
+    fn no_second_thread_waits_for_a_device_that_does_not_answer() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        let looked = || look(std::slice::from_ref(&path), LIMIT);
+        under_way().insert(path.clone());
+        let Looked { unread, is_silent, .. } = looked();
+        assert!(is_silent && unread.len() == 1 && unread[0].1.contains("does not answer"), "{unread:?}");
+        under_way().remove(&path);
+        let Looked { unread, is_silent, .. } = looked();
+        assert!(!is_silent && unread.is_empty(), "{unread:?}");
+    }
+}

@@ -393,6 +393,23 @@ fn udevs_rules_learn_which_array_a_device_is_of_and_the_generator_which_units_th
     assert_eq!(configured.run(&["incremental", "--export", &members[0]]).ok().out, "");
 }
 
+/// The command in a process whose watchdog is its own, as systemd says it: `WATCHDOG_PID`.
+fn watched(plain: &Command) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", "export WATCHDOG_PID=$$; exec \"$@\"", "sh"]);
+    command.arg(plain.get_program()).args(plain.get_args());
+    if let Some(folder) = plain.get_current_dir() {
+        command.current_dir(folder);
+    }
+    for (name, value) in plain.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
+}
+
 /// A thread that waits for such a disk can't be ended.
 #[test]
 fn a_disk_that_hangs_holds_up_no_array_that_it_is_none_of() {
@@ -407,13 +424,21 @@ fn a_disk_that_hangs_holds_up_no_array_that_it_is_none_of() {
     world.raid5(3);
     hangs.signal("STOP");
     let begun = Instant::now();
-    let mut unit = manager.start(configured.foreground(&manager));
-    let mut told = String::new();
-    while !told.contains("READY=1") && begun.elapsed() < PATIENCE {
-        told += &manager.next().unwrap_or_default();
-    }
+    let mut unit = manager.start(watched(&configured.foreground(&manager)));
+    let until = |words: &str| {
+        let mut told = String::new();
+        while !told.contains(words) && begun.elapsed() < PATIENCE {
+            told += &manager.next().unwrap_or_default();
+        }
+        told
+    };
+    let told = until("READY=1");
     assert!(told.contains("MAINPID=") && told.contains("READY=1"), "{told}");
     let took = begun.elapsed();
+    // As often as its watchdog wants it, and not as without one: every ten seconds.
+    let ready = Instant::now();
+    (0..4).for_each(|_| drop(until("WATCHDOG=1")));
+    assert!(ready.elapsed() < Duration::from_secs(15), "the manager would end it: {:?}", ready.elapsed());
     let list = configured.run(&["list", "--json"]).ok().json();
     hangs.signal("CONT");
     assert_eq!(list[0]["name"], "data", "{list}");
