@@ -49,6 +49,7 @@ fn query(
     guarded: &Guarded,
     controller: u16,
 ) -> Box<[u8; crate::wire::offload::QUERY_BYTES]> {
+    let free_to_receive = server.meter.free(shard::now());
     guarded.with(|state| {
         let (record, attached) = state.fence.settled();
         let query = Query {
@@ -61,7 +62,7 @@ fn query(
             incarnation: server.incarnation,
             // What this server sends is not measured.
             free_to_send: 0,
-            free_to_receive: server.meter.free(shard::now()),
+            free_to_receive,
         };
         query.encode()
     })
@@ -126,14 +127,16 @@ async fn attach<S: BlockService>(
         Some(record) if raises => server.store(guarded, &record).await,
         _ => Outcome::Stored,
     };
+    if outcome == Outcome::Stored {
+        // Still in its turn: nothing else attaches meanwhile.
+        let former = guarded.with(|state| state.owner.replace(session.controller.host_id));
+        expel(session, guarded.number, former);
+    }
     let granted = guarded.with(|state| {
         if raises && outcome != Outcome::Unchanged {
             state.table.forget_all();
         }
         state.fence.grant(controller, host, outcome);
-        if outcome == Outcome::Stored {
-            expel(session, guarded.number, state.owner.replace(session.controller.host_id));
-        }
         still_there(session, state)
     });
     guarded.changed.notify();

@@ -352,8 +352,7 @@ async fn reservation_report<S: BlockService>(session: &Session<S>, command: &Com
         if command.dword(11) & 1 == 0 {
             return Err(Status::HOST_IDENTIFIER_INVALID);
         }
-        let subsystem = &session.inner.subsystem;
-        let mut bytes = namespace.reservations(|state| state.report(|host| subsystem.controllers_of(host)));
+        let mut bytes = session.inner.subsystem.report(namespace);
         bytes.resize(length, 0);
         Ok(bytes)
     };

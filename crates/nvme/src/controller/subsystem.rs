@@ -5,6 +5,9 @@
 //! queue's session end. It is forgotten when the last of them has finished its commands. On a namespace where
 //! writes of it are still carried out, commands of the host's next controller wait, so that no old one can be
 //! carried out after a new one; a disk that hangs holds up none of the others.
+//!
+//! The locks, of which a shard holds one at a time ([`lock`]): the controllers, each controller's state, each
+//! namespace's reservations, and what is known of its attachments ([`Guarded`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -315,12 +318,15 @@ impl Subsystem {
             .cloned()
     }
 
-    pub(super) fn controllers_of(&self, host: &HostId) -> Vec<u16> {
-        let controllers = self.controllers();
-        let of_host =
-            controllers.iter().filter(|controller| controller.host_id == *host && controller.is_proven());
-        let of_host = of_host.filter(|controller| !controller.discovery);
-        of_host.map(|controller| controller.id).collect()
+    /// What Reservation Report tells of a namespace.
+    pub(super) fn report(&self, namespace: &Namespace) -> Vec<u8> {
+        let is_told = |one: &Arc<Controller>| !one.discovery && one.is_proven();
+        let told: Vec<_> = self.controllers().into_iter().filter(is_told).collect();
+        let numbers_of = |host: &HostId| {
+            let of_host = told.iter().filter(|one| one.host_id == *host);
+            of_host.map(|one| one.id).collect()
+        };
+        namespace.reservations(|state| state.report(numbers_of))
     }
 
     /// Whether too many controllers of this host are dead and still have commands that aren't over. One that
@@ -351,6 +357,7 @@ impl Subsystem {
         keep_alive_ms: u32,
         now: u64,
     ) -> Option<Arc<Controller>> {
+        self.end_silent(host_id, now);
         let mut controllers = lock(&self.controllers);
         if controllers.iter().filter(|other| other.is_proven()).count() >= CONTROLLERS_MAX {
             return None;
@@ -362,8 +369,7 @@ impl Subsystem {
             }
         };
         // Whatever they count later is refused: they are dead.
-        let is_over = |other: &Arc<Controller>| other.is_dead() || other.ends_silent(now);
-        let is_before = |other: &&Arc<Controller>| other.host_id == host_id && is_over(other);
+        let is_before = |other: &&Arc<Controller>| other.host_id == host_id && other.is_dead();
         let before = controllers.iter().filter(is_before).map(|other| Arc::clone(&other.writes));
         let before = before.filter(|writes| !writes.are_none()).collect();
         let controller = Arc::new(Controller {
@@ -383,6 +389,15 @@ impl Subsystem {
         });
         controllers.push(Arc::clone(&controller));
         Some(controller)
+    }
+
+    /// Ends those controllers of a host that have been silent for too long. One that must still prove its
+    /// identity may compute for longer, and has written nothing.
+    fn end_silent(&self, host: HostId, now: u64) {
+        let controllers = self.controllers();
+        for controller in controllers.iter().filter(|one| one.host_id == host) {
+            controller.ends_silent(now);
+        }
     }
 
     /// What another process goes on with, if it gets these queues: the controllers whose admin queues are
@@ -762,6 +777,7 @@ impl Drop for Admitted {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::initiator::{Address, Connecting, Connector};
     use pinstripe_runtime::{Shard, ShardConfig};
     use std::task::{Context, Poll, Waker};
 
@@ -787,6 +803,33 @@ mod tests {
         let subsystem = Subsystem::new(config([4096, 0, 4096])).unwrap();
         assert_eq!(subsystem.active_namespaces().collect::<Vec<_>>(), [1, 3]);
         assert!(subsystem.namespace(2).is_none() && subsystem.namespaces_max() == 3);
+    }
+
+    struct Nowhere;
+
+    impl Connector for Nowhere {
+        fn connect(&self, _: &Address) -> Connecting {
+            Box::pin(async { Err(std::io::ErrorKind::ConnectionRefused.into()) })
+        }
+    }
+
+    /// See [`lock`]: what it ends has attachments, which are behind a lock of their own.
+    #[test]
+    fn a_connect_that_ends_a_silent_controller_holds_one_lock_at_a_time() {
+        let shard = Shard::new(&ShardConfig { index: 0, arena_bytes: 0, clock: None });
+        let _entered = shard.enter();
+        let offload = OffloadConfig {
+            pipeline: super::super::offload::Pipeline::Overlapped,
+            incarnation: [9; 16],
+            epochs: None,
+            connector: Arc::new(Nowhere),
+            peers: OffloadConfig::peer_options("nqn.2026-01.com.example:x", 1),
+        };
+        let subsystem = Subsystem::with(config([4096; 3]), None, Some(offload)).unwrap();
+        let add = |now| subsystem.add_controller([1; 16], "nqn.2026-01.com.example:h", false, 2000, now);
+        let silent = add(0).unwrap();
+        let next = add(2_000_000_000).unwrap();
+        assert!(silent.is_dead() && !next.is_dead());
     }
 
     /// C28: it isn't known any more then whether a higher epoch had ended it.
