@@ -195,11 +195,11 @@ async fn detach<S: BlockService>(
     });
     let Some(record) = left.await? else { return Ok(()) };
     guarded.drain().await;
-    let stored = server.store(guarded, &record).await == Outcome::Stored;
+    let outcome = server.store(guarded, &record).await;
     guarded.with(|state| {
-        state.fence.given_up(stored);
-        state.owner = state.owner.filter(|_| !stored);
+        state.fence.given_up(outcome);
+        state.owner = state.owner.filter(|_| outcome != Outcome::Stored);
     });
     guarded.changed.notify();
-    if stored { Ok(()) } else { Err(Status::INTERNAL) }
+    if outcome == Outcome::Stored { Ok(()) } else { Err(Status::INTERNAL) }
 }

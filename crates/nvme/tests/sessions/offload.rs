@@ -3,12 +3,13 @@
 use std::cell::RefCell;
 use std::io::{self, ErrorKind};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use pinstripe_block::budget::Budget;
 use pinstripe_nvme::auth::Authentication;
 use pinstripe_nvme::controller::{
-    EpochRecord, EpochStore, OffloadConfig, Pipeline, Storing, Subsystem, SubsystemConfig, Target,
+    EpochRecord, EpochStore, NotStored, OffloadConfig, Pipeline, Storing, Subsystem, SubsystemConfig,
+    Target,
 };
 use pinstripe_nvme::initiator::{Address, Connecting, Connector};
 use pinstripe_nvme::wire::command::{Command, DATASET_DEALLOCATE, DatasetRange, Sgl, nvm};
@@ -96,6 +97,25 @@ impl EpochStore for Full {
     }
 }
 
+/// Keeps a record, and can't say whether it has stored that the epoch was given up.
+#[derive(Default)]
+struct Unsure(Mutex<Option<EpochRecord>>);
+
+impl EpochStore for Unsure {
+    fn load(&self, _: &[u8; 16]) -> io::Result<Option<EpochRecord>> {
+        Ok(*self.0.lock().unwrap())
+    }
+
+    fn store(&self, _: &[u8; 16], record: &EpochRecord) -> Storing {
+        *self.0.lock().unwrap() = Some(*record);
+        let is_unsure = record.given_up;
+        Box::pin(async move {
+            let error = || NotStored { error: ErrorKind::Other.into(), is_unchanged: false };
+            if is_unsure { Err(error()) } else { Ok(()) }
+        })
+    }
+}
+
 /// What a server says of the first namespace's attachments.
 async fn asked(admin_queue: &mut Host) -> Query {
     let page = admin_queue.read(Command::new(admin::QUERY, 1), 4096).await.unwrap();
@@ -124,6 +144,37 @@ fn an_epoch_that_can_not_be_stored_is_never_told() {
         let mut io = first.io(&random, &target, 1, 1, 0).await;
         let write = Command::new(nvm::WRITE, 1).with_blocks(0, 1);
         assert_eq!(io.status(write, &[1; 512]).await, Status::SUCCESS);
+        target.stop().await;
+    });
+}
+
+/// A crash must not leave what the host was not told.
+#[test]
+fn a_host_that_attaches_when_its_giving_up_may_be_stored_is_attached_after_a_crash() {
+    seeds(2, |random: Rc<Random>| async move {
+        let arrays = [Array::new(&random, 1 << 20, 0)];
+        let epochs = Arc::new(Unsure::default());
+        let started = || {
+            let epochs = Arc::clone(&epochs) as Arc<dyn EpochStore>;
+            Target::new(computing_of(&arrays, None, Arc::new(Nowhere), Some(epochs)), arrays.to_vec())
+        };
+        let data = Attach { instance: [9; 16], ..page(5) }.encode();
+        let write = Command::new(nvm::WRITE, 1).with_blocks(0, 1);
+        let target = started();
+        let mut first = Host::admin(&random, &target, 1).await;
+        assert_eq!(attached(&mut first, &data).await, Status::SUCCESS);
+        let give_up = Command::new(admin::DETACH, 1).with_dword(10, 1);
+        assert_eq!(first.status(give_up, &[]).await, Status::INTERNAL);
+        assert_eq!(attached(&mut first, &data).await, Status::SUCCESS);
+        let mut io = first.io(&random, &target, 1, 1, 0).await;
+        assert_eq!(io.status(write, &[1; 512]).await, Status::SUCCESS);
+        target.stop().await;
+        let target = started();
+        let second = Host::admin(&random, &target, 2).await;
+        let mut other = second.io(&random, &target, 2, 1, 0).await;
+        assert_eq!(other.status(write, &[2; 512]).await, Status::FENCED);
+        let mut first = Host::admin(&random, &target, 1).await;
+        assert_eq!(attached(&mut first, &data).await, Status::SUCCESS);
         target.stop().await;
     });
 }

@@ -400,7 +400,7 @@ impl Fence {
     }
 
     /// It is stored that the epoch is given up, or can't be.
-    pub fn given_up(&mut self, stored: bool) {
+    pub fn given_up(&mut self, outcome: Outcome) {
         self.changing = false;
         if stored {
             self.record = self.given_back();
@@ -547,6 +547,18 @@ mod tests {
         assert!(!fence.allows(1) && fence.check_peer(7).is_err());
     }
 
+    /// A crash may leave that the epoch was given up: then the host's next Attach of it would be refused.
+    #[test]
+    fn a_giving_up_that_may_be_stored_is_overwritten_by_the_next_attach() {
+        for (outcome, grant) in [(Outcome::Unknown, Grant::Raises), (Outcome::Unchanged, Grant::Now)] {
+            let mut fence = Fence::default();
+            attached(&mut fence, 5, 1, A);
+            fence.give_up();
+            fence.given_up(outcome);
+            assert_eq!(fence.attach(&attach(5), 1, A, Table::default()), Ok(grant));
+        }
+    }
+
     #[test]
     fn an_owner_that_can_not_raise_its_epoch_keeps_its_controllers() {
         for outcome in [Outcome::Unchanged, Outcome::Unknown] {
@@ -565,14 +577,14 @@ mod tests {
         attached(&mut fence, 5, 1, A);
         let record = fence.give_up().unwrap();
         assert!(record.given_up && !fence.allows(2), "not before it is stored");
-        fence.given_up(true);
+        fence.given_up(Outcome::Stored);
         assert!(fence.allows(2));
         for epoch in [4, 5] {
             assert_eq!(fence.attach(&attach(epoch), 2, B, Table::default()), Err(Status::FENCED));
         }
         attached(&mut fence, 6, 2, B);
         fence.give_up();
-        fence.given_up(true);
+        fence.given_up(Outcome::Stored);
         attached(&mut fence, 7, 1, A);
         assert!(!fence.record().unwrap().ended.contains(&B), "it left by itself, and may come again");
     }
@@ -590,7 +602,7 @@ mod tests {
         taken_over(&mut fence, 6, 2, B);
         assert!(fence.allows(2), "it writes");
         fence.give_up();
-        fence.given_up(true);
+        fence.given_up(Outcome::Stored);
         assert!(!fence.is_up() && fence.refuses_some());
         assert!(!fence.allows(1) && fence.allows(2) && fence.allows(3));
         assert_eq!(fence.check_host(1), Err(Status::FENCED));
@@ -620,10 +632,10 @@ mod tests {
         assert_eq!(again(&mut fence, 8), Err(Status::FENCED), "it is another host's");
         let record = fence.give_up().unwrap();
         assert!(record.given_up && !record.ended.contains(&A));
-        fence.given_up(false);
-        assert_eq!(again(&mut fence, 8), Err(Status::FENCED), "a crash may leave that it was not given up");
+        fence.given_up(Outcome::Unchanged);
+        assert_eq!(again(&mut fence, 8), Err(Status::FENCED), "it was not given up");
         fence.give_up();
-        fence.given_up(true);
+        fence.given_up(Outcome::Stored);
         assert_eq!(fence.record(), Some(&record));
         assert!(!fence.allows(1), "what the controller has sent may be older than what its host knows now");
         assert_eq!(again(&mut fence, 7), Err(Status::FENCED));
@@ -633,7 +645,7 @@ mod tests {
         taken_over(&mut fence, 9, 2, B);
         taken_over(&mut fence, 10, 3, [3; 16]);
         fence.give_up();
-        fence.given_up(true);
+        fence.given_up(Outcome::Stored);
         let ended = fence.record().unwrap().ended;
         assert!(ended.contains(&A) && !ended.contains(&B));
     }
@@ -718,7 +730,7 @@ mod tests {
         );
         assert_eq!(fence.attach_peer(&peer(6), 9), Ok(()));
         fence.give_up();
-        fence.given_up(true);
+        fence.given_up(Outcome::Stored);
         attached(&mut fence, 7, 3, [3; 16]);
         assert_eq!(fence.attach_peer(&peer(7), 9), Err(Status::FENCED), "it brought some of the one before");
         // The number of a controller that has ended may be given to another one.
