@@ -106,10 +106,11 @@ async fn attach<S: BlockService>(
     let granted = in_turn(guarded, |state| {
         still_there(session, state)?;
         let grant = state.fence.attach(attach, controller, host, members.clone())?;
-        if grant == Grant::Now {
-            state.owner = Some(session.controller.host_id);
-        } else {
-            state.table.drop_uncommitted(None);
+        match grant {
+            Grant::Now => state.owner = Some(session.controller.host_id),
+            Grant::Ends => state.table.drop_uncommitted(None),
+            // Should the record not be stored, what the host that is attached has prepared is still there.
+            Grant::Raises => {}
         }
         Ok(grant)
     });

@@ -475,9 +475,14 @@ impl<'a, S: BlockService> Carrier<'a, S> {
     async fn commit(&self, fua: bool) -> Result<Done, Refusal> {
         let _turn = self.turn().await;
         let controller = self.session.controller.id;
-        self.guarded.with(|state| state.fence.check_host(controller))?;
+        self.guarded.with(|state| state.fence.check_settled(controller))?;
+        // While a record is being stored it waits here, as a Write does. What changes the record from then on
+        // waits for this.
         let _admitted = admit(self.session, self.namespace, Access::Write).await?;
-        let step = self.guarded.with(|state| state.table.commit(self.ticket, shard::now()));
+        let step = self.guarded.with(|state| {
+            state.fence.check_settled(controller)?;
+            state.table.commit(self.ticket, shard::now())
+        });
         match step? {
             Commit::Write(key, offset, data) => {
                 let _stage = self.server.counters.stage();
@@ -510,7 +515,7 @@ impl<'a, S: BlockService> Carrier<'a, S> {
     async fn resolve(&self) -> Result<Done, Refusal> {
         let controller = self.session.controller.id;
         let resolution = self.guarded.with(|state| {
-            state.fence.check_host(controller)?;
+            state.fence.check_settled(controller)?;
             state.table.resolve(self.ticket, controller, shard::now())
         });
         let outcome = match resolution? {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use pinstripe_block::budget::Budget;
 use pinstripe_nvme::auth::Authentication;
 use pinstripe_nvme::controller::{
-    EpochRecord, EpochStore, NotStored, OffloadConfig, Pipeline, Storing, Subsystem, SubsystemConfig,
+    Ended, EpochRecord, EpochStore, NotStored, OffloadConfig, Pipeline, Storing, Subsystem, SubsystemConfig,
     Target,
 };
 use pinstripe_nvme::initiator::{Address, Connecting, Connector};
@@ -148,6 +148,16 @@ fn an_epoch_that_can_not_be_stored_is_never_told() {
     });
 }
 
+/// Attach, which is asked for and not waited for.
+async fn begin_attach(admin_queue: &mut Host, data: &[u8]) {
+    let length = u32::try_from(data.len()).unwrap();
+    admin_queue.command(Command::new(admin::ATTACH, 1).with_dword(10, length), data).await;
+}
+
+fn ticket(operation: u64) -> Ticket {
+    Ticket { operation: OperationId(operation), oldest: OperationId(1) }
+}
+
 /// A crash must not leave what the host was not told.
 #[test]
 fn a_host_that_attaches_when_its_giving_up_may_be_stored_is_attached_after_a_crash() {
@@ -175,6 +185,37 @@ fn a_host_that_attaches_when_its_giving_up_may_be_stored_is_attached_after_a_cra
         assert_eq!(other.status(write, &[2; 512]).await, Status::FENCED);
         let mut first = Host::admin(&random, &target, 1).await;
         assert_eq!(attached(&mut first, &data).await, Status::SUCCESS);
+        target.stop().await;
+    });
+}
+
+/// A host whose Commit is refused takes the member out of its array.
+#[test]
+fn what_a_host_has_prepared_is_still_there_after_a_takeover_that_can_not_be_stored() {
+    seeds(3, |random: Rc<Random>| async move {
+        let arrays = [Array::new(&random, 1 << 20, 0)];
+        let subsystem = computing_of(&arrays, None, Arc::new(Nowhere), Some(Arc::new(Full(1))));
+        let target = Target::new(subsystem, arrays.to_vec());
+        let mut first = Host::admin(&random, &target, 1).await;
+        assert_eq!(attached(&mut first, &attach(1, 9)).await, Status::SUCCESS);
+        let mut io = first.io(&random, &target, 1, 1, 0).await;
+        for operation in [1, 2, 3] {
+            let blocks = Blocks { start: operation, count: 1 };
+            let begin = Request::PartialWrite { blocks, modify: false, reducers: [None, None] };
+            assert_eq!(io.status(begin.command(1, ticket(operation)), &[1; 512]).await, Status::SUCCESS);
+        }
+        let mut second = Host::admin(&random, &target, 2).await;
+        begin_attach(&mut second, &Attach { takeover: true, ..page(2) }.encode()).await;
+        shard::sleep(500_000_000).await;
+        let resolved = io.ask(Request::Resolve.command(1, ticket(3)), &[]).await;
+        assert_eq!((resolved.status(), resolved.result_dword()), (Status::SUCCESS, 0));
+        let commit = Request::Commit { fua: false };
+        assert_eq!(io.status(commit.command(1, ticket(1)), &[]).await, Status::SUCCESS);
+        assert_eq!(second.completion().await.status(), Status::INTERNAL);
+        assert_eq!(io.status(commit.command(1, ticket(2)), &[]).await, Status::SUCCESS);
+        assert_eq!(io.status(commit.command(1, ticket(3)), &[]).await, Status::DROPPED);
+        let blocks = [0, 1, 1, 0].map(|byte| [byte; 512]).concat();
+        assert_eq!(arrays[0].seen.borrow().data[..blocks.len()], blocks);
         target.stop().await;
     });
 }

@@ -159,7 +159,7 @@ impl Fence {
         }
         if !self.is_up() || self.is_attached(controller) || unfenced {
             Admits::Now
-        } else if self.staying.iter().chain(&self.ending).any(|attached| attached.controller == controller) {
+        } else if self.is_waiting(controller) {
             Admits::Soon
         } else {
             Admits::Never
@@ -170,7 +170,18 @@ impl Fence {
         self.hosts.iter().any(|attached| attached.controller == controller)
     }
 
-    /// Whether a controller may give commands of operations.
+    /// Whether a controller is attached by the record that holds while an Attach changes it.
+    fn is_waiting(&self, controller: u16) -> bool {
+        self.staying.iter().chain(&self.ending).any(|attached| attached.controller == controller)
+    }
+
+    /// Whether a controller may give commands of operations, by the record that holds. What changes the
+    /// namespace then waits until an Attach that is under way is over.
+    pub fn check_settled(&self, controller: u16) -> Result<(), Status> {
+        if self.is_waiting(controller) { Ok(()) } else { self.check_host(controller) }
+    }
+
+    /// Whether a controller may begin operations.
     pub fn check_host(&self, controller: u16) -> Result<(), Status> {
         match self.is_attached(controller) {
             true => Ok(()),
@@ -370,7 +381,7 @@ impl Fence {
 
     /// A controller is detached. Whether a host was.
     pub fn detach(&mut self, controller: u16) -> bool {
-        let attached = self.hosts.len();
+        let was_attached = self.is_attached(controller) || self.is_waiting(controller);
         for hosts in [&mut self.hosts, &mut self.staying, &mut self.ending] {
             hosts.retain(|attached| attached.controller != controller);
         }
@@ -379,7 +390,7 @@ impl Fence {
         for controllers in before.chain([&mut self.peers, &mut self.former_peers, &mut self.ended]) {
             controllers.retain(|known| *known != controller);
         }
-        self.hosts.len() != attached
+        was_attached
     }
 
     /// The epoch is to be given up, and no controller is attached any more. The record that is to be stored
@@ -541,7 +552,7 @@ mod tests {
 
         // What ends meanwhile doesn't come back.
         let mut fence = begun();
-        fence.detach(1);
+        assert!(fence.detach(1), "what it has prepared goes, too");
         fence.detach(7);
         fence.grant(2, B, Outcome::Unchanged);
         assert!(!fence.allows(1) && fence.check_peer(7).is_err());

@@ -214,8 +214,8 @@ impl GuardedState {
         }
         // Without an attached host nothing waits for the parts from other servers: then all that are not
         // committed go.
-        let all = !self.fence.has_host();
-        self.table.drop_uncommitted(if all { None } else { Some(controller) });
+        let (_, has_host) = self.fence.settled();
+        self.table.drop_uncommitted(has_host.then_some(controller));
     }
 }
 
