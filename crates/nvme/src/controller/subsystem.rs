@@ -395,7 +395,7 @@ impl Subsystem {
     /// identity may compute for longer, and has written nothing.
     fn end_silent(&self, host: HostId, now: u64) {
         let controllers = self.controllers();
-        for controller in controllers.iter().filter(|one| one.host_id == host) {
+        for controller in controllers.iter().filter(|one| one.host_id == host && one.is_proven()) {
             controller.ends_silent(now);
         }
     }

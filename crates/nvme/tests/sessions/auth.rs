@@ -690,6 +690,31 @@ fn while_a_strangers_proof_is_computed_others_are_served() {
     });
 }
 
+/// Names go in clear, so that anyone can connect in this one.
+#[test]
+fn a_host_whose_proof_takes_longer_than_its_keep_alive_is_not_ended_by_another_connect_of_its_name() {
+    seeds(3, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let later = Later::default();
+        let seed = Box::new(Seeded(AtomicU64::new(7)));
+        let keys = Authentication::with(Keyring::new(vec![plain(HOST)]), seed, Box::new(later.clone()));
+        let (_, target) = target_of(std::slice::from_ref(&array), Some(keys));
+        let target = lay(&random, target);
+        let mut host = Host::initialize(&random, &target, 0).await;
+        assert_eq!(host.connect(5, 0, CONTROLLER_ANY, 2000).await.status(), Status::SUCCESS);
+        let prover = Prover::new(&random, plain(NQN));
+        later.0.store(true, Ordering::SeqCst);
+        let proving = shard::spawn_joined(async move { prover.prove(&mut host).await.0 });
+        shard::sleep(3_000_000_000).await;
+        let stranger = connected(&random, &target).await;
+        shard::sleep(1_000_000).await;
+        later.0.store(false, Ordering::SeqCst);
+        assert!(matches!(proving.join().await, Message::Success1 { .. }));
+        stranger.close();
+        leave(target).await;
+    });
+}
+
 #[test]
 fn the_largest_groups_are_used_only_where_a_line_names_them() {
     let names = |entry: &Entry| entry.groups.clone();
