@@ -75,6 +75,7 @@ struct Before {
     peers: Vec<u16>,
     former_peers: Vec<u16>,
     generation: u64,
+    alone: Option<u64>,
     table: Table,
 }
 
@@ -100,6 +101,8 @@ pub(crate) struct Fence {
     /// Controllers that were attached and were ended, until they attach anew.
     ended: Vec<u16>,
     generation: u64,
+    /// That of the last Attach *alone* of the epoch.
+    alone: Option<u64>,
     table: Table,
     /// An Attach or Detach changes the record.
     pub changing: bool,
@@ -245,13 +248,14 @@ impl Fence {
         host: HostId,
         table: Table,
     ) -> Result<Grant, Status> {
-        let grant = self.decide(attach, host)?;
+        let grant = self.decide(attach, controller, host)?;
         if grant != Grant::Now {
             self.before = Some(self.now());
         }
         if grant == Grant::Raises {
             self.raise(attach, host);
             self.end_peers();
+            self.alone = None;
         }
         if grant != Grant::Now {
             let alone = attach.alone && !active(Mutant::AloneIgnored);
@@ -259,6 +263,9 @@ impl Fence {
             self.changing = true;
         }
         (self.generation, self.table) = (attach.generation, table);
+        if attach.alone {
+            self.alone = Some(attach.generation);
+        }
         if grant == Grant::Now {
             self.add(controller, host);
         }
@@ -273,12 +280,13 @@ impl Fence {
             peers: self.peers.clone(),
             former_peers: self.former_peers.clone(),
             generation: self.generation,
+            alone: self.alone,
             table: self.table.clone(),
         }
     }
 
     /// What an Attach comes to, or why it is refused.
-    fn decide(&self, attach: &Attach, host: HostId) -> Result<Grant, Status> {
+    fn decide(&self, attach: &Attach, controller: u16, host: HostId) -> Result<Grant, Status> {
         let known = self.record.as_ref().map_or(0, |record| record.epoch);
         if attach.epoch.saturating_sub(known) > EPOCH_STEP_MAX {
             return Err(Status::INVALID_FIELD);
@@ -300,7 +308,11 @@ impl Fence {
         if record.owner != host {
             return Err(Status::FENCED);
         }
-        if record.array != attach.array || attach.generation < self.generation {
+        // An Attach that was sent before one *alone*, on another connection, must not bring back what that
+        // one has ended (C28).
+        let is_late =
+            !self.is_attached(controller) && self.alone.is_some_and(|last| attach.generation <= last);
+        if record.array != attach.array || attach.generation < self.generation || is_late {
             return Err(Status::INVALID_FIELD);
         }
         Ok(match (self.stored, attach.alone) {
@@ -363,7 +375,7 @@ impl Fence {
                 (self.record, self.stored) = (before.record, before.stored);
                 self.displaced = before.displaced;
                 (self.peers, self.former_peers) = (before.peers, before.former_peers);
-                (self.generation, self.table) = (before.generation, before.table);
+                (self.generation, self.alone, self.table) = (before.generation, before.alone, before.table);
             }
             _ => self.ended.extend(ending.into_iter().map(|attached| attached.controller)),
         }
@@ -413,9 +425,14 @@ impl Fence {
     /// It is stored that the epoch is given up, or can't be.
     pub fn given_up(&mut self, outcome: Outcome) {
         self.changing = false;
-        if stored {
-            self.record = self.given_back();
-            self.displaced = None;
+        match outcome {
+            Outcome::Stored => {
+                self.record = self.given_back();
+                (self.stored, self.displaced) = (true, None);
+            }
+            Outcome::Unchanged => {}
+            // A crash may leave that it was: the next Attach stores that it was not.
+            Outcome::Unknown => self.stored = false,
         }
     }
 }
@@ -697,6 +714,27 @@ mod tests {
         assert_eq!(fence.admits(2), Admits::Soon);
         fence.grant(2, A, Outcome::Stored);
         assert!(fence.allows(2));
+    }
+
+    /// What stands behind it on its connection would be carried out after what the newer one has begun.
+    #[test]
+    fn an_attach_that_was_sent_before_one_that_is_alone_brings_nothing_back() {
+        let alone = |generation| Attach { alone: true, generation, ..attach(5) };
+        let plain = |generation| Attach { generation, ..attach(5) };
+        let mut fence = Fence::default();
+        attached(&mut fence, 5, 1, A);
+        assert_eq!(fence.attach(&alone(4), 2, A, Table::default()), Ok(Grant::Ends));
+        fence.grant(2, A, Outcome::Stored);
+        for (late, controller) in [(alone(4), 1), (plain(4), 1), (alone(4), 3), (plain(4), 3)] {
+            let refused = fence.attach(&late, controller, A, Table::default());
+            assert_eq!(refused, Err(Status::INVALID_FIELD));
+        }
+        assert!(fence.allows(2) && !fence.allows(1) && !fence.allows(3));
+        assert_eq!(fence.attach(&plain(4), 2, A, Table::default()), Ok(Grant::Now), "it is attached");
+        assert_eq!(fence.attach(&plain(5), 3, A, Table::default()), Ok(Grant::Now));
+        // Under the next epoch all begins anew.
+        attached(&mut fence, 6, 2, A);
+        assert_eq!(fence.attach(&attach(6), 4, A, Table::default()), Ok(Grant::Now));
     }
 
     #[test]
