@@ -3,7 +3,7 @@
 //! In the first phase a command takes a slot, works out its part, and brings what it has to the table under
 //! its key. The table may have dropped the operation meanwhile, because of a Resolve, a time-out, the end of
 //! its controller or a higher epoch: then the answer is `Dropped`, and the task that holds the memory frees
-//! it.
+//! it. Until then the task counts, for its operation counts no more (C35).
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -178,20 +178,28 @@ impl<'a, S: BlockService> Carrier<'a, S> {
             };
             let [first, second] = reducers.map(|reducer| reducer.map(way).transpose());
             let (both, own) = ([first?, second?], members.own.unwrap_or(0));
+            if state.under_way >= state.table.slots() {
+                return Err(Status::BUSY);
+            }
             let key = state.table.begin(&beginning, shard::now())?;
+            state.under_way += 1;
             Ok((key, Routes { key, both, identity, own }))
         })
     }
 
-    /// Runs what follows after [`Carrier::begin`]; a failure drops the operation.
+    /// Runs what follows after [`Carrier::begin`]; a failure drops the operation. All memory that the command
+    /// takes goes before this ends, or is the operation's.
     async fn under<T>(&self, key: Key, work: impl Future<Output = Result<T, Refusal>>) -> Result<T, Refusal> {
         let under_way = &self.session.first_phase;
         under_way.set(under_way.get() + 1);
         let result = work.await;
         under_way.set(under_way.get() - 1);
-        if result.is_err() {
-            self.guarded.with(|state| state.table.failed(key));
-        }
+        self.guarded.with(|state| {
+            state.under_way -= 1;
+            if result.is_err() {
+                state.table.failed(key);
+            }
+        });
         result
     }
 
@@ -462,14 +470,11 @@ impl<'a, S: BlockService> Carrier<'a, S> {
             }
             let sum = self.sum(key).await?;
             self.guarded.with(|state| state.table.over(key))?;
-            Ok(sum)
+            self.server.counters.reduces.fetch_add(1, Ordering::Relaxed);
+            Ok(self.session.send_slice(self.command, sum.freeze()).await)
         };
-        let sum = self.under(key, reduce).await?;
-        self.server.counters.reduces.fetch_add(1, Ordering::Relaxed);
-        if self.session.send_slice(self.command, sum.freeze()).await {
-            return Ok(Done::Result(0));
-        }
-        Ok(Done::Answered)
+        let is_sent = self.under(key, reduce).await?;
+        Ok(if is_sent { Done::Result(0) } else { Done::Answered })
     }
 
     async fn commit(&self, fua: bool) -> Result<Done, Refusal> {

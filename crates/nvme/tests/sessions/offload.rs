@@ -220,6 +220,38 @@ fn what_a_host_has_prepared_is_still_there_after_a_takeover_that_can_not_be_stor
     });
 }
 
+/// Commands of operations that were dropped hold memory as long as their disk hangs.
+#[test]
+fn of_first_phase_commands_there_are_no_more_than_slots_although_their_operations_are_dropped() {
+    seeds(2, |random: Rc<Random>| async move {
+        let array = Array::new(&random, 1 << 20, 0);
+        let target = computing(std::slice::from_ref(&array));
+        let mut first = Host::admin(&random, &target, 1).await;
+        assert_eq!(attached(&mut first, &attach(1, 9)).await, Status::SUCCESS);
+        let mut io = Host::initialize(&random, &target, 0).await;
+        io.entries = 128;
+        assert_eq!(io.connect(1, 1, first.controller, 0).await.status(), Status::SUCCESS);
+        let mut other = first.io(&random, &target, 1, 2, 0).await;
+        let blocks = Blocks { start: 0, count: 1 };
+        let modify = Request::PartialWrite { blocks, modify: true, reducers: [None, None] };
+        array.close();
+        for operation in 1..=64 {
+            io.command(modify.command(1, ticket(operation)), &[1; 512]).await;
+            shard::sleep(1_000_000).await;
+            let resolve = Request::Resolve.command(1, ticket(operation));
+            assert_eq!(other.status(resolve, &[]).await, Status::SUCCESS);
+        }
+        assert_eq!((asked(&mut first).await.held, array.seen.borrow().running), (0, 64));
+        assert_eq!(other.status(modify.command(1, ticket(65)), &[1; 512]).await, Status::BUSY);
+        array.open();
+        for _ in 1..=64 {
+            assert_eq!(io.completion().await.status(), Status::DROPPED);
+        }
+        assert_eq!(other.status(modify.command(1, ticket(66)), &[1; 512]).await, Status::SUCCESS);
+        target.stop().await;
+    });
+}
+
 /// A start that is refused at its second server gives the first one back, and the array that has lost only
 /// its connection to that one must be able to use it again.
 #[test]

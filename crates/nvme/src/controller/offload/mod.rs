@@ -17,9 +17,10 @@
 //!
 //! **Memory.** An operation takes a slot, and a namespace has so many: [`Server::slots`] operations of
 //! [`RANGE_BYTES_MAX`], of which each holds the new bytes or a sum, and while it is prepared the old bytes
-//! and up to two parts as well. The connection's own limit covers what is being received and what waits to be
-//! sent, and is never held while an operation waits for others: so operations can't wait for each other's
-//! memory. A part that another server doesn't answer outlives its operation: a connection with a few of these
+//! and up to two parts as well. A task may outlive its operation, for a disk that hangs or a host that takes
+//! no answers: so of tasks there are as many at most as slots. The connection's own limit covers what is being
+//! received and what waits to be sent, and is never held while an operation waits for others: so operations
+//! can't wait for each other's memory. A part that another server doesn't answer outlives its operation: a connection with a few of these
 //! is ended.
 
 pub(super) mod counters;
@@ -202,11 +203,18 @@ pub(super) struct Guarded {
 pub(super) struct GuardedState {
     pub fence: Fence,
     pub table: Table,
+    /// First-phase commands that are under way, also of operations that were dropped.
+    pub under_way: u32,
     /// The host that attached it last, by its identifier, and has not given it up.
     pub owner: Option<HostId>,
 }
 
 impl GuardedState {
+    /// With what was stored.
+    pub fn new(record: Option<&EpochRecord>, slots: u32) -> Self {
+        Self { fence: Fence::new(record), table: Table::new(slots), under_way: 0, owner: None }
+    }
+
     /// A controller is detached, without giving the epoch up.
     pub fn leave(&mut self, controller: u16) {
         if !self.fence.detach(controller) || active(Mutant::OperationsOutliveController) {
@@ -328,8 +336,7 @@ impl Server {
                 Some(epochs) => epochs.load(uuid)?,
                 None => None,
             };
-            let state =
-                GuardedState { fence: Fence::new(record.as_ref()), table: Table::new(slots), owner: None };
+            let state = GuardedState::new(record.as_ref(), slots);
             let number = u32::try_from(index + 1).unwrap_or(u32::MAX);
             Ok(Arc::new(Guarded::new(number, *uuid, state)))
         };
@@ -463,8 +470,7 @@ mod tests {
     /// C22: else it would land after the next host's Attach was answered.
     #[test]
     fn an_epoch_that_rises_while_a_change_looks_whether_it_may_be_waits_for_it() {
-        let state = GuardedState { fence: Fence::default(), table: Table::new(1), owner: None };
-        let guarded = Arc::new(Guarded::new(1, [1; 16], state));
+        let guarded = Arc::new(Guarded::new(1, [1; 16], GuardedState::new(None, 1)));
         let attach = Attach {
             array: [7; 16],
             epoch: 1,

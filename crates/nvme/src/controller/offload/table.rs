@@ -135,6 +135,10 @@ impl Table {
         Self { operations: BTreeMap::new(), era: 0, oldest: 0, slots, held: 0, dropped: 0 }
     }
 
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
     /// Operations that take a slot.
     pub fn held(&self) -> u32 {
         self.held
