@@ -9,6 +9,7 @@ use super::offload::fence::{self, Grant, Outcome};
 use super::offload::{Guarded, GuardedState, Server};
 use super::reservation::HostId;
 use super::session::Session;
+use super::subsystem::Controller;
 use crate::mutants::{Mutant, active};
 use crate::wire::command::Command;
 use crate::wire::offload::{ATTACH_BYTES_MAX, Attach, Query, admin};
@@ -97,14 +98,11 @@ async fn attach<S: BlockService>(
     let controller = session.controller.id;
     let host = fence::owner(session.controller.host_id, attach.instance);
     if attach.peer {
-        return guarded.with(|state| {
-            state.fence.attach_peer(attach, controller)?;
-            still_there(session, state)
-        });
+        return guarded.with(|state| attach_peer(state, attach, &session.controller));
     }
     let members = server.members(guarded, attach, session.digests())?;
     let granted = in_turn(guarded, |state| {
-        still_there(session, state)?;
+        still_there(&session.controller, state)?;
         let grant = state.fence.attach(attach, controller, host, members.clone())?;
         match grant {
             Grant::Now => state.owner = Some(session.controller.host_id),
@@ -138,7 +136,7 @@ async fn attach<S: BlockService>(
             state.table.forget_all();
         }
         state.fence.grant(controller, host, outcome);
-        still_there(session, state)
+        still_there(&session.controller, state)
     });
     guarded.changed.notify();
     if outcome == Outcome::Stored { granted } else { Err(Status::INTERNAL) }
@@ -165,10 +163,16 @@ async fn in_turn<T>(
     shard::timeout(TURN_NANOSECONDS, turn).await.unwrap_or(Err(Status::BUSY))
 }
 
+/// Attach of another server.
+fn attach_peer(state: &mut GuardedState, attach: &Attach, controller: &Controller) -> Result<(), Status> {
+    state.fence.attach_peer(attach, controller.id)?;
+    still_there(controller, state)
+}
+
 /// Detaches a controller that has ended meanwhile: nothing else would.
-fn still_there<S: BlockService>(session: &Session<S>, state: &mut GuardedState) -> Result<(), Status> {
-    if session.controller.is_dead() {
-        state.leave(session.controller.id);
+fn still_there(controller: &Controller, state: &mut GuardedState) -> Result<(), Status> {
+    if controller.is_dead() {
+        state.leave(controller.id);
         return Err(Status::NOT_ATTACHED);
     }
     Ok(())
@@ -203,4 +207,56 @@ async fn detach<S: BlockService>(
     });
     guarded.changed.notify();
     if outcome == Outcome::Stored { Ok(()) } else { Err(Status::INTERNAL) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::{NamespaceConfig, Subsystem, SubsystemConfig};
+    use pinstripe_runtime::{Shard, ShardConfig};
+
+    /// Its number is given to another one later, which would bring parts without having attached.
+    #[test]
+    fn a_controller_of_another_server_that_has_ended_is_not_attached() {
+        let shard = Shard::new(&ShardConfig { index: 0, arena_bytes: 0, clock: None });
+        let _entered = shard.enter();
+        let namespace = NamespaceConfig {
+            uuid: [1; 16],
+            size_bytes: 4096,
+            block_size: 512,
+            preferred_block: 512,
+            read_only: false,
+        };
+        let config = SubsystemConfig {
+            nqn: "nqn.2026-01.com.example:x".to_owned(),
+            serial: "1".to_owned(),
+            namespaces: vec![namespace],
+            queues_max: 1,
+            addresses: Vec::new(),
+        };
+        let subsystem = Subsystem::new(config).unwrap();
+        let added = |host: u8| subsystem.add_controller([host; 16], "nqn.2026-01.com.example:h", false, 0, 0);
+        let (host, server) = (added(1).unwrap(), added(2).unwrap());
+        let attach = Attach {
+            array: [7; 16],
+            epoch: 1,
+            generation: 0,
+            peer: false,
+            takeover: false,
+            alone: false,
+            incarnation: [0; 16],
+            instance: [0; 16],
+            peers: Vec::new(),
+        };
+        let mut state = GuardedState::new(None, 1);
+        let granted = state.fence.attach(&attach, host.id, host.host_id, fence::Table::default());
+        assert_eq!(granted, Ok(Grant::Raises));
+        state.fence.grant(host.id, host.host_id, Outcome::Stored);
+        let peer = Attach { peer: true, ..attach };
+        assert_eq!(attach_peer(&mut state, &peer, &server), Ok(()));
+        assert_eq!(state.fence.check_peer(server.id), Ok(()));
+        server.kill();
+        assert_eq!(attach_peer(&mut state, &peer, &server), Err(Status::NOT_ATTACHED));
+        assert!(state.fence.check_peer(server.id).is_err());
+    }
 }

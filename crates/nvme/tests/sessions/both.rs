@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pinstripe_nvme::controller::Target;
 use pinstripe_nvme::initiator::{Address, Connecting, Connector, Initiator, InitiatorError, Options};
-use pinstripe_runtime::{Attachment, DeviceErrorKind, DeviceSource, Stream, Submission, shard};
+use pinstripe_runtime::{Attachment, DeviceErrorKind, DeviceSource, Offload, Stream, Submission, shard};
 
 use crate::offload::computing_subsystem;
 use crate::world::{Array, Pipe, Random};
@@ -435,7 +435,17 @@ fn a_disk_that_hangs_takes_no_other_one_of_its_server_with_it() {
 /// An Attach is answered when older writes of its namespace are over: not while their disk hangs.
 #[test]
 fn an_attach_that_waits_for_a_disk_that_hangs_takes_no_other_one_of_its_server_with_it() {
-    seeds(3, |random| async move {
+    waits_for_a_disk_alone(|server, next| server.attach(next));
+}
+
+#[test]
+fn giving_up_that_waits_for_a_disk_that_hangs_takes_no_other_one_of_its_server_with_it() {
+    waits_for_a_disk_alone(|server, _| server.detach(true));
+}
+
+/// One of two devices of a server changes its attachment, while its disk hangs.
+fn waits_for_a_disk_alone(change: fn(&dyn Offload, &Attachment) -> Submission) {
+    seeds(3, move |random| async move {
         let arrays = [Array::new(&random, SIZE, 0), Array::new(&random, SIZE, 0)];
         let target = Target::new(computing_subsystem(&arrays, None), arrays.to_vec());
         let target = lay(&random, target);
@@ -457,7 +467,7 @@ fn an_attach_that_waits_for_a_disk_that_hangs_takes_no_other_one_of_its_server_w
         arrays[0].close();
         let write = one.write(0, filled(512, &random).freeze(), false);
         shard::sleep(1_000_000_000).await;
-        let raised = one.offload().unwrap().attach(&attachment(2));
+        let raised = change(one.offload().unwrap(), &attachment(2));
         let lives = async |seconds: u64| {
             for _ in 0..seconds / 10 {
                 shard::sleep(10_000_000_000).await;

@@ -9,8 +9,10 @@ use pinstripe_nvme::controller::{LeftQueue, Subsystem, Target};
 use pinstripe_nvme::wire::command::{Command, Sgl, admin, nvm};
 use pinstripe_nvme::wire::fabrics::CONTROLLER_ANY;
 use pinstripe_nvme::wire::feature;
+use pinstripe_nvme::wire::reservation::{Keys, action};
 use pinstripe_nvme::wire::status::Status;
 use pinstripe_runtime::{Stream, shard};
+use zerocopy::IntoBytes;
 
 use crate::host::{Heard, Host};
 use crate::world::{Array, Pipe, Random};
@@ -103,6 +105,55 @@ fn a_queue_that_comes_after_its_admin_queue_has_ended_ends() {
         go_on(&next, others);
         assert!(matches!(io.hear().await, Heard::Closed));
         assert_eq!(array.seen.borrow().requests, 0);
+        next.stop().await;
+    });
+}
+
+/// It has no timer by which it would end otherwise, and would carry out what its host sends late.
+#[test]
+fn a_queue_that_comes_before_its_admin_queue_has_ended_ends() {
+    seeds(4, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let (old_subsystem, old) = target(std::slice::from_ref(&array));
+        let admin = Host::admin(&random, &old, 1).await;
+        let mut io = admin.io(&random, &old, 1, 1, 0).await;
+        let (_, left) = leave_all(&old).await;
+        let (subsystem, next) = heir(&array, None, &old_subsystem, &left);
+        let (admin_queues, others): (Vec<_>, Vec<_>) =
+            left.into_iter().partition(|(queue, _)| queue.is_admin());
+        go_on(&next, others);
+        shard::sleep(SECOND).await;
+        assert_eq!(next.connections(), 1);
+        next.abandon(&admin_queues[0].0);
+        let heard = shard::timeout(60 * SECOND, io.hear()).await;
+        assert!(matches!(heard, Some(Heard::Closed)));
+        shard::sleep(1_000_000).await;
+        assert_eq!((next.connections(), subsystem.controller_count()), (0, 0));
+        next.stop().await;
+    });
+}
+
+#[test]
+fn reservations_go_over() {
+    seeds(4, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let (old_subsystem, old) = target(std::slice::from_ref(&array));
+        let admins = [Host::admin(&random, &old, 1).await, Host::admin(&random, &old, 2).await];
+        let mut holder = admins[0].io(&random, &old, 1, 1, 0).await;
+        let mut other = admins[1].io(&random, &old, 2, 1, 0).await;
+        let keys = |current: u64, other: u64| {
+            Keys { current: current.into(), other: other.into() }.as_bytes().to_vec()
+        };
+        let register = Command::new(nvm::RESERVATION_REGISTER, 1).with_dword(10, action::REGISTER);
+        assert_eq!(holder.status(register, &keys(0, 7)).await, Status::SUCCESS);
+        let acquire = Command::new(nvm::RESERVATION_ACQUIRE, 1).with_dword(10, 1 << 8 | action::ACQUIRE);
+        assert_eq!(holder.status(acquire, &keys(7, 0)).await, Status::SUCCESS);
+        let (_, left) = leave_all(&old).await;
+        assert_eq!(left.len(), 4);
+        let (_, next) = heir(&array, None, &old_subsystem, &left);
+        go_on(&next, left);
+        assert_eq!(other.status(write(0, 1), &[2; 512]).await, Status::RESERVATION_CONFLICT);
+        assert_eq!(holder.status(write(0, 1), &[1; 512]).await, Status::SUCCESS);
         next.stop().await;
     });
 }

@@ -252,6 +252,115 @@ fn of_first_phase_commands_there_are_no_more_than_slots_although_their_operation
     });
 }
 
+/// One of that kind would keep every later host out, for nothing else ends it.
+#[test]
+fn a_controller_that_has_gone_while_its_attach_waited_is_not_attached() {
+    seeds(3, |random: Rc<Random>| async move {
+        let array = Array::new(&random, 1 << 20, 0);
+        let target = computing(std::slice::from_ref(&array));
+        let mut first = Host::admin(&random, &target, 1).await;
+        assert_eq!(attached(&mut first, &attach(1, 9)).await, Status::SUCCESS);
+        let mut io = first.io(&random, &target, 1, 1, 0).await;
+        array.close();
+        io.command(Command::new(nvm::WRITE, 1).with_blocks(0, 1), &[1; 512]).await;
+        shard::sleep(1_000_000).await;
+        let mut second = Host::admin(&random, &target, 2).await;
+        begin_attach(&mut second, &Attach { takeover: true, ..page(2) }.encode()).await;
+        shard::sleep(1_000_000).await;
+        second.close();
+        shard::sleep(1_000_000).await;
+        array.open();
+        shard::sleep(1_000_000_000).await;
+        let mut third = Host::admin(&random, &target, 3).await;
+        assert_eq!(attached(&mut third, &attach(3, 9)).await, Status::SUCCESS);
+        target.stop().await;
+    });
+}
+
+/// Its record was stored by a server before this one.
+struct Known;
+
+impl EpochStore for Known {
+    fn load(&self, _: &[u8; 16]) -> io::Result<Option<EpochRecord>> {
+        Ok(Some(EpochRecord {
+            array: [7; 16],
+            epoch: 1,
+            owner: [1; 16],
+            has_instance: false,
+            given_up: false,
+            ended: Ended::default(),
+        }))
+    }
+
+    fn store(&self, _: &[u8; 16], _: &EpochRecord) -> Storing {
+        Box::pin(async { Ok(()) })
+    }
+}
+
+#[test]
+fn a_takeover_ends_the_reservation_of_a_host_that_came_back_when_the_server_was_started_anew() {
+    seeds(2, |random: Rc<Random>| async move {
+        let arrays = [Array::new(&random, 1 << 20, 0)];
+        let subsystem = computing_of(&arrays, None, Arc::new(Nowhere), Some(Arc::new(Known)));
+        let target = Target::new(subsystem, arrays.to_vec());
+        let mut first = Host::admin(&random, &target, 1).await;
+        assert_eq!(attached(&mut first, &attach(1, 9)).await, Status::SUCCESS);
+        let mut io = first.io(&random, &target, 1, 1, 0).await;
+        let keys = |current: u64, other: u64| {
+            Keys { current: current.into(), other: other.into() }.as_bytes().to_vec()
+        };
+        let register = Command::new(nvm::RESERVATION_REGISTER, 1).with_dword(10, action::REGISTER);
+        assert_eq!(io.status(register, &keys(0, 7)).await, Status::SUCCESS);
+        let acquire = Command::new(nvm::RESERVATION_ACQUIRE, 1).with_dword(10, 1 << 8 | action::ACQUIRE);
+        assert_eq!(io.status(acquire, &keys(7, 0)).await, Status::SUCCESS);
+        io.close();
+        first.close();
+        shard::sleep(1_000_000).await;
+        let mut second = Host::admin(&random, &target, 2).await;
+        let takeover = Attach { takeover: true, ..page(2) }.encode();
+        assert_eq!(attached(&mut second, &takeover).await, Status::SUCCESS);
+        let mut io = second.io(&random, &target, 2, 1, 0).await;
+        let write = Command::new(nvm::WRITE, 1).with_blocks(0, 1);
+        assert_eq!(io.status(write, &[2; 512]).await, Status::SUCCESS);
+        target.stop().await;
+    });
+}
+
+#[test]
+fn a_table_that_names_the_namespace_twice_attaches_nothing() {
+    seeds(2, |random: Rc<Random>| async move {
+        let array = Array::new(&random, 1 << 20, 0);
+        let target = computing(std::slice::from_ref(&array));
+        let mut first = Host::admin(&random, &target, 1).await;
+        let twice = Attach { peers: vec![Some(member(NQN, 1)), Some(member(NQN, 1))], ..page(1) }.encode();
+        assert_eq!(attached(&mut first, &twice).await, Status::INVALID_FIELD);
+        let second = Host::admin(&random, &target, 2).await;
+        let mut other = second.io(&random, &target, 2, 1, 0).await;
+        let write = Command::new(nvm::WRITE, 1).with_blocks(0, 1);
+        assert_eq!(other.status(write, &[1; 512]).await, Status::SUCCESS);
+        target.stop().await;
+    });
+}
+
+#[test]
+fn a_part_whose_command_never_comes_gives_its_slot_back() {
+    seeds(2, |random: Rc<Random>| async move {
+        let array = Array::new(&random, 1 << 20, 0);
+        let target = computing(std::slice::from_ref(&array));
+        let mut first = Host::admin(&random, &target, 1).await;
+        assert_eq!(attached(&mut first, &attach(1, 9)).await, Status::SUCCESS);
+        let mut server = Host::admin(&random, &target, 2).await;
+        assert_eq!(attached(&mut server, &attach_as(true, 1, 9)).await, Status::SUCCESS);
+        let mut parts = server.io(&random, &target, 2, 1, 0).await;
+        let part = Request::Peer { units: 1, place: 0 }.command(1, ticket(1));
+        assert_eq!(parts.status(part, &[1; 512]).await, Status::SUCCESS);
+        assert_eq!(asked(&mut first).await.held, 1);
+        shard::sleep(12_000_000_000).await;
+        assert_eq!(asked(&mut first).await.held, 0);
+        target.stop().await;
+    });
+}
+
 /// A start that is refused at its second server gives the first one back, and the array that has lost only
 /// its connection to that one must be able to use it again.
 #[test]
@@ -465,6 +574,29 @@ fn a_part_for_another_namespace_of_the_same_server_is_refused_under_a_later_epoc
         assert_eq!(io.completion().await.status(), Status::PEER_UNREACHABLE);
         // Nothing has come for it in its time.
         assert_eq!(sums.completion().await.status(), Status::DROPPED);
+        target.stop().await;
+    });
+}
+
+#[test]
+fn a_part_for_another_namespace_of_the_same_server_is_refused_where_no_host_is_attached() {
+    seeds(2, |random: Rc<Random>| async move {
+        let arrays = [Array::new(&random, 1 << 20, 0), Array::new(&random, 1 << 20, 0)];
+        let target = computing(&arrays);
+        let mut first = Host::admin(&random, &target, 1).await;
+        let table = Attach { peers: vec![Some(member(NQN, 1)), Some(member(NQN, 2))], ..page(1) }.encode();
+        let length = u32::try_from(table.len()).unwrap();
+        for namespace in [1, 2] {
+            let attach = Command::new(admin::ATTACH, namespace).with_dword(10, length);
+            assert_eq!(first.status(attach, &table).await, Status::SUCCESS);
+        }
+        assert_eq!(first.status(Command::new(admin::DETACH, 2), &[]).await, Status::SUCCESS);
+        let mut io = first.io(&random, &target, 1, 1, 0).await;
+        let reducers = [Some(Reducer { place: 1, coefficient: 1 }), None];
+        let part = Request::Contribute { blocks: Blocks { start: 0, count: 1 }, reducers };
+        assert_eq!(io.status(part.command(1, ticket(1)), &[]).await, Status::PEER_UNREACHABLE);
+        let page = first.read(Command::new(admin::QUERY, 2), 4096).await.unwrap();
+        assert_eq!(Query::parse(page.first_chunk().unwrap()).held, 0);
         target.stop().await;
     });
 }

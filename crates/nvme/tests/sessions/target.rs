@@ -683,6 +683,70 @@ fn a_new_association_waits_for_the_old_ones_writes_where_it_is_to_read_or_write(
     });
 }
 
+/// Else a few reconnects, while one disk hangs, and the host gets no controller any more.
+#[test]
+fn commands_that_wait_for_an_earlier_association_end_with_their_own() {
+    seeds(2, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let (subsystem, target) = target(std::slice::from_ref(&array));
+        array.close();
+        for round in 0..6_u8 {
+            // The first one hangs in the disk, and the others wait for that one.
+            let admin = Host::admin(&random, &target, 1).await;
+            let mut io = admin.io(&random, &target, 1, 1, 0).await;
+            io.command(write(0, 1), &[round + 1; 512]).await;
+            shard::sleep(1_000_000).await;
+            assert_eq!(array.seen.borrow().running, 1);
+            io.close();
+            admin.close();
+            shard::sleep(1_000_000_000).await;
+            assert_eq!(subsystem.controller_count(), 1, "round {round}");
+        }
+        array.open();
+        shard::sleep(1_000_000_000).await;
+        assert_eq!((subsystem.controller_count(), array.seen.borrow().data[0]), (0, 1));
+        target.stop().await;
+    });
+}
+
+#[test]
+fn a_new_association_waits_for_each_of_the_earlier_ones() {
+    seeds(4, |random| async move {
+        let arrays = [0; 3].map(|_| Array::new(&random, SIZE, 0));
+        let (_, target) = target(&arrays);
+        let write_to = |namespace: u32| Command { namespace: namespace.into(), ..write(0, 1) };
+        for (namespace, array) in (1..).zip(&arrays[..2]) {
+            let admin = Host::admin(&random, &target, 1).await;
+            let mut io = admin.io(&random, &target, 1, 1, 0).await;
+            array.close();
+            io.command(write_to(namespace), &[1; 512]).await;
+            shard::sleep(1_000_000).await;
+            assert_eq!(array.seen.borrow().running, 1);
+            io.close();
+            admin.close();
+            shard::sleep(1_000_000).await;
+        }
+        let admin = Host::admin(&random, &target, 1).await;
+        let mut queues = Vec::new();
+        for number in 1..=3 {
+            queues.push(admin.io(&random, &target, 1, number, 0).await);
+        }
+        for (namespace, queue) in (1..).zip(&mut queues[..2]) {
+            queue.command(write_to(namespace), &[2; 512]).await;
+        }
+        assert_eq!(queues[2].status(write_to(3), &[2; 512]).await, Status::SUCCESS);
+        shard::sleep(1_000_000_000).await;
+        for (array, queue) in arrays.iter().zip(&mut queues[..2]) {
+            assert_eq!(array.seen.borrow().running, 1, "it is carried out beside an earlier one");
+            array.open();
+            assert_eq!(queue.completion().await.status(), Status::SUCCESS);
+            assert_eq!(array.seen.borrow().data[..512], [2; 512]);
+        }
+        admin.close();
+        target.stop().await;
+    });
+}
+
 /// Each may keep commands that never end.
 #[test]
 fn a_host_with_many_ended_associations_gets_no_new_one_before_their_commands_are_over() {

@@ -575,6 +575,32 @@ mod tests {
         assert!(!fence.allows(1) && fence.check_peer(7).is_err());
     }
 
+    #[test]
+    fn a_takeover_that_can_not_be_stored_leaves_the_table_of_members_and_its_generation() {
+        let own = |place| Table { own: Some(place), ..Table::default() };
+        let mut fence = Fence::default();
+        attached(&mut fence, 5, 1, A);
+        assert_eq!(fence.attach(&attach(5), 1, A, own(2)), Ok(Grant::Now));
+        let takeover = Attach { takeover: true, generation: 9, ..attach(6) };
+        assert_eq!(fence.attach(&takeover, 2, B, own(4)), Ok(Grant::Raises));
+        fence.grant(2, B, Outcome::Unchanged);
+        assert_eq!(fence.table().own, Some(2));
+        assert_eq!(fence.attach(&attach(5), 1, A, own(2)), Ok(Grant::Now));
+    }
+
+    #[test]
+    fn a_takeover_that_can_not_be_stored_leaves_which_owner_may_come_again() {
+        let mut fence = Fence::default();
+        attached(&mut fence, 5, 1, A);
+        taken_over(&mut fence, 6, 2, B);
+        let takeover = Attach { takeover: true, ..attach(7) };
+        assert_eq!(fence.attach(&takeover, 3, [3; 16], Table::default()), Ok(Grant::Raises));
+        fence.grant(3, [3; 16], Outcome::Unchanged);
+        fence.give_up();
+        fence.given_up(Outcome::Stored);
+        assert_eq!(fence.attach(&attach(8), 9, A, Table::default()), Ok(Grant::Raises));
+    }
+
     /// A crash may leave that the epoch was given up: then the host's next Attach of it would be refused.
     #[test]
     fn a_giving_up_that_may_be_stored_is_overwritten_by_the_next_attach() {

@@ -664,6 +664,69 @@ mod tests {
         });
     }
 
+    /// An operation with something to write.
+    fn prepared(table: &mut Table, number: u64) -> Key {
+        let Ok(key) = table.begin(&beginning(number, None), 0) else { panic!("it begins") };
+        assert_eq!(table.prepared(key, 0, part(1, 512).freeze()), Ok(()));
+        key
+    }
+
+    #[test]
+    fn a_commit_too_says_what_the_host_has_finished_with() {
+        on_a_shard(|| {
+            let mut table = Table::new(4);
+            prepared(&mut table, 5);
+            prepared(&mut table, 9);
+            assert!(matches!(table.commit(ticket(9, 9), 0), Ok(Commit::Write(..))));
+            assert_eq!(table.held(), 1);
+            assert_eq!(bring(&mut table, 5, 0, 1), Err(Status::STALE));
+        });
+    }
+
+    #[test]
+    fn what_is_being_written_is_known_although_the_host_says_that_it_has_finished_with_it() {
+        on_a_shard(|| {
+            let mut table = Table::new(4);
+            let key = prepared(&mut table, 7);
+            assert!(matches!(table.commit(ticket(7, 1), 0), Ok(Commit::Write(..))));
+            assert!(table.begin(&Beginning { ticket: ticket(9, 9), ..beginning(9, None) }, 0).is_ok());
+            assert!(matches!(table.commit(ticket(7, 1), 0), Ok(Commit::Wait(_))));
+            assert!(matches!(table.resolve(ticket(7, 1), 1, 0), Ok(Resolution::Wait(_))));
+            assert_eq!(table.held(), 2);
+            table.written(key, true);
+            assert_eq!(table.held(), 1);
+        });
+    }
+
+    #[test]
+    fn what_was_resolved_when_only_a_part_had_come_never_begins_whatever_parts_come_of_others() {
+        on_a_shard(|| {
+            let mut table = Table::new(4);
+            assert_eq!(bring(&mut table, 7, 0, 1), Ok(true));
+            assert!(matches!(table.resolve(ticket(7, 1), 1, 0), Ok(Resolution::Known(Outcome::NotApplied))));
+            for number in 1..=2 * NOTES_MAX as u64 {
+                let now = number * PREPARE_NANOSECONDS;
+                table.sweep(now);
+                let taken = table.peer(ticket(100 + number, 1), 1, part(1, 512), now);
+                assert!(matches!(taken, Ok(Taken::New(..))), "{number}");
+            }
+            assert_eq!(table.begin(&beginning(7, None), 0).map(|_| ()), Err(Status::DROPPED));
+            table.drop_uncommitted(None);
+        });
+    }
+
+    /// The part's sender was told that it has come.
+    #[test]
+    fn a_command_that_sums_nothing_up_drops_an_operation_of_which_a_part_has_come() {
+        on_a_shard(|| {
+            let mut table = Table::new(4);
+            assert_eq!(bring(&mut table, 7, 0, 1), Ok(true));
+            assert_eq!(table.begin(&beginning(7, None), 0).map(|_| ()), Err(Status::INVALID_FIELD));
+            assert_eq!(table.commit(ticket(7, 1), 0).map(|_| ()), Err(Status::DROPPED));
+            assert_eq!(table.held(), 0);
+        });
+    }
+
     #[test]
     fn a_resolve_that_comes_first_forbids_what_follows() {
         on_a_shard(|| {
