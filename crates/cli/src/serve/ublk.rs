@@ -348,11 +348,10 @@ fn open_queue(
     let helper: Rc<dyn Helper> = worker.clone();
     HELPER.with(|current| current.replace(Rc::downgrade(&helper)));
     let spread = Rc::new(spread);
-    let first = Leave::default();
-    let tags = (0..queue.depth()).map(|tag| {
+    let tags = (0..).zip(Leave::of_queue(queue.depth())).map(|(tag, leave)| {
         let (queue, worker, spread, journal) =
             (Rc::clone(&queue), Rc::clone(&worker), Rc::clone(&spread), journal.clone());
-        let leave = Rc::new(first.beside());
+        let leave = Rc::new(leave);
         let wish = Rc::clone(&leave);
         let task = shard::spawn_joined(async move {
             let ended = serve_tag(&*queue, tag, &worker, &limits, &spread, &leave).await;

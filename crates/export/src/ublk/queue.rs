@@ -108,9 +108,10 @@ pub struct Leave {
 }
 
 impl Leave {
-    /// Of one of several tags of a queue.
-    pub fn beside(&self) -> Self {
-        Self { waiting: Rc::clone(&self.waiting), ..Self::default() }
+    /// Of each tag of a queue.
+    pub fn of_queue(depth: u16) -> Vec<Self> {
+        let first = Self::default();
+        (0..depth).map(|_| Self { waiting: Rc::clone(&first.waiting), ..Self::default() }).collect()
     }
 
     /// Ends the tag after the request that is under way, or after a piece of a long one. What wasn't done to
@@ -451,6 +452,14 @@ pub(crate) mod tests {
         );
     }
 
+    /// C32.
+    #[test]
+    fn fua_of_a_discard_and_of_zeroes_reaches_the_service() {
+        let (results, asked, ..) = served(&[(3 | 1 << 13, 0, 8), (5 | 1 << 13, 0, 8)], None, true, STOPPED);
+        assert_eq!(results, [0, 0]);
+        assert_eq!(asked, ["discard 0 4096 fua true", "zeroes 0 4096 fua true punch true"]);
+    }
+
     #[test]
     fn a_long_discard_is_cut_at_stripes() {
         let (results, asked, ..) = served(&[(3, 0, 200 << 11)], None, true, STOPPED);
@@ -517,6 +526,51 @@ pub(crate) mod tests {
             })
             .unwrap();
         }
+    }
+
+    /// A tag without requests.
+    struct Idle;
+
+    impl RequestQueue for Idle {
+        type Data = Kernel;
+
+        async fn next(&self, _tag: u16, _result: Option<i32>) -> Result<(), i32> {
+            std::future::pending().await
+        }
+
+        fn request(&self, _tag: u16) -> [u8; DESCRIPTOR_BYTES] {
+            unreachable!("none comes")
+        }
+
+        fn data(&self, _tag: u16) -> Kernel {
+            unreachable!("none comes")
+        }
+    }
+
+    #[test]
+    fn a_long_request_is_left_after_a_piece_where_another_tag_of_its_queue_waits() {
+        run(&RuntimeConfig::unpinned(1), |_| async move {
+            let tags: Vec<_> = Leave::of_queue(2).into_iter().map(Rc::new).collect();
+            let wish = Rc::clone(&tags[1]);
+            let memory = Memory { meanwhile: Some(Rc::new(move || wish.want())), ..Memory::new(1 << 30) };
+            let share = Share::new(Arc::new(Budget::new(1 << 20)));
+            let worker = Rc::new(Worker { service: memory.clone(), share });
+            let limits = Limits::new(&memory);
+            let (idle, beside) = (Rc::clone(&tags[0]), Rc::clone(&worker));
+            let waiting = shard::spawn_joined(async move {
+                serve_tag(&Idle, 0, &beside, &limits, &Spread::none(), &idle).await
+            });
+            shard::yield_now().await;
+            let long = Descriptor { operation: 3, sectors: 1 << 20, start: 0, address: 0 };
+            let requests = RefCell::new([long].into());
+            let script = Script { requests, end: Cell::new(STOPPED), ..Script::default() };
+            let became = serve_tag(&script, 1, &worker, &limits, &Spread::none(), &tags[1]).await;
+            assert_eq!((became, memory.asked.borrow().len()), (Ended::Left, 1));
+            assert!(script.results.borrow().is_empty(), "the next process does it");
+            tags[0].want();
+            assert_eq!(waiting.join().await, Ended::Left);
+        })
+        .unwrap();
     }
 
     #[test]
