@@ -81,9 +81,21 @@ while [ -e /sys/block/ublkb0 ]; do
     [ $tries -lt 300 ] || die "the device does not go: $(cat /tmp/serve.log)"
     sleep 0.1
 done
-# The driver deletes the device when nothing has it open any more.
-umount /mnt
+# The file system has the device open still. The members are clean and free all the same, and the server ends.
+tries=0
+while kill -0 $s_server 2>/dev/null; do
+    tries=$((tries + 1))
+    [ $tries -lt 300 ] || die "the server does not end: $(cat /tmp/serve.log)"
+    sleep 0.1
+done
 wait $s_server || die "serve ended with status $?: $(cat /tmp/serve.log)"
+grep -q "$device is gone, .*mounted on /mnt" /tmp/serve.log || die "nothing is said of /mnt: $(cat /tmp/serve.log)"
+pinstripe examine --json "${members%% *}" | grep -q '"clean": true' || die "it is not clean: $(pinstripe examine "${members%% *}")"
+# The driver keeps the number for as long. Another start is not kept waiting for it.
+# shellcheck disable=SC2086
+timeout 60 pinstripe serve --ublk=0 --control /run/u.control $members >/tmp/refused 2>&1 && die "it has $device twice"
+grep -q 'open still.*without a number' /tmp/refused || die "the refusal: $(cat /tmp/refused)"
+umount /mnt
 start
 mount -t ext4 $device /mnt || die mount
 (cd /mnt/late && sha256sum -c /tmp/sums >/tmp/differences 2>&1) ||

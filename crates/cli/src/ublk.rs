@@ -9,6 +9,9 @@ use std::{
     fs, io,
     io::ErrorKind,
     path::{Path, PathBuf},
+    sync::mpsc,
+    thread,
+    time::Duration,
 };
 
 use pinstripe_control::size::ByteSize;
@@ -36,6 +39,8 @@ pub fn users(number: u32) -> Vec<String> {
 const CLASS: &str = "/sys/class/ublk-char";
 /// Has the driver choose a number.
 const ANY: u32 = u32::MAX;
+/// How long programs may take to close a device that is taken away. udev looks at one for a moment.
+const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Why the driver can't do something.
 #[derive(Debug, Error)]
@@ -54,6 +59,8 @@ pub enum UblkError {
          --nbd and nbd-client"
     )]
     TooOld,
+    #[error("/dev/ublkb{0} is gone, but something has it open still: its number is free when that is closed")]
+    StillOpen(u32),
     #[error("/dev/ublkb{device}: {what}: {source}")]
     Refused { device: u32, what: &'static str, source: io::Error },
 }
@@ -144,9 +151,14 @@ impl Driver {
         self.command(Command::Stop, device, 0, &mut [], "can't be stopped")
     }
 
-    /// Takes the device away, once no process has its file open.
-    pub fn delete(&mut self, device: u32) -> Result<(), UblkError> {
-        self.command(Command::Delete, device, 0, &mut [], "can't be deleted")
+    /// Takes the device away, and waits a moment until nothing has it open. What has it open longer keeps its
+    /// number, and the driver would wait for that without an end: the command goes on alone then, and an end
+    /// of this process ends it. The device goes all the same.
+    pub fn delete(device: u32) -> Result<(), UblkError> {
+        let delete = move || Self::open()?.command(Command::Delete, device, 0, &mut [], "can't be deleted");
+        in_time(CLOSE_LIMIT, delete)
+            .map_err(UblkError::Unusable)?
+            .unwrap_or(Err(UblkError::StillOpen(device)))
     }
 
     pub fn start_recovery(&mut self, device: u32) -> Result<(), UblkError> {
@@ -157,6 +169,16 @@ impl Driver {
         let server = std::process::id().into();
         self.command(Command::EndRecovery, device, server, &mut [], "can't be taken over")
     }
+}
+
+/// What `work` gives on a thread of its own, if it gives that in time.
+fn in_time<T: Send + 'static>(
+    limit: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<Option<T>> {
+    let (sender, receiver) = mpsc::channel();
+    thread::Builder::new().name("ublk".to_owned()).spawn(move || sender.send(work()))?;
+    Ok(receiver.recv_timeout(limit).ok())
 }
 
 impl UblkError {
@@ -280,7 +302,7 @@ pub fn delete(arguments: &UblkDeleteArguments) -> Result<(), Failure> {
     if let Some(why) = kept_by(&info, &users(arguments.id), arguments.force) {
         return Err(Failure::new(format!("/dev/ublkb{} {why}", arguments.id)));
     }
-    Ok(driver.delete(arguments.id)?)
+    Ok(Driver::delete(arguments.id)?)
 }
 
 /// Why a device must not be deleted.
@@ -379,6 +401,13 @@ mod tests {
         }
         let Err(error) = Driver::open() else { panic!("there is no driver") };
         assert!(error.to_string().contains("modprobe ublk_drv"), "{error}");
+    }
+
+    #[test]
+    fn what_has_a_device_open_for_long_is_not_waited_for() {
+        assert_eq!(in_time(Duration::from_mins(1), || 7).unwrap(), Some(7));
+        let (_open, closed) = mpsc::channel::<()>();
+        assert_eq!(in_time(Duration::from_millis(20), move || closed.recv()).unwrap(), None);
     }
 
     #[test]

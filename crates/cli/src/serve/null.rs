@@ -52,7 +52,9 @@ async fn serve(context: Context, id: Option<u32>, null: Null) -> Result<(), Fail
         journal.print(format!("ready: {}", block_path(info.device).display()));
         order.await;
     }
-    ublk::end(info.device, shards, &journal).await;
+    if let Some(users) = ublk::end(info.device, shards, &journal).await {
+        ublk::delete(info.device, &users, &journal).await;
+    }
     blocking(move || journal.flush()).await;
     begun
 }

@@ -4,7 +4,7 @@
 //!   new          ADD ─ SET_PARAMS ─ every shard fetches for its queue ─ START (scans partitions)
 //!   taken over   START_RECOVERY ─── every shard fetches for its queue ─ END_RECOVERY (requests go on)
 //!   left         every shard finishes what is under way, and fetches no more: the next program takes it over
-//!   the end      dirty pages are written ─ STOP (what is under way is answered) ─ tags end ─ DELETE
+//!   the end      dirty pages are written ─ STOP (requests are answered) ─ tags end ─ array stops ─ DELETE
 //!   both         a long discard or zeroing ends after a piece
 //! ```
 //!
@@ -16,9 +16,12 @@
 //! which knows the device by its mark, made of the array's uuid. Until that one has assembled the array, no
 //! request is answered, and it can't open the members before the last request of the dead one is over (their
 //! locks say so).
+//!
+//! DELETE waits for the last program that has the device open, so it comes when the array has stopped, and is
+//! given up after a while. A file system that is still mounted has lost its device by then.
 
 use std::{
-    cell::RefCell,
+    cell::{OnceCell, RefCell},
     net::SocketAddr,
     path::{Path, PathBuf},
     rc::{Rc, Weak},
@@ -55,7 +58,9 @@ use crate::{
     failure::Failure,
     log, memory,
     on_shards::on_shards,
-    ublk::{Driver, Named, block_path, device_info, left_waiting, server_path, users, wait_for_udev},
+    ublk::{
+        Driver, Named, UblkError, block_path, device_info, left_waiting, server_path, users, wait_for_udev,
+    },
 };
 
 /// Its one argument is checked when it is read.
@@ -107,6 +112,8 @@ struct Ublk {
     taken_over: bool,
     /// As long as it is there.
     named: Option<Named>,
+    /// When it is gone, but for its number: what used it until then.
+    gone: OnceCell<Vec<String>>,
 }
 
 impl Drop for Ublk {
@@ -144,7 +151,8 @@ fn bind<'a>(arguments: &'a ServeArguments, identity: Identity<'a>) -> Binding<'a
         });
         let left = looked.await?.filter(|info| info.state != state::DEAD);
         let waiting = left.map(|info| info.device);
-        let ublk = Ublk { wanted, mark, waiting, naming, served: None, taken_over: false, named: None };
+        let (served, taken_over, named, gone) = Default::default();
+        let ublk = Ublk { wanted, mark, waiting, naming, served, taken_over, named, gone };
         Ok(Some(Box::new(ublk) as Bound))
     })
 }
@@ -249,9 +257,13 @@ impl FrontEnd for Ublk {
         })
     }
 
-    /// The tags had it all, and have ended.
+    /// The tags had all of the array, and have ended. The number may be waited for now.
     fn close<'a>(&'a self, _: &'a [ShardHandle]) -> Task<'a, ()> {
-        Box::pin(async {})
+        Box::pin(async {
+            if let Some(((device, journal), users)) = self.served.as_ref().zip(self.gone.get()) {
+                delete(*device, users, journal).await;
+            }
+        })
     }
 }
 
@@ -260,25 +272,39 @@ impl Ublk {
         self.served.as_ref().map_or_else(String::new, |(device, _)| block_path(*device).display().to_string())
     }
 
-    /// Takes the device away.
+    /// Takes the device away, but for its number.
     async fn end(&self, shards: &[ShardHandle]) {
-        if let Some((device, journal)) = &self.served {
-            end(*device, shards, journal).await;
+        if let Some((device, journal)) = &self.served
+            && let Some(users) = end(*device, shards, journal).await
+        {
+            let _ = self.gone.set(users);
         }
     }
 }
 
-/// Takes a device of this process away.
-pub(super) async fn end(device: u32, shards: &[ShardHandle], journal: &ServerLog) {
+/// Takes a device of this process away, but for its number, and gives what used it.
+pub(super) async fn end(device: u32, shards: &[ShardHandle], journal: &ServerLog) -> Option<Vec<String>> {
     blocking(move || write_dirty_pages(device)).await;
+    let users = users(device);
     // STOP waits for what is under way, and what comes after it fails.
     on_shards(shards, || async { with_tags(Leave::hurry) }).await;
     if let Err(error) = blocking(move || Driver::open()?.stop(device)).await {
-        return journal.warn(&format!("{error}; `pinstripe ublk delete {device}` takes it away"));
+        journal.warn(&format!("{error}; `pinstripe ublk delete {device}` takes it away"));
+        return None;
     }
     ended(shards).await;
-    if let Err(error) = blocking(move || Driver::open()?.delete(device)).await {
-        journal.warn(&format!("{error}; `pinstripe ublk delete {device}` takes it away"));
+    Some(users)
+}
+
+/// Gives the number of a device back that is gone. `used`: what may have it open still.
+pub(super) async fn delete(device: u32, used: &[String], journal: &ServerLog) {
+    match blocking(move || Driver::delete(device)).await {
+        Ok(()) => {}
+        Err(error @ UblkError::StillOpen(_)) if !used.is_empty() => {
+            journal.warn(&format!("{error}; until now it was {}", used.join(", ")));
+        }
+        Err(error @ UblkError::StillOpen(_)) => journal.warn(&error.to_string()),
+        Err(error) => journal.warn(&format!("{error}; `pinstripe ublk delete {device}` takes it away")),
     }
 }
 
@@ -400,15 +426,21 @@ pub(super) fn prepare(
             let device = open_device(&info)?;
             return Ok(Prepared { info, device, taken_over: true });
         }
-        // It was never started: nothing waits.
-        driver.delete(number)?;
+        // It was never started, or was stopped: nothing waits. If it is open still, another number will do.
+        match Driver::delete(number) {
+            Err(UblkError::StillOpen(_)) if wanted.is_none() => {}
+            Err(error @ UblkError::StillOpen(_)) => {
+                return Err(Failure::new(format!("{error}; `--ublk` without a number takes another one")));
+            }
+            deleted => deleted?,
+        }
     }
     let info = driver.add(wanted, new(features))?;
     let made = driver.set_parameters(info.device, parameters).map_err(Failure::from);
     match made.and_then(|()| open_device(&info)) {
         Ok(device) => Ok(Prepared { info, device, taken_over: false }),
         Err(failure) => {
-            let _ = driver.delete(info.device);
+            let _ = Driver::delete(info.device);
             Err(failure)
         }
     }
