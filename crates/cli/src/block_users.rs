@@ -2,9 +2,12 @@
 //! device.
 
 use std::{
+    ffi::OsString,
     fs, io,
     path::{Path, PathBuf},
 };
+
+use pinstripe_runtime::uring::readable_path;
 
 /// A use of a block device.
 #[derive(Debug)]
@@ -80,6 +83,20 @@ pub fn with_all_above(name: &str) -> Vec<String> {
     above.flat_map(|one| with_all_above(&one)).chain([name.to_owned()]).collect()
 }
 
+/// The disk under a partition; other devices are their own.
+pub fn disk_of(device: &Path) -> Option<PathBuf> {
+    // A generic device of NVMe (`/dev/ngXnY`) is no block device, and has one.
+    let path = readable_path(&device.canonicalize().ok()?);
+    Some(Path::new("/dev").join(whole(Path::new("/sys/class/block"), Path::new(path.file_name()?))?))
+}
+
+/// The name of the disk under a partition; what is none has its own.
+fn whole(class: &Path, name: &Path) -> Option<OsString> {
+    let folder = class.join(name).canonicalize().ok()?;
+    let disk = if folder.join("partition").exists() { folder.parent()? } else { &folder };
+    disk.file_name().map(ToOwned::to_owned)
+}
+
 fn partitions(name: &str) -> impl Iterator<Item = String> {
     let folder = Path::new("/sys/class/block").join(name);
     names(&folder).into_iter().filter(move |part| folder.join(part).join("partition").is_file())
@@ -137,6 +154,23 @@ mod tests {
         );
         assert_eq!(lists.users("ublkb1", "259:4"), ["the journal of a mounted file system"]);
         assert!(lists.users("ublkb2", "259:5").is_empty() && lists.users("ublkb0", "259:2").is_empty());
+    }
+
+    #[test]
+    fn the_disk_under_a_partition_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let class = folder.path().join("class");
+        let partition = folder.path().join("devices/nvme0n1/nvme0n1p2");
+        fs::create_dir_all(&class).unwrap();
+        fs::create_dir_all(&partition).unwrap();
+        fs::write(partition.join("partition"), "2").unwrap();
+        for name in ["nvme0n1", "nvme0n1/nvme0n1p2"] {
+            let target = folder.path().join("devices").join(name);
+            std::os::unix::fs::symlink(&target, class.join(target.file_name().unwrap())).unwrap();
+        }
+        assert_eq!(whole(&class, Path::new("nvme0n1p2")), Some("nvme0n1".into()));
+        assert_eq!(whole(&class, Path::new("nvme0n1")), Some("nvme0n1".into()));
+        assert_eq!(whole(&class, Path::new("sda")), None);
     }
 
     #[test]

@@ -3,16 +3,18 @@
 //! If it completes an array that the configuration has, that is started. What isn't configured is left alone,
 //! and that is no error: udev calls this for every device.
 
-use std::path::Path;
+use std::{env, path::Path};
 
 use pinstripe_config::{Array, Configuration, Usable};
 use pinstripe_control::{place, text::printable};
 use pinstripe_md::{identity::Uuid, superblock::Superblock};
+use pinstripe_runtime::uring::readable_path;
 use serde_json::{Value, json};
 
 use crate::{
     ask_daemon,
     assemble::{Outcome, Report, State, Way, allows, of_one, settle},
+    block_users::disk_of,
     command_line::IncrementalArguments,
     configuration,
     failure::Failure,
@@ -103,17 +105,36 @@ fn array_of<'a>(configuration: &'a Configuration, path: &Path) -> Result<Result<
 /// way to a member that the server has open (a second path, a loop device over a file), or one that was away:
 /// the kernel, which knows neither, would assemble and write them. An array with a wrong entry, or with two,
 /// isn't mdadm's, and has no unit until that is mended.
+///
+/// A target's devices are members of arrays elsewhere. The kernel would assemble what it has of them at a
+/// boot, before the target can have them, and whenever that is started again.
 fn export(usable: &Usable, path: &Path) -> Result<String, Failure> {
     let Usable { configuration, wrong, .. } = usable;
-    let Ok(Owner { uuid, entries, .. }) = array_of(configuration, path)? else { return Ok(String::new()) };
+    let (uuid, entries) = match array_of(configuration, path)? {
+        Ok(Owner { uuid, entries, .. }) => (Some(uuid.to_string()), entries),
+        Err(_) => (None, Vec::new()),
+    };
+    let is_served = || uuid.as_deref().is_some_and(place::is_served);
     let unit = match entries.as_slice() {
         [entry] => configuration::units::unit(configuration, entry)
             .filter(|_| entry.auto && !wrong.contains(&entry.place)),
-        [] if !place::is_served(&uuid.to_string()) => return Ok(String::new()),
+        [] if !is_served() && !is_of_a_target(configuration, path) => return Ok(String::new()),
         _ => None,
     };
     let unit = unit.map(|unit| format!("PINSTRIPE_UNIT={unit}\n")).unwrap_or_default();
-    Ok(format!("PINSTRIPE_ARRAY={uuid}\n{unit}"))
+    Ok(format!("PINSTRIPE_ARRAY={}\n{unit}", uuid.as_deref().unwrap_or("unknown")))
+}
+
+/// Whether a target has this device, or the disk that it is a partition of. Links to a device that appears
+/// are made after the rules, which have them in the environment.
+fn is_of_a_target(configuration: &Configuration, path: &Path) -> bool {
+    let links = env::var("DEVLINKS").unwrap_or_default();
+    let real = |path: &Path| path.canonicalize().ok().map(|path| readable_path(&path));
+    let own: Vec<_> = real(path).into_iter().chain(disk_of(path)).collect();
+    configuration.targets.iter().flat_map(|target| &target.devices).any(|device| {
+        links.split_whitespace().any(|link| link == device)
+            || real(Path::new(device)).is_some_and(|device| own.contains(&device))
+    })
 }
 
 fn take(configuration: &Configuration, arguments: &IncrementalArguments) -> Result<Said, Failure> {

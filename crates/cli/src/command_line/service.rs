@@ -204,7 +204,8 @@ pub struct IncrementalArguments {
     #[command(flatten)]
     pub start: StartArguments,
     /// Start nothing, and print as lines KEY=VALUE what udev's rules want to know. PINSTRIPE_ARRAY is the
-    /// UUID of the configured array that the device belongs to. PINSTRIPE_UNIT is its unit of systemd
+    /// UUID of the array that the device belongs to, if it is none for mdadm. PINSTRIPE_UNIT is its unit of
+    /// systemd
     #[arg(long, conflicts_with_all = ["dry_run", "json"])]
     pub export: bool,
     /// The device that has appeared

@@ -2,7 +2,6 @@
 //! SCSI.
 
 use std::{
-    ffi::OsString,
     io::Read,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -17,10 +16,10 @@ use pinstripe_control::{
     daemon::DiskHealth,
     detail::Member,
 };
-use pinstripe_runtime::uring::readable_path;
 use serde_json::Value;
 
 use super::groups::Note;
+use crate::block_users::disk_of;
 
 /// How long a server may take to answer.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -107,23 +106,9 @@ fn devices(detail: &Detail) -> Vec<String> {
     all.filter(|device| device.starts_with("/dev/")).collect()
 }
 
-/// The disk under a partition; other devices are their own.
-fn disk_of(device: &str) -> Option<PathBuf> {
-    // A generic device of NVMe (`/dev/ngXnY`) is no block device, and has one.
-    let path = readable_path(&Path::new(device).canonicalize().ok()?);
-    Some(Path::new("/dev").join(whole(Path::new("/sys/class/block"), Path::new(path.file_name()?))?))
-}
-
-/// The name of the disk under a partition; what is none has its own.
-fn whole(class: &Path, name: &Path) -> Option<OsString> {
-    let folder = class.join(name).canonicalize().ok()?;
-    let disk = if folder.join("partition").exists() { folder.parent()? } else { &folder };
-    disk.file_name().map(ToOwned::to_owned)
-}
-
 /// What the disk under a device says; none if it says nothing.
 fn ask(device: String) -> Option<DiskHealth> {
-    let disk = disk_of(&device)?;
+    let disk = disk_of(Path::new(&device))?;
     let mut smartctl = Command::new("smartctl");
     // A disk that sleeps isn't woken: it tells nothing then.
     smartctl.args(["--json", "--nocheck=standby", "--health", "--attributes"]).arg(disk);
@@ -281,23 +266,6 @@ pub mod tests {
                 json!({ "ata_smart_attributes": { "table": [{ "id": id, "raw": { "value": 10 } }] } });
             assert_eq!(failing(&value).len(), 1, "{id}");
         }
-    }
-
-    #[test]
-    fn the_disk_under_a_partition_is_asked() {
-        let folder = tempfile::tempdir().unwrap();
-        let class = folder.path().join("class");
-        let partition = folder.path().join("devices/nvme0n1/nvme0n1p2");
-        std::fs::create_dir_all(&class).unwrap();
-        std::fs::create_dir_all(&partition).unwrap();
-        std::fs::write(partition.join("partition"), "2").unwrap();
-        for name in ["nvme0n1", "nvme0n1/nvme0n1p2"] {
-            let target = folder.path().join("devices").join(name);
-            std::os::unix::fs::symlink(&target, class.join(target.file_name().unwrap())).unwrap();
-        }
-        assert_eq!(whole(&class, Path::new("nvme0n1p2")), Some("nvme0n1".into()));
-        assert_eq!(whole(&class, Path::new("nvme0n1")), Some("nvme0n1".into()));
-        assert_eq!(whole(&class, Path::new("sda")), None);
     }
 
     /// A disk with nothing to say but whether it fails.

@@ -410,6 +410,40 @@ fn watched(plain: &Command) -> Command {
     command
 }
 
+#[test]
+fn the_devices_of_a_target_are_not_mdadms() {
+    let configured = Configured::new(SCAN);
+    let world = &configured.world;
+    let members = world.raid5(3);
+    let told = |device: &str, links: &str| {
+        configured.run_with(("DEVLINKS", links), &["incremental", "--export", device])
+    };
+    let is_left = |device: &str, links: &str| told(device, links).ok().out.is_empty();
+    let target = |device: &str, more: &str| {
+        let text = format!(
+            "{SCAN}[[target]]\nname = 'store'\nlisten = '127.0.0.1:4420'\nnqn = 'nqn.2026-01.com.example:store'\n\
+            devices = ['{device}']\n{more}"
+        );
+        configured.write("pinstripe.toml", &text);
+    };
+    assert!(is_left(&members[0], ""), "a member of an array of mdadm's, perhaps");
+    let uuid = configured.run(&["examine", "--scan", "--json"]).ok().json()["arrays"][0]["uuid"].clone();
+    // An error in its entry doesn't make it mdadm's.
+    for more in ["", "shard = 2\n"] {
+        target("@/member0", more);
+        let said = told(&members[0], "").ok().out;
+        assert_eq!(said, format!("PINSTRIPE_ARRAY={}\n", uuid.as_str().unwrap()), "and it has no unit");
+        assert!(is_left(&members[1], ""), "another one's");
+    }
+    // As at a boot, before udev has made the links.
+    target("/dev/disk/by-id/x-1", "");
+    assert!(!is_left(&members[0], "/dev/disk/by-path/y /dev/disk/by-id/x-1"));
+    assert!(is_left(&members[0], "/dev/disk/by-id/x-12") && is_left(&members[0], ""));
+    // mdadm knows more kinds of members.
+    target("@/other", "");
+    assert_eq!(told(&world.file("other", 8 << 20), "").ok().out, "PINSTRIPE_ARRAY=unknown\n");
+}
+
 /// A thread that waits for such a disk can't be ended.
 #[test]
 fn a_disk_that_hangs_holds_up_no_array_that_it_is_none_of() {
