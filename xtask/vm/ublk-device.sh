@@ -130,7 +130,23 @@ grep -q '/mnt' /tmp/error || die "stop: $(cat /tmp/error)"
 pinstripe ublk list | grep -q 'mounted on /mnt' || die "list: $(pinstripe ublk list)"
 pinstripe ublk delete 0 --force 2>/dev/null && die "a device that is served is deleted"
 (cd /sbin && sha256sum ./* 2>/dev/null) >/tmp/sums
+# As in a container, whose mounts are its own.
+unshare -m sleep 600 &
+f_container=$!
+sleep 0.5
 umount /mnt
+pinstripe stop /run/u.control 2>/tmp/error && die "it stops while a container has it mounted"
+grep -q 'another name space' /tmp/error || die "stop: $(cat /tmp/error)"
+kill $f_container
+wait $f_container 2>/dev/null || true
+# As a virtual machine's disk.
+sleep 600 <$device &
+f_machine=$!
+pinstripe stop /run/u.control 2>/tmp/error && die "it stops while a program has it open"
+grep -q "$device is open in .*process $f_machine" /tmp/error || die "stop: $(cat /tmp/error)"
+kill $f_machine
+wait $f_machine 2>/dev/null || true
+out opened yes
 fsck.ext4 -fn $device || die fsck
 stop_server
 start

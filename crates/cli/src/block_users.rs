@@ -4,6 +4,7 @@
 use std::{
     ffi::OsString,
     fs, io,
+    os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
 };
 
@@ -22,7 +23,7 @@ pub struct Use {
 struct Lists {
     mounts: String,
     swaps: String,
-    btrfs: PathBuf,
+    file_systems: PathBuf,
     jbd2: PathBuf,
 }
 
@@ -32,7 +33,7 @@ impl Lists {
             mounts: fs::read_to_string("/proc/self/mountinfo")?,
             // A kernel without swap has no such list.
             swaps: fs::read_to_string("/proc/swaps").unwrap_or_default(),
-            btrfs: "/sys/fs/btrfs".into(),
+            file_systems: "/sys/fs".into(),
             jbd2: "/proc/fs/jbd2".into(),
         })
     }
@@ -41,9 +42,17 @@ impl Lists {
     fn users(&self, name: &str, number: &str) -> Vec<String> {
         let mut found: Vec<String> =
             mounted(&self.mounts, number).map(|place| format!("mounted on {place}")).collect();
+        // A container may have a mount that is none of ours, also when ours has ended.
+        let is_mounted = |kind: &&str| self.file_systems.join(kind).join(name).exists();
+        if found.is_empty()
+            && let Some(kind) = ["ext4", "xfs", "f2fs"].into_iter().find(is_mounted)
+        {
+            found.push(format!("mounted elsewhere, in another name space of mounts ({kind})"));
+        }
         // A mount of btrfs has a number of its own, and may lie on several devices.
-        for file_system in names(&self.btrfs) {
-            if self.btrfs.join(&file_system).join("devices").join(name).exists() {
+        let btrfs = self.file_systems.join("btrfs");
+        for file_system in names(&btrfs) {
+            if btrfs.join(&file_system).join("devices").join(name).exists() {
                 found.push(format!("part of the btrfs file system {file_system}, which is mounted"));
             }
         }
@@ -73,6 +82,33 @@ pub fn users(name: &str) -> io::Result<Vec<Use>> {
         found.extend(all.map(|what| Use { device: device.clone(), what }));
     }
     Ok(found)
+}
+
+/// The processes that have the block device of this name, or a partition of it, open as it is, as far as this
+/// user may know. No list of the kernel's has them.
+pub fn openers(name: &str) -> Vec<String> {
+    let devices = partitions(name).chain([name.to_owned()]);
+    let number = |device: String| fs::metadata(Path::new("/dev").join(device)).ok().map(|file| file.rdev());
+    let numbers: Vec<u64> = devices.filter_map(number).collect();
+    having_open(|file| file.file_type().is_block_device() && numbers.contains(&file.rdev()))
+}
+
+/// The processes that have such a file of `/dev` open, each with its name. Other files aren't looked at: they
+/// may be on a file system that doesn't answer.
+fn having_open(is_it: impl Fn(&fs::Metadata) -> bool) -> Vec<String> {
+    let has_it = |process: &String| {
+        let files = Path::new("/proc").join(process).join("fd");
+        names(&files).iter().map(|file| files.join(file)).any(|file| {
+            fs::read_link(&file).is_ok_and(|path| path.starts_with("/dev"))
+                && fs::metadata(&file).is_ok_and(|file| is_it(&file))
+        })
+    };
+    let processes = names(Path::new("/proc")).into_iter().filter(|name| name.parse::<u32>().is_ok());
+    let named = |process: String| {
+        let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+        format!("{} (process {process})", name.trim_end())
+    };
+    processes.filter(has_it).map(named).collect()
 }
 
 /// The block device of this name with its partitions and all devices on top of these, each behind those on
@@ -142,18 +178,43 @@ mod tests {
     #[test]
     fn file_systems_with_several_devices_and_journals_elsewhere_are_users() {
         let folder = tempfile::tempdir().unwrap();
-        let (btrfs, jbd2) = (folder.path().join("btrfs"), folder.path().join("jbd2"));
+        let (file_systems, jbd2) = (folder.path().join("fs"), folder.path().join("jbd2"));
+        let btrfs = file_systems.join("btrfs");
         fs::create_dir_all(btrfs.join("features")).unwrap();
         fs::create_dir_all(btrfs.join("1234-uuid/devices/ublkb0p1")).unwrap();
         fs::create_dir_all(jbd2.join("ublkb1")).unwrap();
         fs::create_dir_all(jbd2.join("ublkb2-8")).unwrap();
-        let lists = Lists { mounts: String::new(), swaps: String::new(), btrfs, jbd2 };
+        fs::create_dir_all(file_systems.join("ext4/features")).unwrap();
+        fs::create_dir_all(file_systems.join("xfs/ublkb3")).unwrap();
+        let mounts = "31 22 259:7 / /srv rw - xfs /dev/ublkb3 rw\n".to_owned();
+        let lists = Lists { mounts, swaps: String::new(), file_systems, jbd2 };
+        assert_eq!(lists.users("ublkb3", "259:7"), ["mounted on /srv"]);
+        assert_eq!(
+            lists.users("ublkb3", "259:70"),
+            ["mounted elsewhere, in another name space of mounts (xfs)"]
+        );
         assert_eq!(
             lists.users("ublkb0p1", "259:3"),
             ["part of the btrfs file system 1234-uuid, which is mounted"]
         );
         assert_eq!(lists.users("ublkb1", "259:4"), ["the journal of a mounted file system"]);
         assert!(lists.users("ublkb2", "259:5").is_empty() && lists.users("ublkb0", "259:2").is_empty());
+    }
+
+    #[test]
+    fn a_process_that_has_a_device_open_is_found() {
+        use std::process::{Command, Stdio};
+
+        let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+        let inode = file.as_file().metadata().unwrap().ino();
+        let mut sleep =
+            Command::new("sleep").arg("600").stdin(Stdio::from(file.into_file())).spawn().unwrap();
+        let found = having_open(|file| file.ino() == inode && file.is_file());
+        sleep.kill().unwrap();
+        sleep.wait().unwrap();
+        assert!(found.contains(&format!("sleep (process {})", sleep.id())), "{found:?}");
+        assert!(having_open(|file| file.ino() == inode && file.is_file()).is_empty());
+        assert!(openers("ublkb999999").is_empty());
     }
 
     #[test]

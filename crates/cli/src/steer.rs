@@ -17,6 +17,7 @@ use pinstripe_control::{
 use serde_json::Value;
 
 use crate::{
+    block_users,
     command_line::{DetailArguments, LimitArguments, StopArguments},
     failure::Failure,
     list, output, patience, ublk,
@@ -28,6 +29,10 @@ const NOT_THERE: u8 = 4;
 const STOP_LIMIT: Duration = Duration::from_mins(3);
 /// Between two attempts to stop an array that is in use.
 const LOOK: Duration = Duration::from_millis(500);
+/// How long a program may take to close an array's device that is about to. udev looks at one for a moment
+/// when it was written.
+const CLOSE_LIMIT: Duration = Duration::from_secs(3);
+const CLOSE_LOOK: Duration = Duration::from_millis(20);
 
 pub fn detail(arguments: &DetailArguments) -> Result<(), Failure> {
     let fetched = Client::connect(&arguments.array.array).and_then(|mut client| fetch(&mut client));
@@ -90,6 +95,19 @@ fn stop_one(
 ) -> Result<(), Failure> {
     let mut waits = Waits::default();
     loop {
+        let kept = match fetch(&mut client) {
+            Ok(detail) if !force => kept_open(&detail),
+            // The array may be given up already.
+            Ok(_) | Err(ClientError::Call(_)) => None,
+            Err(error) => return Err(error.into()),
+        };
+        if let Some(why) = kept {
+            if Instant::now() >= end {
+                return Err(Failure::new(format!("{why}; nothing was stopped")));
+            }
+            waits.wait(&why);
+            continue;
+        }
         match patience::last_work::<()>(&mut client, "stop", StopParameters { force }, patience::STOPS, limit)
         {
             Err(ClientError::Call(error)) if error.code == code::IN_USE && Instant::now() < end => {
@@ -147,7 +165,8 @@ fn stop_all(force: bool, end: Instant) -> Result<(), Failure> {
 fn kept_by(path: &Path, answer: &Result<Detail, ClientError>, force: bool) -> Option<String> {
     match answer {
         Err(error) => Some(format!("{}: {error}", path.display())),
-        Ok(detail) if force || detail.clients.is_empty() => None,
+        Ok(_) if force => None,
+        Ok(detail) if detail.clients.is_empty() => kept_open(detail),
         Ok(detail) => {
             let names: Vec<String> = detail
                 .clients
@@ -156,6 +175,22 @@ fn kept_by(path: &Path, answer: &Result<Detail, ClientError>, force: bool) -> Op
                 .collect();
             Some(printable(&format!("{} is in use by {}: end that first", detail.name, names.join(", "))))
         }
+    }
+}
+
+/// Why the array must not be stopped, beside its clients: what has its block device open as it is, such as a
+/// virtual machine or a database. The server has no right to know of other processes; root may.
+pub fn kept_open(detail: &Detail) -> Option<String> {
+    let (begun, device) = (Instant::now(), detail.uris("ublk").next()?);
+    loop {
+        let open = block_users::openers(device.strip_prefix("/dev/")?);
+        if open.is_empty() {
+            return None;
+        }
+        if begun.elapsed() >= CLOSE_LIMIT {
+            return Some(printable(&format!("{device} is open in {}: end that first", open.join(", "))));
+        }
+        thread::sleep(CLOSE_LOOK);
     }
 }
 

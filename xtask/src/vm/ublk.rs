@@ -59,6 +59,7 @@ pub fn device(lab: &Lab) -> Result<()> {
         "spread",
         "discard",
         "durable",
+        "opened",
         "filesystem",
         "degraded",
         "partitions",

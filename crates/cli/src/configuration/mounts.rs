@@ -47,7 +47,7 @@ pub fn stop(mounts: &[&Mount]) -> String {
     format!(
         "ExecStop=\n\
          ExecStop=+-/bin/sh -c 'test -z \"$MAINPID\" || exec systemctl stop \"$@\"' sh {}\n\
-         ExecStop=-/usr/bin/pinstripe stop --wait 80 %i",
+         ExecStop=+-/usr/bin/pinstripe stop --wait 80 %i",
         words.join(" ")
     )
 }

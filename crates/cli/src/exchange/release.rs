@@ -29,7 +29,7 @@ use crate::{
     failure::Failure,
     joined, list, output, patience,
     scan::{FoundArray, Served, shown},
-    systemd,
+    steer, systemd,
 };
 
 pub fn run(arguments: &ReleaseArguments) -> Result<(), Failure> {
@@ -92,7 +92,12 @@ impl Plan {
                         .to_owned(),
                 );
             }
-            Some(_) => {}
+            Some(served) => {
+                let kept = if arguments.force { None } else { steer::kept_open(&served.detail) };
+                if let Some(why) = kept {
+                    return refused(why);
+                }
+            }
         }
         let served = served.map(|served| served.control);
         // A crash between two of them leaves an array that both have, not one that nothing starts.

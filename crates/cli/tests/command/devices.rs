@@ -1,8 +1,20 @@
 //! Devices that have two names, change their names, or can't be written.
 
-use std::{fs, os::unix::fs::MetadataExt, path::Path, thread, time::Duration};
+use std::{
+    fs,
+    io::{BufRead, BufReader, Write},
+    os::unix::{
+        fs::{DirBuilderExt, MetadataExt},
+        net::UnixListener,
+    },
+    path::Path,
+    process::{Child, Command},
+    sync::mpsc::{Receiver, channel},
+    thread,
+    time::{Duration, Instant},
+};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     fuse::may_mount,
@@ -306,5 +318,72 @@ impl<'a> Stopped<'a> {
 impl Drop for Stopped<'_> {
     fn drop(&mut self) {
         self.0.signal("CONT");
+    }
+}
+
+/// Answers in place of a server whose array is this block device: only a machine with ublk has one. Gives
+/// what was asked for, but for `detail` and `version`.
+fn stand_in(world: &World, device: &str) -> Receiver<String> {
+    let detail = json!({
+        "name": "data", "uuid": "", "level": "raid5", "layout": "", "chunk_bytes": 65536, "logical_block_bytes": 512,
+        "size_bytes": 0, "state": "active", "degraded": false, "events": 0, "members": [], "spares": [], "failed": [],
+        "bitmap": null, "consistency_policy": "bitmap", "regions_to_resync": 0, "sync": null, "sync_paused": false,
+        "sync_speed_min_kib": 0, "sync_speed_max_kib": 0, "errors": [], "advice": null, "nbd": [], "shards": 1, "statistics": {},
+        "addresses": [{ "protocol": "ublk", "uri": device }],
+    });
+    fs::DirBuilder::new().mode(0o700).recursive(true).create(world.path("pinstripe")).unwrap();
+    let listener = UnixListener::bind(world.path("pinstripe/data.sock")).unwrap();
+    let (sender, asked) = channel();
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            for call in lines.map_while(Result::ok) {
+                let call: Value = serde_json::from_str(&call).unwrap();
+                let result = match call["method"].as_str().unwrap() {
+                    "detail" => detail.clone(),
+                    "version" => json!({ "protocol": 1, "pinstripe": "", "instance": "", "pid": 1 }),
+                    other => {
+                        let _ = sender.send(other.to_owned());
+                        Value::Null
+                    }
+                };
+                let answer = json!({ "jsonrpc": "2.0", "id": call["id"], "result": result });
+                writeln!(stream, "{answer}").unwrap();
+            }
+        }
+    });
+    asked
+}
+
+/// A program with a file open, for so many seconds.
+fn holder(path: &str, seconds: &str) -> Child {
+    Command::new("sleep").arg(seconds).stdin(fs::File::open(path).unwrap()).spawn().unwrap()
+}
+
+#[test]
+fn an_array_is_not_stopped_while_a_program_has_its_block_device_open() {
+    let world = World::new();
+    let file = world.file("disk", MEMBER_BYTES);
+    let Some(device) = LoopDevice::new(&world, &file, &[]) else { return };
+    let asked = stand_in(&world, &device.path);
+    let mut long = holder(&device.path, "600");
+    let words = format!("{} is open in sleep (process {})", device.path, long.id());
+    let stop = |options: &[&str]| world.run(&[&["stop", "data"], options].concat());
+    stop(&[]).refused(1, &[&words, "nothing was stopped"]);
+    world.run(&["stop", "--all"]).refused(1, &[&words, "nothing was stopped"]);
+    assert!(asked.try_recv().is_err());
+    stop(&["--force"]).ok();
+    assert_eq!(asked.try_recv().unwrap(), "stop");
+    long.kill().unwrap();
+    long.wait().unwrap();
+
+    // One that closes it in time is waited for.
+    for (seconds, options) in [(0.3, &[][..]), (5.0, &["--wait", "60"])] {
+        let begun = Instant::now();
+        let mut brief = holder(&device.path, &f64::to_string(&seconds));
+        stop(options).ok();
+        assert_eq!(asked.try_recv().unwrap(), "stop");
+        assert!(begun.elapsed() >= Duration::from_secs_f64(seconds), "it was not waited for");
+        brief.wait().unwrap();
     }
 }
