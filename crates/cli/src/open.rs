@@ -74,7 +74,12 @@ pub async fn listen(address: SocketAddr) -> Result<Listener, ListenError> {
             Err(ListenError::InUse { .. }) if shard::now() - begun < PATIENCE_FOR_ADDRESS_NANOSECONDS => {
                 shard::sleep(PAUSE_NANOSECONDS).await;
             }
-            other => return other,
+            other => {
+                if other.as_ref().is_ok_and(Listener::is_ahead_of_network) {
+                    log::warn(&format!("no interface of this machine has the address {address} yet"));
+                }
+                return other;
+            }
         }
     }
 }

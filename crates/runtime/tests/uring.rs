@@ -1045,6 +1045,24 @@ fn tcp_echoes_large_transfers() {
 }
 
 #[test]
+fn an_address_is_listened_on_before_an_interface_has_it() {
+    run(1, |_| async {
+        let listen = |address: &str| Listener::tcp(address.parse().unwrap());
+        let is_early = |address| listen(address).unwrap().is_ahead_of_network();
+        assert!(!is_early("127.0.0.1:0") && !is_early("0.0.0.0:0"));
+        // Of documentation: no interface has these.
+        assert!(is_early("192.0.2.1:0"));
+        // A kernel may do without it.
+        if std::net::TcpListener::bind("[::1]:0").is_ok() {
+            assert!(is_early("[2001:db8::1]:0") && !is_early("[::1]:0"));
+        }
+        let first = listen("192.0.2.1:0").unwrap();
+        let error = listen(&first.tcp_address().unwrap().to_string()).err().unwrap();
+        assert!(matches!(&error, ListenError::InUse { .. }), "{error}");
+    });
+}
+
+#[test]
 fn a_closed_peer_reads_as_zero_bytes_and_a_shutdown_ends_a_receive() {
     run(1, |_| async {
         let (near, far) = UnixStream::pair().unwrap();

@@ -210,6 +210,18 @@ fn other_machines_are_let_in_only_when_that_is_asked_for() {
 }
 
 #[test]
+fn an_address_that_no_interface_has_yet_is_no_reason_not_to_serve() {
+    let world = World::new();
+    let members = world.raid5(3);
+    for (address, is_there) in [("192.0.2.1:0", false), ("127.0.0.1:0", true)] {
+        let server = world.serve(&["--nbd", &format!("tcp:{address}"), "--allow-remote"], &members);
+        let (status, said) = server.end();
+        let warned = said.contains(&format!("no interface of this machine has the address {address} yet"));
+        assert!(status == 0 && warned != is_there, "{said}");
+    }
+}
+
+#[test]
 fn a_shape_goes_with_create_only_and_memory_too() {
     let world = World::new();
     let members = world.raid5(3);

@@ -164,14 +164,20 @@ impl Listener {
         }
     }
 
-    /// Listens on a TCP address; port 0 for any.
+    /// Listens on a TCP address; port 0 for any. One that no interface has is listened on until one gets it:
+    /// at a boot the network may take its time.
     pub fn tcp(address: SocketAddr) -> Result<Self, ListenError> {
         let failed = |e| if e == Errno::ADDRINUSE { in_use(&address) } else { failed(&address, e) };
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None);
         let socket = socket.map_err(failed)?;
         sockopt::set_socket_reuseaddr(&socket, true).map_err(failed)?;
-        rustix::net::bind(&socket, &address).map_err(failed)?;
+        let mut bound = rustix::net::bind(&socket, &address);
+        if bound == Err(Errno::ADDRNOTAVAIL) {
+            bound =
+                sockopt::set_ip_freebind(&socket, true).and_then(|()| rustix::net::bind(&socket, &address));
+        }
+        bound.map_err(failed)?;
         rustix::net::listen(&socket, BACKLOG).map_err(failed)?;
         let address = rustix::net::getsockname(&socket).map_err(failed)?.try_into().map_err(failed)?;
         Ok(Self::new(socket, None, Some(address)))
@@ -217,6 +223,11 @@ impl Listener {
     /// The TCP address, with the port that the kernel chose.
     pub fn tcp_address(&self) -> Option<SocketAddr> {
         self.address
+    }
+
+    /// Whether no interface had the TCP address when it was bound.
+    pub fn is_ahead_of_network(&self) -> bool {
+        sockopt::ip_freebind(&self.descriptor.file().fd).unwrap_or(false)
     }
 
     /// Waits for the next connection. One task at a time may wait; a dropped wait loses no connection.
