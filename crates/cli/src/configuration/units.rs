@@ -488,6 +488,12 @@ mod tests {
     }
 
     #[test]
+    fn virtual_machines_are_shut_down_before_their_disks_go() {
+        let unit = include_str!("../../../../packaging/systemd/pinstripe@.service");
+        assert!(unit.lines().any(|line| line == "Before=libvirt-guests.service"), "{unit}");
+    }
+
+    #[test]
     fn starts_that_wait_in_vain_for_members_do_not_use_up_those_that_systemd_allows() {
         let unit = include_str!("../../../../packaging/systemd/pinstripe@.service");
         let value = |key: &str| {
