@@ -477,7 +477,13 @@ mod tests {
         let target = include_str!("../../../../packaging/systemd/pinstripe-target@.service");
         let daemon = include_str!("../../../../packaging/systemd/pinstripe-daemon.service");
         let all: &[&str] = &["Type=notify", "Restart=on-failure", "WatchdogSec=60"];
-        let servers: &[&str] = &["OOMScoreAdjust=-900", "LimitMEMLOCK=infinity", "LimitNOFILE=65536"];
+        let servers: &[&str] = &[
+            "OOMScoreAdjust=-900",
+            "ManagedOOMPreference=omit",
+            "LimitMEMLOCK=infinity",
+            "LimitNOFILE=65536",
+            "IgnoreOnIsolate=yes",
+        ];
         // A process that a disk keeps from ending must not keep the next one from serving.
         for (unit, more) in [(array, &["KillMode=process"][..]), (target, &[]), (daemon, &[])] {
             let servers = if unit == daemon { &[] } else { servers };
