@@ -41,15 +41,18 @@ const CONTENTS: &[&str] = &[
     "usr/lib/systemd/system/pinstripe-alert.socket",
     "usr/lib/systemd/system/pinstripe-alert@.service",
     "usr/lib/systemd/system/pinstripe-daemon.service",
+    "usr/lib/systemd/system/pinstripe-ramdisk.service",
     "usr/lib/systemd/system/pinstripe-target@.service",
     "usr/lib/systemd/system/pinstripe.target",
     "usr/lib/systemd/system/pinstripe@.service",
     "usr/lib/tmpfiles.d/pinstripe.conf",
     "usr/lib/udev/rules.d/63-pinstripe.rules",
+    "usr/libexec/pinstripe/update-ramdisk",
     "usr/share/bash-completion/completions/pinstripe",
     "usr/share/doc/pinstripe/changelog.Debian.gz",
     "usr/share/doc/pinstripe/copyright",
     "usr/share/fish/vendor_completions.d/pinstripe.fish",
+    "usr/share/initramfs-tools/hooks/pinstripe",
     "usr/share/lintian/overrides/pinstripe",
     "usr/share/pinstripe/grafana/pinstripe.json",
     "usr/share/pinstripe/prometheus/pinstripe.rules.yml",
@@ -70,6 +73,8 @@ const DIST: [&str; 2] = ["../dist/", "/usr/share/pinstripe/"];
 /// The unit of what is done beside serving, and those that it has send alerts.
 const DAEMON: &str = "pinstripe-daemon.service";
 const ALERT: [&str; 2] = ["pinstripe-alert.socket", "pinstripe-alert@.service"];
+/// The unit that has the initial ramdisk made anew.
+const RAMDISK: &str = "pinstripe-ramdisk.service";
 /// The daemon's unit with the drop-in file that it names.
 const DAEMON_ALONE: &str = "pinstripe-daemon-alone.service";
 /// One array of every kind that has a unit of its own kind, and a target.
@@ -242,16 +247,18 @@ impl Parts {
         // The program is not installed here.
         let read = |path: PathBuf| -> Result<String> {
             let text = fs::read_to_string(path)?;
+            let scripts = root.join("packaging/initramfs").display().to_string();
+            let text = text.replace("/usr/libexec/pinstripe", &scripts);
             Ok(text.replace("/usr/bin/pinstripe", &self.program.display().to_string()))
         };
         let unit = |name: &str| read(root.join("packaging/systemd").join(name));
         let template = unit("pinstripe@.service")?;
-        for name in ALERT {
+        for name in ALERT.into_iter().chain([RAMDISK]) {
             fs::write(units.join(name), unit(name)?)?;
         }
         fs::write(units.join(DAEMON), unit(DAEMON)?)?;
         fs::write(units.join(DAEMON_ALONE), unit(DAEMON)? + "\n[Service]\nCapabilityBoundingSet=\n")?;
-        for name in [DAEMON, DAEMON_ALONE, ALERT[0]] {
+        for name in [DAEMON, DAEMON_ALONE, ALERT[0], RAMDISK] {
             verify(&units.join(name))?;
         }
         let target = fs::read_to_string(root.join("packaging/systemd/pinstripe.target"))?;

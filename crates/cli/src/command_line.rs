@@ -34,9 +34,9 @@ pub use maintenance::{
 pub use record::RecordArguments;
 pub use remote::{DiscoverArguments, Offload, RemoteArguments, TargetArguments};
 pub use service::{
-    AssembleArguments, ConfigAction, ConfigArguments, ConfigCheckArguments, ConfigUnitsArguments,
-    ConfigurationArguments, DaemonArguments, ImportArguments, IncrementalArguments, ReleaseArguments,
-    ReloadArguments, StartArguments, StatusArguments, Which,
+    AssembleArguments, ConfigAction, ConfigArguments, ConfigCheckArguments, ConfigRamdiskArguments,
+    ConfigUnitsArguments, ConfigurationArguments, DaemonArguments, ImportArguments, IncrementalArguments,
+    ReleaseArguments, ReloadArguments, StartArguments, StatusArguments, Which,
 };
 pub use show::{DetailArguments, ListArguments, TopArguments};
 pub use sockets::SocketOptions;

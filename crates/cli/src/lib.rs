@@ -130,6 +130,7 @@ pub fn main() -> ExitCode {
         Command::Config(arguments) => match arguments.action {
             ConfigAction::Check(arguments) => configuration::run(&arguments),
             ConfigAction::Units(arguments) => configuration::units::run(&arguments),
+            ConfigAction::Ramdisk(arguments) => exchange::ramdisk(&arguments),
         },
         Command::ZeroSuperblock(arguments) => zero_superblock::run(&arguments),
         Command::Serve(arguments) => serve::run(*arguments),

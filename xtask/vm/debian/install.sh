@@ -80,14 +80,9 @@ only_md0
 mount /dev/pinstripe/home /srv/home && cp -a /usr/bin/perl /srv/home/ || die "write"
 
 say "the initial ramdisk has mdadm, and not our rule"
-cp /etc/mdadm/mdadm.conf /root/mdadm.conf
-for disk in d0 n0; do
-    # shellcheck disable=SC2046
-    pinstripe examine $(by_id $disk) | awk '/array uuid/ { print "ARRAY <ignore> UUID=" $3 }'
-done >>/etc/mdadm/mdadm.conf
-update-initramfs -u || die "update-initramfs"
-# From here on only our rule keeps mdadm off, once the ramdisk is left.
-cp /root/mdadm.conf /etc/mdadm/mdadm.conf
+# The starts have had it made anew: if that is over nothing is left to do, and if it isn't this waits for it.
+systemctl start pinstripe-ramdisk || die "ramdisk: $(journalctl -u pinstripe-ramdisk --no-pager)"
+grep -q 'name="data"' /var/lib/pinstripe/ramdisk || die "it was not made: $(cat /var/lib/pinstripe/ramdisk)"
 only_md0
 # A start that takes longer than its mount waits for a device.
 late=/etc/systemd/system/pinstripe@net.service.d

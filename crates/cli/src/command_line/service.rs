@@ -31,6 +31,12 @@ pub enum ConfigAction {
     /// Each array is served by the unit pinstripe@NAME.service. Those with auto = false are not started at
     /// boot. After a change of the configuration, `systemctl daemon-reload` has this run again.
     Units(ConfigUnitsArguments),
+    /// Print the lines by which mdadm in the initial ramdisk leaves the configured arrays alone; the
+    /// package's hook of initramfs-tools runs this.
+    ///
+    /// An array of the configuration that the kernel has, and that something uses, is left out: the root file
+    /// system may be on it.
+    Ramdisk(ConfigRamdiskArguments),
 }
 
 #[derive(Debug, Args)]
@@ -42,6 +48,15 @@ pub struct ConfigCheckArguments {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ConfigRamdiskArguments {
+    #[command(flatten)]
+    pub configuration: ConfigurationArguments,
+    /// mdadm's configuration, of which all but the lines of these arrays is printed, too
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub file: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -14,6 +14,19 @@ pub fn name_of(path: &Path) -> Option<String> {
     folder(name).join("md").is_dir().then(|| name.to_owned())
 }
 
+/// The names of the kernel's arrays.
+pub fn names() -> Vec<String> {
+    let entries = fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter(|name| folder(name).join("md").is_dir()).collect()
+}
+
+/// The devices that the kernel's array is made of.
+pub fn members(name: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder(name).join("slaves")).into_iter().flatten().flatten();
+    entries.map(|entry| Path::new("/dev").join(entry.file_name())).collect()
+}
+
 fn folder(name: &str) -> PathBuf {
     Path::new("/sys/class/block").join(name)
 }

@@ -153,6 +153,21 @@ pub fn ignore(text: &str, array: Uuid, names: &[String], adds: bool) -> Result<O
     Ok(Some(lines.join("\n") + "\n"))
 }
 
+/// The text without the entries that are ours, by the UUID and the name that they give.
+pub fn without(text: &str, is_ours: impl Fn(Option<Uuid>, Option<&str>) -> bool) -> String {
+    let borrowed = lines_of(text);
+    let mut lines: Vec<String> = borrowed.iter().map(|line| format!("{line}\n")).collect();
+    for entry in entries(&borrowed) {
+        let place = entry.place().and_then(|place| place.rsplit('/').next());
+        if is_ours(entry.uuid(), entry.value("name=").or(place)) && !entry.is_ignored() {
+            for line in &mut lines[entry.lines] {
+                line.insert_str(0, SILENCED);
+            }
+        }
+    }
+    lines.concat()
+}
+
 /// Whether an entry without a UUID can fit an array of these names. A `super-minor=` fits none of version 1.
 fn may_be(entry: &Entry, names: &[String]) -> bool {
     let base = |place: &str| place.rsplit('/').next().unwrap_or_default().to_owned();

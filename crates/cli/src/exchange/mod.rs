@@ -6,6 +6,7 @@
 //!   files        mdadm's configuration and ours: what is changed, written whole, and undone
 //!   mdadm_conf   what changes in mdadm's text. Pure
 //!   md_device    what the kernel does with an array
+//!   ramdisk      what mdadm is told in the initial ramdisk
 //! ```
 //!
 //! All that can be looked at is looked at before the first change. No byte of a member is written here. A
@@ -15,6 +16,7 @@ mod files;
 mod import;
 mod md_device;
 mod mdadm_conf;
+mod ramdisk;
 mod release;
 
 use std::path::Path;
@@ -23,6 +25,7 @@ use pinstripe_config::Configuration;
 use pinstripe_md::identity::Uuid;
 
 pub use import::run as import;
+pub use ramdisk::run as ramdisk;
 pub use release::run as release;
 
 use files::Edit;

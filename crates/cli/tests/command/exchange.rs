@@ -1,6 +1,6 @@
 //! `import` and `release`, as far as they go without the kernel's md: the virtual machine has that.
 
-use std::fs;
+use std::{fs, path::Path, process::Command};
 
 use pinstripe_md::superblock::{MetadataVersion, Superblock};
 
@@ -483,4 +483,59 @@ fn an_array_that_only_its_double_parity_log_makes_whole_is_not_released_by_force
     configured.release(&["data", "--force"]).refused(1, &["only its double-parity log"]);
     assert!(configured.entry(&uuid).exists());
     assert_eq!(configured.mdadm_conf(), before);
+}
+
+impl Configured {
+    /// Runs a script of packaging/initramfs with our program in its path, and what the folder `bin` has.
+    fn script(&self, name: &str, variable: (&str, &str)) -> crate::world::Ran {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/initramfs").join(name);
+        let program = Path::new(env!("CARGO_BIN_EXE_pinstripe")).parent().unwrap().to_owned();
+        let usual = std::env::var_os("PATH").unwrap();
+        let folders = [self.world.path("bin"), program].into_iter().chain(std::env::split_paths(&usual));
+        let mut command = Command::new("sh");
+        command.arg(script).env("PATH", std::env::join_paths(folders).unwrap());
+        command.env("PINSTRIPE_CONFIG", self.world.path("pinstripe.toml")).env(variable.0, variable.1);
+        crate::world::Ran::of(&command.output().unwrap())
+    }
+}
+
+#[test]
+fn mdadm_is_told_in_the_initial_ramdisk_which_arrays_are_not_its_own() {
+    let configured = Configured::new("[[array]]\nname = 'host:data'\nulbk = true\n");
+    let folder = configured.world.path("ramdisk").display().to_string();
+    let hook = || configured.script("hook", ("DESTDIR", &folder)).ok();
+    hook();
+    assert!(!configured.world.path("ramdisk").exists(), "a ramdisk without mdadm stays as it is");
+    // What mdadm's own hook makes of members that it finds.
+    configured.write("ramdisk/etc/mdadm/mdadm.conf", "MAILADDR root\nARRAY /dev/md/data name=host:data\n");
+    hook();
+    let told = fs::read_to_string(configured.world.path("ramdisk/etc/mdadm/mdadm.conf")).unwrap();
+    assert_eq!(
+        told,
+        "ARRAY <ignore> name=\"host:data\"\nMAILADDR root\n#pinstripe# ARRAY /dev/md/data name=host:data\n"
+    );
+}
+
+#[test]
+fn the_initial_ramdisk_is_made_anew_when_the_configuration_has_other_arrays() {
+    let configured = Configured::new("[[array]]\nname = 'host:data'\n");
+    let state = configured.world.path("state").display().to_string();
+    fs::create_dir(&state).unwrap();
+    // The first one finds no room. While the second one is made another array is configured.
+    configured.program(
+        "bin/update-initramfs",
+        "#!/bin/sh\necho \"$@\" >>@/made\n[ -e @/again ] || { touch @/again; exit 1; }\n\
+         echo \"[[array]]\nname = 'host:$(wc -l <@/made)'\" >@/pinstripe.toml\n\
+         [ \"$(wc -l <@/made)\" -lt 3 ] || echo \"[[array]]\nname = 'host:2'\" >@/pinstripe.toml\n",
+    );
+    let update = || configured.script("update-ramdisk", ("STATE_DIRECTORY", &state));
+    let made = || fs::read_to_string(configured.world.path("made")).unwrap().lines().count();
+    assert_eq!(update().status, 1);
+    assert_eq!(made(), 1);
+    update().ok();
+    assert_eq!(made(), 3);
+    let said = fs::read_to_string(configured.world.path("state/ramdisk")).unwrap();
+    assert_eq!(said, "ARRAY <ignore> name=\"host:2\"\n");
+    update().ok();
+    assert_eq!(made(), 3, "nothing has changed");
 }
