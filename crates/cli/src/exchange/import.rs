@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use super::{
     files::{self, Edit, Turn},
     find, md_device, of_ramdisk,
+    remarks::remarks,
 };
 use crate::{
     ask_daemon,
@@ -63,6 +64,8 @@ struct Plan {
     kernel: Option<String>,
     /// The entry in our configuration if it has none, and mdadm's files: in this order.
     edits: Vec<Edit>,
+    /// What a person should know.
+    remarks: Vec<String>,
 }
 
 impl Plan {
@@ -105,17 +108,24 @@ impl Plan {
         let mut edits = files::hands_off(arguments.mdadm_conf.as_deref(), &array)?;
         let given = arguments.start.configuration.config.as_deref();
         let is_own = |entry: &Array| entry.is(array.uuid, &array.name);
+        let then;
         let to_come = if configuration.arrays.iter().any(is_own) {
-            hindrance(configuration, &array, arguments.no_start)
+            configuration
         } else {
             let entry = files::entry(files::entry_path(given, array.uuid), &array)?;
-            let then = configuration::load_with(given, &entry.path, entry.text())?;
+            then = configuration::load_with(given, &entry.path, entry.text())?;
             // A crash between two of them leaves an array that both have, which udev's rule keeps from mdadm;
             // not one that nothing starts.
             edits.insert(0, entry);
-            hindrance(&then, &array, arguments.no_start)
+            &then
         };
-        to_come.map_or_else(|| Ok(Self { array, kernel, edits }), refused)
+        if let Some(why) = hindrance(to_come, &array, arguments.no_start) {
+            return refused(why);
+        }
+        let has_unit = !arguments.no_start && systemd::has_units(given);
+        let of_ramdisk = of_ramdisk(&edits, has_unit).map(str::to_owned);
+        let remarks = of_ramdisk.into_iter().chain(remarks(to_come, &array, kernel.as_deref())).collect();
+        Ok(Self { array, kernel, edits, remarks })
     }
 
     fn carry_out(&self, arguments: &ImportArguments, turn: Turn) -> Result<Report, Failure> {
@@ -161,6 +171,7 @@ impl Plan {
         json!({
             "array": self.array.short_name(), "uuid": self.array.uuid.to_string(), "stopped": self.kernel,
             "files": files, "dry_run": outcome.is_none(), "server": outcome.map(Report::value),
+            "remarks": self.remarks,
         })
     }
 
@@ -171,7 +182,7 @@ impl Plan {
             lines.push(format!("{would}changed: {}", printable(&shown(&edit.path))));
         }
         lines.extend(self.kernel.iter().map(|name| format!("{would}stopped: /dev/{name}")));
-        lines.extend(of_ramdisk(&self.edits).map(str::to_owned));
+        lines.extend(self.remarks.iter().map(|remark| format!("note: {}", printable(remark))));
         lines.extend(outcome.map(|report| report.in_words().trim_end().to_owned()));
         lines.retain(|line| !line.is_empty());
         lines.join("\n") + "\n"

@@ -7,6 +7,7 @@
 //!   mdadm_conf   what changes in mdadm's text. Pure
 //!   md_device    what the kernel does with an array
 //!   ramdisk      what mdadm is told in the initial ramdisk
+//!   remarks      what was done for an array of mdadm's, and is for a person to do
 //! ```
 //!
 //! All that can be looked at is looked at before the first change. No byte of a member is written here. A
@@ -18,6 +19,7 @@ mod md_device;
 mod mdadm_conf;
 mod ramdisk;
 mod release;
+mod remarks;
 
 use std::path::Path;
 
@@ -37,9 +39,10 @@ use crate::{
 };
 
 /// What a person should do about the initial ramdisk, if it has a copy of mdadm's configuration that changes.
-fn of_ramdisk(edits: &[Edit]) -> Option<&'static str> {
+/// `has_unit`: the array's unit is started, which sees to that.
+fn of_ramdisk(edits: &[Edit], has_unit: bool) -> Option<&'static str> {
     let is_in_it = Path::new("/usr/sbin/update-initramfs").exists() && edits.iter().any(Edit::is_of_mdadm);
-    is_in_it.then_some(
+    (is_in_it && !has_unit).then_some(
         "mdadm's configuration is in the initial ramdisk, too: `update-initramfs -u` writes it there",
     )
 }

@@ -181,7 +181,7 @@ impl Plan {
         lines.extend(
             self.edits.iter().map(|edit| format!("{would}changed: {}", printable(&shown(&edit.path)))),
         );
-        lines.extend(of_ramdisk(&self.edits).map(str::to_owned));
+        lines.extend(of_ramdisk(&self.edits, false).map(str::to_owned));
         let devices = self.array.members.iter().map(|member| shown(&member.path));
         let words = iter::once(format!("/dev/md/{}", self.array.short_name())).chain(devices);
         let words: Vec<String> = words.map(|word| shell_word(&word)).collect();

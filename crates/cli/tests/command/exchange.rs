@@ -182,6 +182,25 @@ fn what_would_not_be_served_is_not_taken_from_the_kernel() {
 }
 
 #[test]
+fn what_is_done_for_an_array_of_mdadms_and_would_not_be_is_told() {
+    let (configured, ..) = world();
+    let would = configured.import(&["data", "--dry-run"]).ok().out;
+    for words in ["`run-after`", "no daemon runs", "`check-every`", "[alerts]"] {
+        assert!(would.contains(words), "{words}: {would}");
+    }
+    configured.write(
+        "pinstripe.toml",
+        &format!("{SCAN}run-after = 30\ncheck-every = '30d'\n[alerts]\nmail = 'root'\n"),
+    );
+    let would = configured.import(&["data", "--dry-run", "--json"]).ok().json();
+    let remarks: Vec<&str> =
+        would["remarks"].as_array().unwrap().iter().filter_map(serde_json::Value::as_str).collect();
+    let told = remarks.iter().find(|remark| remark.contains("no daemon runs")).unwrap();
+    assert!(!told.contains("check-every") && !told.contains("[alerts]"), "{told}");
+    assert!(!remarks.iter().any(|remark| remark.contains("run-after")), "{remarks:?}");
+}
+
+#[test]
 fn a_bitmap_that_no_start_would_take_is_found_before_the_kernel_lets_the_array_go() {
     let (configured, uuid, conf) = world();
     let members: Vec<String> = (0..3).map(|slot| format!("member{slot}")).collect();
