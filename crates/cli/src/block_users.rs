@@ -147,7 +147,7 @@ fn names(folder: &Path) -> Vec<String> {
 
 /// Where the device with this number (major:minor) is mounted. The third word of a line is the number, the
 /// fifth the place.
-fn mounted<'a>(mounts: &'a str, number: &'a str) -> impl Iterator<Item = &'a str> {
+pub fn mounted<'a>(mounts: &'a str, number: &'a str) -> impl Iterator<Item = &'a str> {
     mounts.lines().filter_map(move |line| {
         let mut words = line.split(' ');
         let is_ours = words.nth(2) == Some(number) && !number.is_empty();

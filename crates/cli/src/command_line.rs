@@ -8,6 +8,7 @@ mod remote;
 mod service;
 mod show;
 mod sockets;
+mod stop;
 mod tls;
 mod upgrade;
 mod values;
@@ -40,6 +41,7 @@ pub use service::{
 };
 pub use show::{DetailArguments, ListArguments, TopArguments};
 pub use sockets::SocketOptions;
+pub use stop::StopArguments;
 pub use tls::{TlsChoice, TlsClients, TlsOptions};
 pub use upgrade::{Role, UpgradeArguments};
 pub use values::{CpuList, NbdAddress};
@@ -710,23 +712,6 @@ pub enum ConsistencyChoice {
     /// A log for both parities (level 6). Linux has no such log: it assembles the array when it is clean, and
     /// refuses it when it is dirty
     DoubleParityLog,
-}
-
-#[derive(Debug, Args)]
-pub struct StopArguments {
-    /// The array's name or UUID, or the path of its control socket
-    #[arg(value_name = "ARRAY", required_unless_present = "all", value_hint = ValueHint::FilePath)]
-    pub array: Option<String>,
-    /// Stop all arrays that are served on this machine, or none if one of them has clients or doesn't answer
-    #[arg(long, conflicts_with = "array")]
-    pub all: bool,
-    /// Stop it although clients are connected. Their requests under way are finished, then their connections
-    /// end
-    #[arg(long)]
-    pub force: bool,
-    /// Seconds to wait for clients to leave, before it is refused for them
-    #[arg(long, value_name = "SECONDS", default_value_t = 0, conflicts_with = "force", value_parser = clap::value_parser!(u32).range(0..=86_400))]
-    pub wait: u32,
 }
 
 #[derive(Debug, Args)]

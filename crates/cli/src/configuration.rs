@@ -1,7 +1,7 @@
 //! The configuration as commands use it: read, and its options checked as the command line of `serve` checks
 //! them.
 
-mod mounts;
+pub mod mounts;
 #[cfg(test)]
 mod page;
 mod sense;

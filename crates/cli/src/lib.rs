@@ -83,6 +83,7 @@ mod systemd;
 mod target;
 mod top;
 mod ublk;
+mod unmount;
 mod upgrade;
 mod zero_superblock;
 

@@ -20,7 +20,7 @@ use crate::{
     block_users,
     command_line::{DetailArguments, LimitArguments, StopArguments},
     failure::Failure,
-    list, output, patience, ublk,
+    list, output, patience, ublk, unmount,
 };
 
 /// The status of `detail --test` for an array that can't be asked.
@@ -80,7 +80,13 @@ pub fn fetch(client: &mut Client) -> Result<Detail, ClientError> {
 pub fn stop(arguments: &StopArguments) -> Result<(), Failure> {
     let end = Instant::now() + Duration::from_secs(arguments.wait.into());
     match &arguments.array {
-        Some(array) => stop_one(Client::connect(array)?, array, arguments.force, end, None),
+        Some(array) => {
+            let mut client = Client::connect(array)?;
+            if arguments.unmount {
+                unmount::all_on(&fetch(&mut client)?);
+            }
+            stop_one(client, array, arguments.force, end, None)
+        }
         None => stop_all(arguments.force, end),
     }
 }

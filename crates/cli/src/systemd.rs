@@ -117,6 +117,15 @@ pub fn begin_start(unit: &str) {
     let _ = run(&words(SYSTEMCTL, &["start", "--no-block", "--", unit]), ANSWER_LIMIT);
 }
 
+/// Has units stopped, and waits for that, however long: what is unmounted is written first.
+pub fn stop(units: &[String]) {
+    let [program, words @ ..] = SYSTEMCTL else { return };
+    let done = Command::new(program).args(words).args(["stop", "--"]).args(units).status();
+    if let Err(error) = done {
+        output::remark(&format!("pinstripe: can't run {program}: {error}"));
+    }
+}
+
 /// The process of a unit that runs.
 pub fn main_process(unit: &str) -> Option<u32> {
     let said = run(&words(SYSTEMCTL, &["show", "--property=MainPID", "--value", unit]), ANSWER_LIMIT).ok()?;

@@ -3,7 +3,7 @@
 //! When a service dies that is to be started again, systemd stops what requires it or has its stop passed
 //! on (`Requires=`, `BindsTo=`, `PartOf=`, `StopPropagatedFrom=`). It would unmount the file system, which
 //! needs the array, which waits for that. So a mount only wants its array and comes after it. What a person
-//! stops is unmounted by a command of the array's unit.
+//! stops is unmounted by the stop of the array's unit (`stop --unmount`).
 
 use std::path::{Path, PathBuf};
 
@@ -37,19 +37,6 @@ impl Mount {
     pub fn more_of_device(&self) -> String {
         format!("# Of /etc/fstab\n[Unit]\nAfter={}\n", self.array)
     }
-}
-
-/// How a unit with these mounts is stopped, as lines of it. If its server has died, `MAINPID` is not set, and
-/// the mounts wait for the next one.
-pub fn stop(mounts: &[&Mount]) -> String {
-    let words: Vec<String> =
-        mounts.iter().map(|mount| mount.unit.replace('\\', "\\\\").replace('%', "%%")).collect();
-    format!(
-        "ExecStop=\n\
-         ExecStop=+-/bin/sh -c 'test -z \"$MAINPID\" || exec systemctl stop \"$@\"' sh {}\n\
-         ExecStop=+-/usr/bin/pinstripe stop --wait 80 %i",
-        words.join(" ")
-    )
 }
 
 /// The mounts of a file system table that are on configured arrays. `host`: this machine's name.
@@ -91,8 +78,8 @@ fn array(device: &str, configuration: &Configuration, host: &str) -> Option<Stri
     named(name).or_else(|| named(disk?.0))
 }
 
-/// fstab writes spaces and the like as `\040`.
-fn decoded(field: &str) -> String {
+/// fstab and the kernel write spaces and the like as `\040`.
+pub fn decoded(field: &str) -> String {
     let mut bytes = Vec::new();
     let mut rest = field.as_bytes();
     while let Some((&first, after)) = rest.split_first() {
@@ -238,13 +225,8 @@ mod tests {
             more,
             "# Of /etc/fstab\n[Unit]\nWants=pinstripe@data.service\nAfter=pinstripe@data.service\n"
         );
-        let stop = stop(&[&mount, &mount]);
-        assert!(
-            stop.starts_with("ExecStop=\nExecStop=+-/bin/sh -c 'test -z \"$MAINPID\" || exec "),
-            "{stop}"
-        );
-        assert!(stop.contains("sh srv-my\\\\x2ddata.mount srv-my\\\\x2ddata.mount\n"), "{stop}");
         let unit = include_str!("../../../../packaging/systemd/pinstripe@.service");
-        assert!(unit.contains(stop.lines().last().unwrap()), "it is stopped as the package's unit is");
+        let stop = "\nExecStop=+-/usr/bin/pinstripe stop --unmount --wait 80 %i\n";
+        assert!(unit.contains(stop), "by the array's unit, with the rights and the mounts of the system");
     }
 }

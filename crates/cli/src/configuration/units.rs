@@ -21,7 +21,7 @@ use pinstripe_md::identity::short_name;
 
 use super::{
     load, load_usable,
-    mounts::{self, Mount, unit_of},
+    mounts::{self, unit_of},
 };
 use crate::{
     called::{host, in_dev},
@@ -136,9 +136,7 @@ fn generated(configuration: &Configuration, wrong: &[Place], fstab: &str) -> (Ve
         if entry.auto {
             files.push(at_boot(&unit, TEMPLATE));
         }
-        let own: Vec<&Mount> = mounts.iter().filter(|mount| mount.array == unit).collect();
-        let stop = if own.is_empty() { String::new() } else { mounts::stop(&own) + "\n" };
-        files.push(beside(&unit, more(entry) + &stop));
+        files.push(beside(&unit, more(entry)));
     }
     for target in configuration.targets.iter().filter(|target| !wrong.contains(&target.place)) {
         let unit = unit_of_target(&target.name);
@@ -320,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn an_array_with_a_file_system_is_unmounted_before_it_is_stopped() {
+    fn a_file_system_on_an_array_comes_after_its_unit() {
         let fstab = "/dev/pinstripe/data /a ext4\n/dev/pinstripe/data-part1 /b ext4\n";
         let text = "[[array]]\nname = 'data'\n[[array]]\nname = 'other'\n";
         let (files, _) = generated(&configuration(text), &[], fstab);
@@ -332,9 +330,6 @@ mod tests {
             };
             text.clone()
         };
-        let data = of("pinstripe@data.service.d");
-        assert!(data.contains("[Service]\n") && data.contains(" sh a.mount b.mount\n"), "{data}");
-        assert!(!of("pinstripe@other.service.d").contains("ExecStop"));
         assert_eq!(of("a.mount.d"), of("b.mount.d"));
         for device in ["dev-pinstripe-data.device.d", "dev-pinstripe-data\\x2dpart1.device.d"] {
             assert!(of(device).ends_with("[Unit]\nAfter=pinstripe@data.service\n"), "{device}");
