@@ -35,6 +35,7 @@ const EXPOSURE_WITHOUT_CAPABILITIES: u32 = 20;
 const IDLE_KIB: u64 = 40_000_000 / 1024;
 /// Files of the package beside the manual pages.
 const CONTENTS: &[&str] = &[
+    "etc/needrestart/conf.d/50-pinstripe.conf",
     "etc/pinstripe/pinstripe.toml",
     "usr/bin/pinstripe",
     "usr/lib/systemd/system-generators/pinstripe-generator",
@@ -103,6 +104,7 @@ pub fn run(root: &Path, deb: &Deb) -> Result<()> {
     parts.check_completions()?;
     parts.check_units(root)?;
     parts.check_memory()?;
+    check_needrestart(root)?;
     if deb.parts {
         println!("deb: the parts are right");
         return Ok(());
@@ -292,6 +294,19 @@ impl Parts {
         }
         Ok(())
     }
+}
+
+/// Of our units, which one needrestart would restart: the daemon's, which no request passes through.
+fn check_needrestart(root: &Path) -> Result<()> {
+    // As needrestart reads the file, and asks what it has read.
+    let script = "our %nrconf = (override_rc => {}); eval do { local(@ARGV, $/) = shift; <> }; die $@ if $@; \
+        for my $rc (@ARGV) { print \"$rc\\n\" unless grep { $rc =~ /$_/ } keys %{$nrconf{override_rc}} }";
+    let units = ["pinstripe@data.service", "pinstripe-target@store.service", DAEMON];
+    let mut perl = Command::new("perl");
+    let left =
+        said(perl.args(["-e", script]).arg(root.join("packaging/needrestart.conf")).args(units), "perl")?;
+    ensure!(left.lines().eq([DAEMON]), "needrestart would restart: {left}");
+    Ok(())
 }
 
 /// Shells, and how their completions are called.

@@ -48,7 +48,7 @@ udevadm settle
 systemctl list-units --all --plain --no-legend 'pinstripe*' | grep -v ' masked ' >/tmp/units || true
 [ ! -s /tmp/units ] || die "units are left: $(cat /tmp/units)"
 files >/root/removed
-comm -13 /root/before /root/removed | grep -vE '^/(etc|var/lib)/pinstripe(/|$)' |
+comm -13 /root/before /root/removed | grep -vE '^/(etc|var/lib)/pinstripe(/|$)|^/etc/needrestart(/|$)' |
     grep -vE '^/(etc/systemd/system|var/lib/systemd/deb-systemd-helper-[a-z]*)(/|$)' |
     grep -v '^/var/lib/dpkg/info/pinstripe\.' >/tmp/left || true
 [ ! -s /tmp/left ] || die "after remove, there is more than configuration and state: $(cat /tmp/left)"
