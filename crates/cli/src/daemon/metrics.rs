@@ -120,6 +120,10 @@ fn of_statuses(text: &mut Text, arrays: &[ArrayStatus]) {
     let found = arrays.iter().filter_map(|array| Some((of(&array.array), array.checked_mismatched_sectors?)));
     let help = "Sectors of 512 bytes with parity that did not match the data in that check.";
     text.gauge("pinstripe_array_last_check_mismatched_sectors", help, found);
+    let unread =
+        arrays.iter().filter_map(|array| Some((of(&array.array), array.checked_unreadable_stripes?)));
+    let help = "Stripes that could not be read whole in that check, so that nothing has compared them.";
+    text.gauge("pinstripe_array_last_check_unreadable_stripes", help, unread);
     let disks: Vec<_> = arrays
         .iter()
         .flat_map(|array| {
@@ -130,6 +134,15 @@ fn of_statuses(text: &mut Text, arrays: &[ArrayStatus]) {
     text.gauge("pinstripe_disk_failing", "1: the disk says that it is failing.", failing);
     let warmth = disks.iter().filter_map(|(labels, disk)| Some((labels.clone(), disk.temperature_celsius?)));
     text.gauge("pinstripe_disk_temperature_celsius", "The disk's temperature.", warmth);
+    let used = disks.iter().filter_map(|(labels, disk)| Some((labels.clone(), disk.percentage_used?)));
+    let used = used.map(|(labels, percentage)| (labels, number(percentage) / 100.0));
+    text.gauge(
+        "pinstripe_disk_life_used_ratio",
+        "How much of the disk's life is used, of NVMe: 1 is all.",
+        used,
+    );
+    let errors = disks.iter().filter_map(|(labels, disk)| Some((labels.clone(), disk.media_errors?)));
+    text.gauge("pinstripe_disk_media_errors", "Errors that the disk could not correct, of NVMe.", errors);
 }
 
 fn of_details(text: &mut Text, served: &[Served<'_>]) {
@@ -143,7 +156,7 @@ fn of_details(text: &mut Text, served: &[Served<'_>]) {
         (of(array).into_iter().chain(more).collect(), 1)
     });
     text.gauge("pinstripe_array_info", "What the array is.", infos);
-    let all: [(&str, &str, ArrayValue); 9] = [
+    let all: [(&str, &str, ArrayValue); 12] = [
         ("size_bytes", "Bytes of the array.", |detail| detail.size_bytes),
         ("degraded", "1: a slot lacks a member that has everything.", |detail| detail.degraded.into()),
         ("failed", "1: more members are lost than it can do without.", |detail| {
@@ -151,6 +164,13 @@ fn of_details(text: &mut Text, served: &[Served<'_>]) {
         }),
         ("read_only", "1: it takes no writes.", |detail| (detail.state == "read-only").into()),
         ("spares", "Spares that wait for a slot.", |detail| detail.spares.len() as u64),
+        ("unusable_spares", "Spares that can take no slot.", |detail| detail.unusable_spares.len() as u64),
+        ("failed_spares", "Spares that have failed.", |detail| {
+            detail.failed.iter().filter(|failed| failed.slot.is_none()).count() as u64
+        }),
+        ("warnings", "What a person should see to beside the members.", |detail| {
+            detail.warnings.len() as u64
+        }),
         ("faulty_devices", "Devices that were dropped.", |detail| detail.failed.len() as u64),
         ("regions_to_resync", "Regions with parity that may not match yet.", |detail| {
             detail.regions_to_resync
@@ -361,7 +381,8 @@ mod tests {
         let detail = json!({
             "name": name, "uuid": "u", "level": "raid5", "layout": "", "chunk_bytes": 65536, "logical_block_bytes": 512,
             "size_bytes": 4096, "state": "active", "degraded": true, "events": 7, "members": [member(0), member(1)],
-            "spares": ["/dev/s"], "failed": [], "bitmap": { "chunk_bytes": 1, "bits": 2, "bits_set": 1 }, "consistency_policy": "bitmap",
+            "spares": ["/dev/s"], "unusable_spares": [{ "device": "/dev/u", "reason": "small" }], "warnings": ["w", "x"],
+            "failed": [{ "slot": null, "device": "/dev/f", "error": "e", "late_requests": 0, "statistics": {} }], "bitmap": { "chunk_bytes": 1, "bits": 2, "bits_set": 1 }, "consistency_policy": "bitmap",
             "regions_to_resync": 0, "sync": { "action": "check", "done": 1, "total": 4, "mismatched_sectors": 0, "paused": false,
             "speed_kib": 3, "finish_seconds": null }, "sync_paused": false, "sync_speed_min_kib": 0, "sync_speed_max_kib": 0,
             "errors": [], "advice": null, "nbd": [], "addresses": [{ "protocol": "nbd", "uri": "x" }], "shards": 1,
@@ -371,8 +392,9 @@ mod tests {
             "latency": { "bounds_ns": [1000, 2_097_152_000_u64], "operations": { "read": { "buckets": [3, 2, 1], "sum_ns": 20_500_000_000_u64 } } },
         });
         let array = json!({ "array": name, "uuid": null, "state": state, "why": null, "seconds": 1, "control": null, "failures": 0,
-            "next_try_seconds": null, "checked": 9, "check_due": 9, "checked_mismatched_sectors": 0, "disks": [{ "device": "/dev/d0", "failing": [],
-            "temperature_celsius": 30, "percentage_used": null, "media_errors": null }], "events": { "Fail": 2 } });
+            "next_try_seconds": null, "checked": 9, "check_due": 9, "checked_mismatched_sectors": 0,
+            "checked_unreadable_stripes": 4, "disks": [{ "device": "/dev/d0", "failing": [],
+            "temperature_celsius": 30, "percentage_used": 3, "media_errors": 5 }], "events": { "Fail": 2 } });
         let status = json!({ "pid": 1, "pinstripe": "0.1.0", "since": 2, "files": [], "configuration_error": null, "looking_seconds": null,
             "remarks": [], "arrays": [array] });
         let detail = Some(serde_json::from_value(detail).unwrap());
@@ -385,6 +407,12 @@ mod tests {
         for line in [
             "pinstripe_array_state{array=\"data\",state=\"serving\"} 1",
             "pinstripe_array_state{array=\"data\",state=\"failed\"} 0",
+            "pinstripe_array_last_check_unreadable_stripes{array=\"data\"} 4",
+            "pinstripe_disk_life_used_ratio{array=\"data\",device=\"/dev/d0\"} 0.03",
+            "pinstripe_disk_media_errors{array=\"data\",device=\"/dev/d0\"} 5",
+            "pinstripe_array_unusable_spares{array=\"data\"} 1",
+            "pinstripe_array_failed_spares{array=\"data\"} 1",
+            "pinstripe_array_warnings{array=\"data\"} 2",
             "pinstripe_array_events_total{array=\"data\",event=\"Fail\"} 2",
             "pinstripe_array_degraded{array=\"data\"} 1",
             "pinstripe_array_write_bytes_total{array=\"data\"} 77",
