@@ -94,7 +94,8 @@ fn value(path: &Path, answer: &Result<Detail, ClientError>) -> Value {
         Ok(detail) => json!({
             "control": control, "name": detail.name, "uuid": detail.uuid, "level": detail.level, "size_bytes": detail.size_bytes,
             "members": detail.members.len(), "state": detail.state, "degraded": detail.degraded,
-            "clients": detail.clients, "addresses": detail.addresses, "nbd": detail.nbd,
+            "clients": detail.clients, "addresses": detail.addresses, "nbd": detail.nbd, "pinstripe": detail.pinstripe,
+            "program_replaced": detail.program_replaced,
         }),
     }
 }
@@ -104,13 +105,14 @@ fn line(path: &Path, answer: &Result<Detail, ClientError>) -> String {
     match answer {
         Err(error) => format!("{control}: {}\n", printable(&error.to_string())),
         Ok(detail) => format!(
-            "{}: {}, {}, {} members, {}{}; uuid {}; control socket {control}\n",
+            "{}: {}, {}, {} members, {}{}{}; uuid {}; control socket {control}\n",
             printable(&detail.name),
             printable(&detail.level),
             ByteSize(detail.size_bytes),
             detail.members.len(),
             printable(&detail.state),
             if detail.degraded { ", degraded" } else { "" },
+            if detail.program_replaced { ", by a program that was replaced since" } else { "" },
             printable(&detail.uuid),
         ),
     }

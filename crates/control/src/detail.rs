@@ -93,6 +93,13 @@ pub struct Detail {
     pub recorded: bool,
     /// Threads that serve it.
     pub shards: usize,
+    /// The version of its server's program; empty from a server that doesn't say it.
+    #[serde(default)]
+    pub pinstripe: String,
+    /// Whether the file of that program was replaced since: the server lacks what the new one mends, until an
+    /// upgrade.
+    #[serde(default)]
+    pub program_replaced: bool,
     /// Counters since the assembly.
     pub statistics: BTreeMap<String, u64>,
     /// How long clients waited since then.
@@ -412,6 +419,15 @@ impl Detail {
         of_protocol.map(|address| address.uri.as_str())
     }
 
+    fn program_words(&self) -> String {
+        let replaced = if self.program_replaced {
+            ", which was replaced since: `pinstripe upgrade` has the server take the new one"
+        } else {
+            ""
+        };
+        format!("pinstripe {}{replaced}", printable(&self.pinstripe))
+    }
+
     /// For people.
     pub fn in_words(&self) -> String {
         let layout = if self.layout.is_empty() { String::new() } else { format!(", {}", self.layout) };
@@ -430,6 +446,7 @@ impl Detail {
             ("sync", self.sync.as_ref().map_or_else(|| self.waiting_words(), Sync::in_words)),
             ("shards", self.shards.to_string()),
         ];
+        rows.extend((!self.pinstripe.is_empty()).then(|| ("program", self.program_words())));
         rows.extend(self.journal.iter().map(|journal| ("journal", journal.in_words())));
         rows.extend(
             self.addresses.iter().map(|address| (address.protocol.as_str(), printable(&address.uri))),

@@ -156,7 +156,11 @@ fn of_details(text: &mut Text, served: &[Served<'_>]) {
         (of(array).into_iter().chain(more).collect(), 1)
     });
     text.gauge("pinstripe_array_info", "What the array is.", infos);
-    let all: [(&str, &str, ArrayValue); 12] = [
+    let says = |(_, detail): &&Served<'_>| !detail.pinstripe.is_empty();
+    let programs = served.iter().filter(says);
+    let programs = programs.map(|(array, detail)| (and(array, "version", detail.pinstripe.as_str()), 1));
+    text.gauge("pinstripe_array_server_info", "The version of the array's server.", programs);
+    let all: [(&str, &str, ArrayValue); 13] = [
         ("size_bytes", "Bytes of the array.", |detail| detail.size_bytes),
         ("degraded", "1: a slot lacks a member that has everything.", |detail| detail.degraded.into()),
         ("failed", "1: more members are lost than it can do without.", |detail| {
@@ -177,6 +181,9 @@ fn of_details(text: &mut Text, served: &[Served<'_>]) {
         }),
         ("superblock_events", "The superblocks' count of changes.", |detail| detail.events),
         ("sync_paused", "1: maintenance stands still.", |detail| detail.sync_paused.into()),
+        ("program_replaced", "1: its server runs a program that was replaced since.", |detail| {
+            detail.program_replaced.into()
+        }),
     ];
     for (name, help, value) in all {
         let samples = served.iter().map(|(array, detail)| (of(array), value(detail)));
@@ -386,6 +393,7 @@ mod tests {
             "regions_to_resync": 0, "sync": { "action": "check", "done": 1, "total": 4, "mismatched_sectors": 0, "paused": false,
             "speed_kib": 3, "finish_seconds": null }, "sync_paused": false, "sync_speed_min_kib": 0, "sync_speed_max_kib": 0,
             "errors": [], "advice": null, "nbd": [], "addresses": [{ "protocol": "nbd", "uri": "x" }], "shards": 1,
+            "pinstripe": "0.1.0", "program_replaced": true,
             "journal": { "device": "/dev/j", "failed": false, "slow": false, "mode": "write-through", "size_bytes": 10, "used_bytes": 1, "cached_bytes": 0 },
             "clients": [{ "protocol": "nbd", "name": "a", "connections": 2 }, { "protocol": "nbd", "name": "b", "connections": 1 }],
             "statistics": { "write_bytes": 77 },
@@ -415,6 +423,8 @@ mod tests {
             "pinstripe_array_warnings{array=\"data\"} 2",
             "pinstripe_array_events_total{array=\"data\",event=\"Fail\"} 2",
             "pinstripe_array_degraded{array=\"data\"} 1",
+            "pinstripe_array_server_info{array=\"data\",version=\"0.1.0\"} 1",
+            "pinstripe_array_program_replaced{array=\"data\"} 1",
             "pinstripe_array_write_bytes_total{array=\"data\"} 77",
             "pinstripe_array_client_connections{array=\"data\",protocol=\"nbd\"} 3",
             "pinstripe_array_sync_progress_ratio{array=\"data\",action=\"check\"} 0.25",

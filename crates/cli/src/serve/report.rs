@@ -1,5 +1,7 @@
 //! The engine's state in the words of the control protocol.
 
+use std::os::unix::ffi::OsStrExt;
+
 use pinstripe_control::{
     detail::{Address, Bitmap, Detail, Failed, Journal, Member, MemberOffload, Sync, UnusableSpare},
     latency::{Histogram, Latencies},
@@ -133,9 +135,16 @@ pub fn detail(array: &Array, addresses: Vec<Address>) -> Detail {
         limit: Limit::default(),
         recorded: false,
         shards: array.shared().shards.len(),
+        pinstripe: env!("CARGO_PKG_VERSION").to_owned(),
+        program_replaced: is_program_replaced(),
         statistics: now.statistics.fields().map(|(name, value)| (name.to_owned(), value)).collect(),
         latency: latency(&now.latencies),
     }
+}
+
+/// Whether the file that this process runs is removed by now, as by an update.
+fn is_program_replaced() -> bool {
+    std::env::current_exe().is_ok_and(|program| program.as_os_str().as_bytes().ends_with(b" (deleted)"))
 }
 
 fn counts(of: Vec<usize>) -> Vec<u64> {

@@ -430,3 +430,39 @@ fn an_order_to_end_that_comes_meanwhile_is_obeyed() {
     assert!(Client::connect(&server.nbd()).read(0, 4096) == pattern(1, 4096));
     ends_well(&world, server);
 }
+
+#[test]
+fn a_server_whose_program_was_replaced_says_so_until_it_has_the_new_one() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let server = world.serve(&["--shards", "1"], &members);
+    // By a process of its own: a child that another test starts would have the file open for writing.
+    let install = || {
+        let script = "cp \"$0\" own.new && mv own.new own";
+        let mut install = std::process::Command::new("sh");
+        install.args(["-c", script, env!("CARGO_BIN_EXE_pinstripe")]).current_dir(world.path(""));
+        assert!(install.status().unwrap().success());
+    };
+    let own = world.path("own").display().to_string();
+    let upgrade = || world.run(&["upgrade", "data", "--program", &own]).ok();
+    let is_told = || {
+        let detail = world.run(&["detail", "data", "--json"]).ok().json();
+        let list = world.run(&["list", "--json"]).ok().json();
+        assert_eq!(detail["pinstripe"], env!("CARGO_PKG_VERSION"));
+        assert_eq!(detail["program_replaced"], list[0]["program_replaced"]);
+        let words = world.run(&["list"]).ok().out + &world.run(&["detail", "data"]).ok().out;
+        assert_eq!(
+            words.matches("replaced since").count(),
+            if detail["program_replaced"] == true { 2 } else { 0 }
+        );
+        detail["program_replaced"] == true
+    };
+    install();
+    upgrade();
+    assert!(!is_told());
+    install();
+    assert!(is_told());
+    upgrade();
+    assert!(!is_told());
+    ends_well(&world, server);
+}
