@@ -158,37 +158,69 @@ const fn claim(words: &'static str, experiment: &'static str, quantity: Quantity
 
 use Wanted::{Alike, Less, More};
 
+/// At one of [`STRIPES`].
+const fn at(place: &'static str, claim: Claim) -> Claim {
+    Claim { place, ..claim }
+}
+
+/// A gain that the paper's many threads have.
+const fn with_threads(claim: Claim) -> Claim {
+    Claim { why: text::FEW_THREADS, ..claim }
+}
+
+/// HemiRAID's.
+const fn hemi(claim: Claim) -> Claim {
+    Claim { arm: HEMI.0, ..claim }
+}
+
 const CLAIMS: &[Claim] = &[
     Claim {
-        arm: HEMI.0,
-        ..claim(
-            "5a: HemiRAID over MD, a stream of full stripes, 33 threads: 1.40",
+        arm: ORIG.0,
+        base_at: ("", "1"),
+        ..claim("3: MD's waiting for locks, the most threads by 1: more", "threads", Waiting, More)
+    },
+    hemi(with_threads(claim(
+        "5a: HemiRAID over MD, a stream of full stripes, 33 threads: 1.40",
+        "threads",
+        Throughput,
+        More,
+    ))),
+    Claim {
+        base: HEMI.0,
+        ..with_threads(claim(
+            "5a: ScalaRAID over HemiRAID, the same: 1.35 on average",
             "threads",
             Throughput,
             More,
-        )
+        ))
     },
-    Claim {
-        base: HEMI.0,
-        ..claim("5a: ScalaRAID over HemiRAID, the same: 1.35 on average", "threads", Throughput, More)
-    },
-    claim("5a: ScalaRAID over MD, the same: 1.89", "threads", Throughput, More),
+    with_threads(claim("5a: ScalaRAID over MD, the same: 1.89", "threads", Throughput, More)),
     claim("5b: reads: alike", "threads-reads", Throughput, Alike(0.05)),
-    Claim { place: "2+1", ..claim("5c: tail of 4 KiB writes, 2+1: 0.45", "small", P999, Less) },
-    Claim { place: "4+1", ..claim("5c: the same, 4+1: 0.15", "small", P999, Less) },
-    Claim { place: "6+1", ..claim("5c: the same, 6+1: 0.16", "small", P999, Less) },
-    Claim { place: "2+1", ..claim("5d: tail of 4 KiB reads: alike", "small-reads", P999, Alike(0.25)) },
-    Claim { place: "2+1", ..claim("6a: streams of stripes, 2+1: 1.9", "streams", Throughput, More) },
-    Claim { place: "4+1", ..claim("6a: the same, 4+1: 1.8", "streams", Throughput, More) },
-    Claim { place: "6+1", ..claim("6a: the same, 6+1: 1.6", "streams", Throughput, More) },
-    Claim {
-        place: "2+1",
-        ..claim("6b: random full stripes: 1.67 on average; 2+1", "stripes", Throughput, More)
-    },
-    Claim { place: "6+1", ..claim("6b: the same, 6+1", "stripes", Throughput, More) },
-    Claim { arm: HEMI.0, ..claim("6c: CPU for as much, HemiRAID: 0.80", "threads", Cpu, Less) },
-    claim("6c: CPU for as much, ScalaRAID: 0.57", "threads", Cpu, Less),
-    claim("6d: waiting for locks: less", "threads", Waiting, Less),
+    at("2+1", with_threads(claim("5c: tail of 4 KiB writes, 2+1: 0.45", "small", P999, Less))),
+    at("4+1", with_threads(claim("5c: the same, 4+1: 0.15", "small", P999, Less))),
+    at("6+1", with_threads(claim("5c: the same, 6+1: 0.16", "small", P999, Less))),
+    at("2+1", claim("5d: tail of 4 KiB reads: alike", "small-reads", P999, Alike(0.25))),
+    at("2+1", with_threads(claim("6a: streams of stripes, 2+1: 1.9", "streams", Throughput, More))),
+    at("4+1", with_threads(claim("6a: the same, 4+1: 1.8", "streams", Throughput, More))),
+    at("6+1", with_threads(claim("6a: the same, 6+1: 1.6", "streams", Throughput, More))),
+    at(
+        "2+1",
+        with_threads(claim("6b: random full stripes: 1.67 on average; 2+1", "stripes", Throughput, More)),
+    ),
+    at("4+1", with_threads(claim("6b: the same, 4+1", "stripes", Throughput, More))),
+    at("6+1", with_threads(claim("6b: the same, 6+1", "stripes", Throughput, More))),
+    hemi(with_threads(claim("6c: CPU for as much, HemiRAID: 0.80", "threads", Cpu, Less))),
+    with_threads(claim("6c: CPU for as much, ScalaRAID: 0.57", "threads", Cpu, Less)),
+    claim("6d: waiting for locks, a stream by threads: less", "threads", Waiting, Less),
+    at("2+1", claim("6d: the same, streams of stripes, 2+1", "streams", Waiting, Less)),
+    at("4+1", claim("6d: the same, 4+1", "streams", Waiting, Less)),
+    at("6+1", claim("6d: the same, 6+1", "streams", Waiting, Less)),
+    at("2+1", claim("6d: the same, random full stripes, 2+1", "stripes", Waiting, Less)),
+    at("4+1", claim("6d: the same, 4+1", "stripes", Waiting, Less)),
+    at("6+1", claim("6d: the same, 6+1", "stripes", Waiting, Less)),
+    at("2+1", claim("6d: the same, random writes of 4 KiB, 2+1", "small", Waiting, Less)),
+    at("4+1", claim("6d: the same, 4+1", "small", Waiting, Less)),
+    at("6+1", claim("6d: the same, 6+1", "small", Waiting, Less)),
 ];
 
 /// The page of it.
@@ -204,8 +236,31 @@ pub const PAPER: Paper = Paper {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     #[test]
     fn all_that_the_page_names_is_run_drawn_and_read_again() {
-        super::super::paper::tests::check(&super::PAPER);
+        super::super::paper::tests::check(&PAPER);
+    }
+
+    /// However it comes out.
+    #[test]
+    fn what_the_paper_says_of_several_arrays_has_a_row_for_each() {
+        for (experiment, quantity) in [
+            ("streams", Throughput),
+            ("stripes", Throughput),
+            ("small", P999),
+            ("streams", Waiting),
+            ("stripes", Waiting),
+            ("small", Waiting),
+        ] {
+            for place in ["2+1", "4+1", "6+1"] {
+                let is_it = |claim: &Claim| {
+                    (claim.experiment, claim.place, claim.quantity, claim.arm, claim.base)
+                        == (experiment, place, quantity, SCALA.0, ORIG.0)
+                };
+                assert!(CLAIMS.iter().any(is_it), "{experiment}, {place}: {quantity:?}");
+            }
+        }
     }
 }

@@ -266,6 +266,7 @@ const FIGURES: &[Figure] = &[
             panel("random-64k", Inside),
             panel("random-64k", HandOff),
             panel("random-stripe", Waiting),
+            panel("random-4k", Inside),
         ],
     },
     Figure {
