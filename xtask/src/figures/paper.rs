@@ -34,7 +34,7 @@ const COLUMNS: usize = 110;
 /// The table before, beside the one of now.
 const BEFORE: &str = "before.csv";
 /// Fewer rounds tell nothing.
-const ROUNDS_MIN: u32 = 3;
+pub const ROUNDS_MIN: u32 = 3;
 
 /// Which way a comparison goes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,7 +61,7 @@ pub struct Claim {
     pub base_at: (&'static str, &'static str),
     pub quantity: Quantity,
     pub wanted: Wanted,
-    /// Why it isn't so here, where it isn't: what was measured, or that it is a guess.
+    /// Why it isn't so here, where it isn't or can't be told: what was measured, or that it is a guess.
     pub why: &'static str,
 }
 
@@ -99,8 +99,9 @@ impl Wanted {
             Self::Within(least, most) if ratio.low <= most && ratio.high >= least => Verdict::NotTold,
             Self::More if ratio.low > 1.0 => Verdict::Kept,
             Self::Less if ratio.high < 1.0 => Verdict::Kept,
-            Self::More if ratio.high >= 1.0 => Verdict::NotTold,
-            Self::Less if ratio.low <= 1.0 => Verdict::NotTold,
+            // What is 1 in every round is no more, and no less.
+            Self::More if ratio.high > 1.0 => Verdict::NotTold,
+            Self::Less if ratio.low < 1.0 => Verdict::NotTold,
             Self::More | Self::Less | Self::Within(..) => Verdict::NotKept,
         }
     }
@@ -113,7 +114,7 @@ impl Wanted {
         }
     }
 
-    fn words(self) -> String {
+    pub fn words(self) -> String {
         match self {
             Self::More => "> 1".to_owned(),
             Self::Less => "< 1".to_owned(),
@@ -124,7 +125,7 @@ impl Wanted {
 }
 
 impl Verdict {
-    fn words(self) -> &'static str {
+    pub fn words(self) -> &'static str {
         match self {
             Self::Kept => "yes",
             Self::NotKept => "**no**",
@@ -367,32 +368,9 @@ impl Paper {
                         | published comparison | series | wanted | measured | kept |\n|---|---|---|---:|---|\n"
             .to_owned();
         for claim in self.claims.iter().copied().flatten() {
-            let series = self.experiment(claim.experiment).series;
-            let is_enough = kept.rows.rounds_of(claim.experiment) >= ROUNDS_MIN;
-            // What was measured on another day may differ for that.
-            let base = Some(claim.base_at.0).filter(|base| !base.is_empty()).unwrap_or(claim.experiment);
-            let is_one_run = kept.later.get(claim.experiment) == kept.later.get(base);
-            let told = |verdict| if is_enough && is_one_run { verdict } else { Verdict::NotTold };
-            let (measured, verdict) = match (claim.ratio(&kept.rows), claim.value(&kept.rows)) {
-                (Some(ratio), _) => (in_brackets(ratio), told(claim.wanted.verdict(ratio)).words()),
-                (None, Some(value)) => {
-                    let verdict = told(claim.wanted.verdict_beside_nothing(value));
-                    (format!("{} beside 0", in_brackets(value)), verdict.words())
-                }
-                (None, None) => ("not measured".to_owned(), ""),
-            };
-            let why = match verdict {
-                verdict if verdict != Verdict::NotKept.words() => String::new(),
-                _ if claim.why.is_empty() => ": not explained".to_owned(),
-                _ => format!(": {}", claim.why),
-            };
-            let _ = writeln!(
-                text,
-                "| {} | {} | {} | {measured} | {verdict}{why} |",
-                claim.words,
-                series.name(),
-                claim.wanted.words()
-            );
+            let (series, wanted) = (self.experiment(claim.experiment).series.name(), claim.wanted.words());
+            let [measured, told] = claim.told(kept);
+            let _ = writeln!(text, "| {} | {series} | {wanted} | {measured} | {told} |", claim.words);
         }
         text + "\n"
     }
@@ -456,6 +434,34 @@ impl Paper {
 }
 
 impl Claim {
+    /// What was measured of it, and what that tells.
+    fn told(&self, kept: &Kept) -> [String; 2] {
+        let (measured, verdict) = match (self.ratio(&kept.rows), self.value(&kept.rows)) {
+            (Some(ratio), _) => (in_brackets(ratio), self.wanted.verdict(ratio)),
+            (None, Some(value)) => {
+                let verdict = self.wanted.verdict_beside_nothing(value);
+                (format!("{} beside 0", in_brackets(value)), verdict)
+            }
+            (None, None) => return ["not measured".to_owned(), String::new()],
+        };
+        let not_told = |why: String| [measured.clone(), format!("{}: {why}", Verdict::NotTold.words())];
+        let base = Some(self.base_at.0).filter(|base| !base.is_empty()).unwrap_or(self.experiment);
+        let rounds = kept.rows.rounds_of(self.experiment).min(kept.rows.rounds_of(base));
+        if rounds < ROUNDS_MIN {
+            return not_told(format!("{rounds} of the {ROUNDS_MIN} rounds that it takes"));
+        }
+        // What was measured on another day may differ for that.
+        if kept.later.get(self.experiment) != kept.later.get(base) {
+            return not_told("measured by two commands".to_owned());
+        }
+        let why = match (verdict, self.why) {
+            (Verdict::Kept, _) | (Verdict::NotTold, "") => String::new(),
+            (Verdict::NotKept, "") => ": not explained".to_owned(),
+            (_, why) => format!(": {why}"),
+        };
+        [measured, format!("{}{why}", verdict.words())]
+    }
+
     fn at<'r>(&'r self, rows: &'r Rows) -> Option<At<'r>> {
         let last = rows.places(self.experiment).last().copied()?;
         let place = if self.place.is_empty() { last } else { self.place };
@@ -544,6 +550,9 @@ pub mod tests {
         assert_eq!(Wanted::Less.verdict(spread(0.7, 0.8, 0.99)), Verdict::Kept);
         assert_eq!(Wanted::Less.verdict(spread(0.7, 0.8, 1.2)), Verdict::NotTold);
         assert_eq!(Wanted::Less.verdict(spread(1.1, 1.2, 1.3)), Verdict::NotKept);
+        assert_eq!(Wanted::More.verdict(spread(1.0, 1.0, 1.0)), Verdict::NotKept, "there is no difference");
+        assert_eq!(Wanted::Less.verdict(spread(1.0, 1.0, 1.0)), Verdict::NotKept);
+        assert_eq!(Wanted::More.verdict(spread(1.0, 1.0, 1.1)), Verdict::NotTold);
         assert_eq!(Wanted::Alike(0.05).verdict(spread(0.96, 1.0, 1.04)), Verdict::Kept);
         assert_eq!(Wanted::Alike(0.05).verdict(spread(0.8, 1.04, 1.3)), Verdict::NotTold, "the median alone");
         assert_eq!(Wanted::Alike(0.05).verdict(spread(0.94, 1.1, 1.3)), Verdict::NotTold);
@@ -619,6 +628,7 @@ pub mod tests {
         kept.rows = Rows(of(1).to_vec());
         let told = paper.reached(&kept).matches("can't be told").count();
         assert_eq!(told, 5, "one seed tells nothing: {}", paper.reached(&kept));
+        assert_eq!(paper.reached(&kept).matches("can't be told: 1 of the 3 rounds").count(), 5);
         let elsewhere = |round| {
             let mut row = throughput("f", "1", "b", round, 4.0);
             Series::Virtual.name().clone_into(&mut row.series);
@@ -635,10 +645,16 @@ pub mod tests {
             "0.00 (0.00 to 0.00) | **no**: a reason |",
             "| not measured |  |",
             // One of them was measured again, on another day.
-            "0.25 (0.25 to 0.25) | can't be told |",
+            "0.25 (0.25 to 0.25) | can't be told: measured by two commands |",
         ]) {
             assert!(row.ends_with(end), "{row} and not {end}");
         }
+        // The last round has the first claim come out the other way.
+        let other = ["a", "b"].map(|arm| value((arm, if arm == "a" { 4.0 } else { 2.0 }), 4));
+        kept.rows.0.extend(other);
+        let text = paper.reached(&kept);
+        assert!(text.contains("| > 1 | 0.50 (0.50 to 2.00) | can't be told: a reason |"), "{text}");
+        assert!(text.contains("| > 1 | 0.50 (0.50 to 2.00) | can't be told |"), "it has no reason: {text}");
         kept.rows.0.clear();
         assert!(paper.reached(&kept).contains("| not measured |  |"), "{}", paper.reached(&kept));
     }
