@@ -55,7 +55,8 @@ pub struct Figures {
     /// Measure nothing: write pages and pictures again from the tables
     #[arg(long, conflicts_with = "short")]
     page: bool,
-    /// Measure nothing: say at how many points the tables' bars overlap those of another run, in this folder
+    /// Measure nothing: say at how many points the tables' bars overlap those of another run, in this folder,
+    /// and fail if these are few
     #[arg(long, value_name = "DIR", conflicts_with_all = ["short", "page", "rounds", "experiment"])]
     beside: Option<PathBuf>,
     /// Write below this folder instead of into the documents
@@ -131,17 +132,22 @@ pub fn run(root: &Path, figures: &Figures) -> Result<()> {
     Ok(())
 }
 
-/// Says how far two runs agree.
+/// Says how far two runs agree, and fails where they don't.
 fn compare(folder: &Path, other: &Path, is_wanted: impl Fn(Which) -> bool) -> Result<()> {
+    let mut all = Vec::new();
     for (which, paper) in [(Which::Straid, &straid::PAPER), (Which::Scalaraid, &scalaraid::PAPER)] {
         if is_wanted(which) {
-            tell(paper.name, twice::compare(&paper.load(folder)?.rows, &paper.load(other)?.rows));
+            let found = twice::compare(&paper.load(folder)?.rows, &paper.load(other)?.rows);
+            all.push((paper.name, found));
         }
     }
     if is_wanted(Which::Raid4s) {
-        tell("raid4s", raid4s::compare(&raid4s::load(folder)?, &raid4s::load(other)?));
+        all.push(("raid4s", raid4s::compare(&raid4s::load(folder)?, &raid4s::load(other)?)));
     }
-    Ok(())
+    for (paper, found) in &all {
+        tell(paper, found);
+    }
+    all.iter().try_for_each(|(paper, found)| twice::agree(found).context(*paper))
 }
 
 /// Writes pages and pictures from the tables.
@@ -160,7 +166,7 @@ fn write_again(folder: &Path, is_wanted: impl Fn(Which) -> bool) -> Result<()> {
 }
 
 /// What came of a comparison of two runs.
-fn tell(paper: &str, (counts, apart): twice::Compared) {
+fn tell(paper: &str, (counts, apart): &twice::Compared) {
     println!("{paper}: points with bars that overlap");
     for ((series, quantity), count) in counts {
         println!("  {series:16} {quantity:28} {count}");

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use anyhow::{Result, ensure};
+
 use super::experiment::{At, Rows};
 use super::quantity::{ALL, Quantity};
 use crate::bench::Spread;
@@ -22,6 +24,19 @@ impl Count {
         self.overlap += usize::from(overlap);
         overlap
     }
+}
+
+/// Of a hundred points, as many must have bars that overlap: intervals of 95 % lie apart now and then.
+const OVERLAP_PERCENT: usize = 90;
+
+/// Fails where two runs don't agree, or have no point in common.
+pub fn agree((counts, _): &Compared) -> Result<()> {
+    ensure!(counts.values().any(|count| count.points > 0), "the two runs have no point in common");
+    for ((series, quantity), count) in counts {
+        let agrees = count.overlap * 100 >= count.points * OVERLAP_PERCENT;
+        ensure!(agrees, "{series}, {quantity}: bars overlap at {count} points only");
+    }
+    Ok(())
 }
 
 impl fmt::Display for Count {
@@ -80,5 +95,9 @@ mod tests {
         assert_eq!(apart.len(), 1);
         assert!(apart[0].starts_with("e, 1, b, "), "{apart:?}");
         assert!(compare(&ours, &ours).1.is_empty());
+        agree(&compare(&ours, &ours)).unwrap();
+        let error = agree(&compare(&ours, &other)).unwrap_err().to_string();
+        assert_eq!(error, "real CPU, mb_per_second: bars overlap at 1 of 2 points only");
+        assert!(agree(&compare(&ours, &Rows::default())).is_err(), "nothing was compared");
     }
 }

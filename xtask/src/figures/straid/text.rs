@@ -75,8 +75,6 @@ What is called a guess was not measured.
 - **Traces over models** (figures 17 and 18, Table 5): in the paper the drives bound them, at 1.7 GB/s and less. Over
   models of its 980 Pro at their stable 2.6 GB/s nothing but drives takes time, so what remains of StRAID's gain is what
   it reads and writes less. Its gain of CPU time and of locks is in the series of the real CPU alone.
-- **Two runs of the same program** on one day, of 3 and of 9 rounds: the bars overlap at 94 of 98 points of throughput on
-  the real CPU, and at 96 of 98 of mean latency and of CPU time.
 - **Latency over memory** counts from the end of the client's last request: as many requests are under way as there are
   clients. Figures 12 and 18 were measured so on 2026-11-30; what stood here before was the time of a request's own
   work (by Little's law 2 of 64 were under way in `straid`, 49 in `orig-raid`).
