@@ -27,19 +27,6 @@ pub struct Cost {
     accept: bool,
 }
 
-/// Of one request of each of these cases.
-pub fn count(root: &Path, names: &[String]) -> Result<BTreeMap<String, u64>> {
-    crate::packages::ensure()?;
-    let frame = frame(root)?;
-    let known = cases(&frame)?;
-    let of = |name: &String| {
-        let (case, count) =
-            known.iter().find(|(case, _)| case == name).with_context(|| format!("no case {name}"))?;
-        Ok((case.clone(), instructions(&frame, case, *count)?))
-    };
-    names.iter().map(of).collect()
-}
-
 /// The program of which the instructions are counted.
 fn frame(root: &Path) -> Result<std::path::PathBuf> {
     let arguments = ["build", "--release", "-p", "pinstripe-bench", "--example", "frame"];
@@ -85,6 +72,7 @@ pub fn run(root: &Path, cost: &Cost) -> Result<()> {
     if cost.accept {
         let text = serde_json::to_string_pretty(&record)? + "\n";
         std::fs::write(root.join(RECORD), text).context(RECORD)?;
+        println!("ScalaRAID's page shows some of them: cargo xtask figures --only scalaraid --page");
     }
     println!("cost: {passed} passed, {failed} failed");
     if failed > 0 {
@@ -98,7 +86,7 @@ pub fn run(root: &Path, cost: &Cost) -> Result<()> {
 }
 
 /// Instructions by case.
-fn read_record(root: &Path) -> Result<BTreeMap<String, u64>> {
+pub fn read_record(root: &Path) -> Result<BTreeMap<String, u64>> {
     let text = std::fs::read(root.join(RECORD)).unwrap_or_else(|_| b"{}".to_vec());
     serde_json::from_slice(&text).context(RECORD)
 }

@@ -84,7 +84,7 @@ pub fn run(root: &Path, figures: &Figures) -> Result<()> {
         return compare(&folder, other, is_wanted);
     }
     if figures.page {
-        return write_again(&folder, is_wanted);
+        return write_again(root, &folder, is_wanted);
     }
     let pinstripe = crate::cargo::build(
         root,
@@ -116,15 +116,12 @@ pub fn run(root: &Path, figures: &Figures) -> Result<()> {
         } else {
             scalaraid::PAPER.load(&folder)?
         };
-        // Callgrind may be missing; what was measured is kept all the same.
-        scalaraid::PAPER.write(&folder, &kept, &(bitmap::load(&folder)? + &drives::load(&folder)?))?;
+        // Plans take long; what was measured is kept all the same.
+        scalaraid::PAPER.write(&folder, &kept, &more(root, &folder)?)?;
         if is_all || again.len() < figures.experiment.len() {
             drives::measure(root, &pinstripe, &folder, figures.short)?;
         }
-        if is_all {
-            bitmap::measure(root, &folder, figures.short)?;
-        }
-        scalaraid::PAPER.write(&folder, &kept, &(bitmap::load(&folder)? + &drives::load(&folder)?))?;
+        scalaraid::PAPER.write(&folder, &kept, &more(root, &folder)?)?;
     }
     if is_wanted(Which::Raid4s) {
         raid4s::write(&folder, &raid4s::measure(root, &pinstripe, figures.short)?)?;
@@ -151,7 +148,7 @@ fn compare(folder: &Path, other: &Path, is_wanted: impl Fn(Which) -> bool) -> Re
 }
 
 /// Writes pages and pictures from the tables.
-fn write_again(folder: &Path, is_wanted: impl Fn(Which) -> bool) -> Result<()> {
+fn write_again(root: &Path, folder: &Path, is_wanted: impl Fn(Which) -> bool) -> Result<()> {
     if is_wanted(Which::Raid4s) {
         raid4s::write(folder, &raid4s::load(folder)?)?;
     }
@@ -159,10 +156,14 @@ fn write_again(folder: &Path, is_wanted: impl Fn(Which) -> bool) -> Result<()> {
         straid::PAPER.write(folder, &straid::PAPER.load(folder)?, "")?;
     }
     if is_wanted(Which::Scalaraid) {
-        let more = bitmap::load(folder)? + &drives::load(folder)?;
-        scalaraid::PAPER.write(folder, &scalaraid::PAPER.load(folder)?, &more)?;
+        scalaraid::PAPER.write(folder, &scalaraid::PAPER.load(folder)?, &more(root, folder)?)?;
     }
     Ok(())
+}
+
+/// What ScalaRAID's page has of the bitmap.
+fn more(root: &Path, folder: &Path) -> Result<String> {
+    Ok(bitmap::load(root)? + &drives::load(folder)?)
 }
 
 /// What came of a comparison of two runs.
