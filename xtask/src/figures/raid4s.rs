@@ -12,6 +12,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use super::chart::{Chart, Series};
+use super::paper::{ROUNDS_MIN, Verdict, Wanted};
 use super::{Measurement, measure_all, twice};
 use crate::bench::Spread;
 use crate::origin::{self, Origin};
@@ -222,8 +223,21 @@ fn throughput(found: &Found, point: Point) -> Option<Spread> {
 
 /// One policy's throughput by another's on the same array, seed by seed.
 fn ratio(found: &Found, point: Point, base: &'static str) -> Option<Spread> {
-    let (ours, others) = (found.get(&point)?, found.get(&Point { policy: base, ..point })?);
-    Spread::of(ours.iter().zip(others).map(|(our, other)| our.bytes_per_second / other.bytes_per_second))
+    Spread::of(ratios(found, point, Point { policy: base, ..point })?.into_iter())
+}
+
+/// One point's throughput by another's, seed by seed.
+fn ratios(found: &Found, point: Point, base: Point) -> Option<Vec<f64>> {
+    let (ours, others) = (found.get(&point)?, found.get(&base)?);
+    Some(ours.iter().zip(others).map(|(our, other)| our.bytes_per_second / other.bytes_per_second).collect())
+}
+
+/// What the ratios of seeds tell.
+fn told(wanted: Wanted, seeds: &[f64]) -> Verdict {
+    match Spread::of(seeds.iter().copied()) {
+        Some(spread) if seeds.len() >= ROUNDS_MIN as usize => wanted.verdict(spread),
+        _ => Verdict::NotTold,
+    }
 }
 
 /// One line of a figure.
@@ -290,7 +304,7 @@ pub(super) mod tests {
         let sizes: Vec<u32> = unaligned().chain(powers()).collect();
         let points = ARRAYS.into_iter().flat_map(|array| POLICIES.map(|policy| (array, policy)));
         let all = points.flat_map(|(array, policy)| sizes.iter().map(move |&kib| (array, policy, kib)));
-        all.map(|(array, policy, kib)| (point(array, policy, kib), vec![each(policy); 2])).collect()
+        all.map(|(array, policy, kib)| (point(array, policy, kib), vec![each(policy); 3])).collect()
     }
 
     #[test]
@@ -308,8 +322,8 @@ pub(super) mod tests {
     #[test]
     fn the_table_has_a_line_for_each_seed() {
         let found = found();
-        let text = csv(&found, &[7, 8]);
-        assert_eq!(text.lines().count(), 1 + 2 * found.len());
+        let text = csv(&found, &[7, 8, 9]);
+        assert_eq!(text.lines().count(), 1 + 3 * found.len());
         assert!(text.contains("virtual device,RAID4S,always-rmw,96,8,20000000,"), "{text}");
     }
 
@@ -322,12 +336,12 @@ pub(super) mod tests {
             load: "0".to_owned(),
             machine: "2 CPUs".to_owned(),
         };
-        let kept = Kept { found: found(), variants: variants::tests::found(), seeds: vec![7, 8], origin };
+        let kept = Kept { found: found(), variants: variants::tests::found(), seeds: vec![7, 8, 9], origin };
         write(&folder, &kept).unwrap();
         let loaded = load(&folder).unwrap();
         std::fs::remove_dir_all(&folder).unwrap();
-        assert_eq!((loaded.seeds, loaded.found.len()), (vec![7, 8], kept.found.len()));
-        assert_eq!(csv(&loaded.found, &[7, 8]), csv(&kept.found, &[7, 8]));
+        assert_eq!((loaded.seeds, loaded.found.len()), (vec![7, 8, 9], kept.found.len()));
+        assert_eq!(csv(&loaded.found, &[7, 8, 9]), csv(&kept.found, &[7, 8, 9]));
         assert_eq!((loaded.origin.commit.as_str(), loaded.variants), ("abc123", kept.variants));
     }
 

@@ -1,9 +1,10 @@
-//! What the paper compares, beside ours: ratios of medians, over the sizes of which it says so.
+//! What the paper compares, beside ours: ratios of seeds, over the sizes of which it says so.
 
 use std::fmt::Write as _;
 use std::ops::RangeInclusive;
 
-use super::{Array, Found, Point, powers, sizes, throughput, unaligned};
+use super::super::paper::{Verdict, Wanted};
+use super::{Array, Found, Point, powers, sizes, told, unaligned};
 use crate::bench::Spread;
 
 /// An array with a way of choosing.
@@ -20,15 +21,6 @@ const RAID5S: Arm = (Array::Raid5s, "min-reads");
 enum Sizes {
     Powers,
     Unaligned,
-}
-
-/// Which way it is to go.
-#[derive(Clone, Copy)]
-enum Wanted {
-    More,
-    Less,
-    /// As much, to this share.
-    Alike(f64),
 }
 
 struct Comparison {
@@ -148,58 +140,50 @@ const COMPARISONS: [Comparison; 11] = [
     },
 ];
 
-impl Wanted {
-    fn is_kept(self, ratio: f64) -> bool {
-        match self {
-            Self::More => ratio > 1.0,
-            Self::Less => ratio < 1.0,
-            Self::Alike(share) => (ratio - 1.0).abs() <= share,
-        }
-    }
-
-    fn words(self) -> String {
-        match self {
-            Self::More => "> 1".to_owned(),
-            Self::Less => "< 1".to_owned(),
-            Self::Alike(share) => format!("1 ± {share}"),
-        }
-    }
-}
-
 impl Comparison {
-    /// At each size that both were measured at.
-    fn ratios(&self, found: &Found) -> Vec<f64> {
-        let rate = |(array, policy): Arm, kib| {
-            throughput(found, Point { array, policy, kib }).map(|spread| spread.median)
-        };
+    /// At each size that both were measured at, the ratios of seeds, and what these tell.
+    fn ratios(&self, found: &Found) -> Vec<(Spread, Verdict)> {
         let is_of = |kib: &u32| match self.sizes {
             Sizes::Powers => powers().any(|size| size == *kib),
             Sizes::Unaligned => unaligned().any(|size| size == *kib),
         };
-        let inside = sizes().filter(|kib| self.kib.contains(kib) && is_of(kib));
-        inside.filter_map(|kib| Some(rate(self.arm, kib)? / rate(self.base, kib)?)).collect()
+        let point = |(array, policy): Arm, kib| Point { array, policy, kib };
+        let at = |kib| {
+            let seeds = super::ratios(found, point(self.arm, kib), point(self.base, kib))?;
+            Some((Spread::of(seeds.iter().copied())?, told(self.wanted, &seeds)))
+        };
+        sizes().filter(|kib| self.kib.contains(kib) && is_of(kib)).filter_map(at).collect()
     }
 
     fn row(&self, found: &Found) -> String {
         let (ratios, wanted) = (self.ratios(found), self.wanted.words());
-        let Some(Spread { median, low, high }) = Spread::of(ratios.iter().copied()) else {
+        let Some(Spread { median, low, high }) = Spread::of(ratios.iter().map(|(ratio, _)| ratio.median)) else {
             return format!("| {} | {wanted} | not measured | |\n", self.words);
         };
-        let kept = ratios.iter().filter(|ratio| self.wanted.is_kept(**ratio)).count();
-        let verdict = match (kept, ratios.len()) {
-            (kept, all) if kept == all => "yes".to_owned(),
-            (0, _) => format!("**no**: {}", self.why),
-            (kept, all) => format!("at {kept} of {all} sizes: {}", self.why),
+        let count = |verdict| ratios.iter().filter(|(_, each)| *each == verdict).count();
+        let all = [Verdict::Kept, Verdict::NotKept, Verdict::NotTold].map(|verdict| (verdict, count(verdict)));
+        let words = match all.iter().find(|(_, count)| *count == ratios.len()) {
+            Some((verdict, _)) => verdict.words().to_owned(),
+            None => {
+                let some = all.iter().filter(|(_, count)| *count > 0);
+                let words = some.map(|(verdict, count)| format!("{} at {count}", verdict.words()));
+                words.collect::<Vec<_>>().join(", ")
+            }
+        };
+        let why = match (all[0].1 == ratios.len(), self.why) {
+            (true, _) | (_, "") => String::new(),
+            (_, why) => format!(": {why}"),
         };
         let span = if ratios.len() > 1 { format!(" ({low:.2} to {high:.2})") } else { String::new() };
-        format!("| {} | {wanted} | {median:.2}{span} | {verdict} |\n", self.words)
+        format!("| {} | {wanted} | {median:.2}{span} | {words}{why} |\n", self.words)
     }
 }
 
 /// All of them. In brackets are the least and the most of the sizes.
 pub fn table(found: &Found) -> String {
     let mut text = "## The paper's comparisons\n\nRatios of throughput, the median over the sizes that were measured, with the least and the \
-                    most of them.\n\n| published comparison | wanted | measured | kept |\n|---|---|---:|---|\n"
+                    most of them. At one size a comparison is kept if every seed has it, and can't be told of fewer than three. \
+                    Numbers behind a verdict are those of sizes.\n\n| published comparison | wanted | measured | kept |\n|---|---|---:|---|\n"
         .to_owned();
     for comparison in &COMPARISONS {
         let _ = write!(text, "{}", comparison.row(found));
@@ -229,6 +213,23 @@ mod tests {
         let point = Point { array: Array::Raid4s, policy: "min-reads", kib: 4 };
         found.get_mut(&point).unwrap().iter_mut().for_each(|each| each.bytes_per_second = 2e7);
         let row = COMPARISONS[0].row(&found);
-        assert!(row.contains("| 1.00 (1.00 to 2.00) | at 1 of 5 sizes: "), "{row}");
+        assert!(row.contains("| 1.00 (1.00 to 2.00) | yes at 1, **no** at 4 |"), "{row}");
+    }
+
+    #[test]
+    fn seeds_that_differ_or_are_few_tell_nothing() {
+        let point = Point { array: Array::Raid4s, policy: "mod-threshold", kib: 128 };
+        let comparison = COMPARISONS.iter().find(|each| each.words.starts_with("14: ")).unwrap();
+        let row = |rates: &[f64]| {
+            let mut found = super::super::tests::found();
+            let measured = found.get_mut(&point).unwrap();
+            measured.truncate(rates.len());
+            measured.iter_mut().zip(rates).for_each(|(each, rate)| each.bytes_per_second = *rate);
+            comparison.row(&found)
+        };
+        assert!(row(&[1.1e7, 1.2e7, 1.3e7]).ends_with("| > 1 | 1.20 | yes |\n"), "{}", row(&[1.1e7, 1.2e7, 1.3e7]));
+        assert!(row(&[0.9e7, 1.2e7, 1.3e7]).ends_with("| > 1 | 1.20 | can't be told |\n"));
+        assert!(row(&[1.1e7, 1.3e7]).ends_with("| > 1 | 1.20 | can't be told |\n"));
+        assert!(row(&[0.9e7; 3]).contains("| > 1 | 0.90 | **no**"));
     }
 }

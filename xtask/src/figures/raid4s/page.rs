@@ -3,11 +3,12 @@
 use std::fmt::Write as _;
 
 use super::{
-    ARRAYS, Arm, Array, Figure, Found, Kept, POLICIES, Point, compared, ratio, sizes, throughput, unaligned,
-    variants,
+    ARRAYS, Arm, Array, Figure, Found, Kept, POLICIES, Point, compared, ratios, sizes, throughput, told,
+    unaligned, variants,
 };
 use crate::bench::Spread;
 use crate::figures::command;
+use crate::figures::paper::{ROUNDS_MIN, Verdict, Wanted};
 
 const RAID4S: Arm = Arm { name: "RAID4S", array: Array::Raid4s, policy: "min-reads" };
 const MODTHRESH: Arm = Arm { name: "RAID4S-modthresh", array: Array::Raid4s, policy: "mod-threshold" };
@@ -154,19 +155,17 @@ const WHY_BEHIND: &str = "- **Disks with a write cache.** A disk that has answer
   Before, it took a disk without requests for one that has time: in four of a hundred writes of 4 KiB it read the three other disks, and
   not the one with a queue, and the least of RAID4S was 0.944, at 32 KiB (seed 1).
 - **RAID4S from 68 to 128 KiB.** There it has 0.991 of `always-rmw`, the mean of 16 sizes and three seeds (standard error 0.2 %): in
-  a hundred writes it has up to 5 reads more; a guess: to go around a disk with a queue. At 96 and 104 KiB, where that is 2 %
-  in three seeds, four more were added because it was low: seven have 0.982 and 0.984 in the median (0.963 to 0.993). From 132 KiB on it
-  has 1.06 of the best.
-- **RAID5 at 192 KiB** is a gap: 0.976, 0.973 and 0.973 of `min-reads` with seeds 1 to 3. It reads 2.93 times a write there, `min-reads`
-  2.49 times and `mod-threshold` 3.01 times. Why it prefers these wasn't found.
+  a hundred writes it has up to 5 reads more; a guess: to go around a disk with a queue. At 96 and 104 KiB, where it is 2 % behind
+  in the median, the three seeds lie 2 % apart. From 132 KiB on it has 1.06 of the best.
+- **RAID5 at 192 KiB** is a gap: 0.977 and 0.973 of `min-reads` with seeds 1 and 2. It reads 2.9 times a write there, `min-reads`
+  2.5 times and `mod-threshold` 3.0 times. Why it prefers these wasn't found.
 - **Two runs.** Of seed 1 each of 240 points came out the same, to the byte a second, on two machines and by two programs (3e0843e9, and
   an earlier one, which was gathered in 145fff11): all of RAID4S, and RAID5 at 192 KiB. So the others of seed 1 are those of the first
   run.
 - **Where it has more than all others.** Each of these decides by counts alone. The policy counts what waits at a member, so of the ways
-  to write it takes the one past the queues. And it sees where a head is. From 152 KiB on that is worth 4 to 12 % on RAID4S.
+  to write it takes the one past the queues. And it sees where a head is.
 - **RAID5S.** Under load an SSD's latency is that of its queue, and it serves other requests meanwhile. So of SSDs only the transfer
-  counts as time that others wait for. At 156 KiB seed 1 once had 0.975, of members of 32 MiB; of 64 MiB, seeds 1 to 3 have 1.04, 1.04 and
-  1.03.
+  counts as time that others wait for. At 156 KiB seed 1 once had 0.975, of members of 32 MiB; of 64 MiB it has 1.04.
 
 ";
 
@@ -225,9 +224,13 @@ fn reached(found: &Found) -> String {
     let mut text =
         "## What was to be reached\n\n| | wanted | measured | kept |\n|---|---|---|---|\n".to_owned();
     let medium = || unaligned().filter(|kib| (68..=128).contains(kib));
-    let gain = |kib| ratio(found, Point { array: Array::Raid4s, policy: "mod-threshold", kib }, "min-reads");
-    let gains: Vec<(u32, Spread)> = medium().filter_map(|kib| Some((kib, gain(kib)?))).collect();
-    if let Some((kib, most)) = gains.iter().max_by(|a, b| a.1.median.total_cmp(&b.1.median)) {
+    let gains = |kib| {
+        let of = |policy| Point { array: Array::Raid4s, policy, kib };
+        ratios(found, of("mod-threshold"), of("min-reads")).unwrap_or_default()
+    };
+    let all: Vec<(u32, Spread)> =
+        medium().filter_map(|kib| Some((kib, Spread::of(gains(kib).into_iter())?))).collect();
+    if let Some((kib, most)) = all.iter().max_by(|a, b| a.1.median.total_cmp(&b.1.median)) {
         let _ = writeln!(
             text,
             "| RAID4S-modthresh by RAID4S, the most between 64 and 128 KiB (the paper: 1.42) | ≥ {GAIN} | {:.3} ({:.3} to \
@@ -235,10 +238,13 @@ fn reached(found: &Found) -> String {
             down(most.median),
             most.low,
             most.high,
-            if most.median >= GAIN { "yes" } else { "**no**: see *the gain between 64 and 128 KiB*" }
+            match told(Wanted::Within(GAIN, f64::INFINITY), &gains(*kib)) {
+                Verdict::Kept => "yes".to_owned(),
+                verdict => format!("{}: see *the gain between 64 and 128 KiB*", verdict.words()),
+            }
         );
     }
-    if let Some(all) = Spread::of(gains.iter().map(|(_, gain)| gain.median)) {
+    if let Some(all) = Spread::of(all.iter().map(|(_, gain)| gain.median)) {
         let _ = writeln!(
             text,
             "| the same, the median over 68 to 128 KiB | | {:.2} ({:.2} to {:.2}) | |",
@@ -246,24 +252,30 @@ fn reached(found: &Found) -> String {
         );
     }
     for array in ARRAYS {
-        let all: Vec<(u32, Spread)> =
-            sizes().filter_map(|kib| Some((kib, by_best(found, array, kib)?))).collect();
-        let short = all.iter().filter(|(_, ratio)| ratio.median < WITHIN).count();
-        if let Some((kib, worst)) = all.iter().min_by(|a, b| a.1.median.total_cmp(&b.1.median)) {
-            let _ = writeln!(
-                text,
-                "| {}: `cost` by the best other policy, the least of {} sizes | ≥ {WITHIN} | {:.3} at {kib} KiB | {} |",
-                array.name(),
-                all.len(),
-                down(worst.median),
-                match short {
-                    0 => "yes".to_owned(),
-                    short => format!("**no**: below {WITHIN} at {short} of them; see below"),
-                }
-            );
-        }
+        text.push_str(&cost(found, array));
     }
     text + "\n"
+}
+
+/// How near the cost policy comes to the best other one at the size where it has least.
+fn cost(found: &Found, array: Array) -> String {
+    let all: Vec<(u32, Spread, Verdict)> =
+        sizes().filter_map(|kib| by_best(found, array, kib).map(|(ratio, told)| (kib, ratio, told))).collect();
+    let Some((kib, worst, _)) = all.iter().min_by(|a, b| a.1.median.total_cmp(&b.1.median)) else {
+        return String::new();
+    };
+    let count = |verdict| all.iter().filter(|(.., told)| *told == verdict).count();
+    format!(
+        "| {}: `cost` by the best other policy, the least of {} sizes | ≥ {WITHIN} | {:.3} at {kib} KiB | {} |\n",
+        array.name(),
+        all.len(),
+        down(worst.median),
+        match (count(Verdict::NotKept), count(Verdict::NotTold)) {
+            (0, 0) => "yes".to_owned(),
+            (0, few) => format!("can't be told: at {few} of them seeds lie on both sides, or are fewer than {ROUNDS_MIN}; see below"),
+            (short, _) => format!("**no**: below {WITHIN} at {short} of them; see below"),
+        }
+    )
 }
 
 /// Where the cost policy has least, and how far seeds lie apart.
@@ -273,16 +285,27 @@ fn behind(found: &Found) -> String {
         .to_owned();
     for array in ARRAYS {
         let mut all: Vec<(u32, Spread)> =
-            sizes().filter_map(|kib| Some((kib, by_best(found, array, kib)?))).collect();
+            sizes().filter_map(|kib| Some((kib, by_best(found, array, kib)?.0))).collect();
         all.sort_by(|a, b| a.1.median.total_cmp(&b.1.median));
         let worst = all.iter().take(3).map(|(kib, Spread { median, low, high })| {
             format!("{:.3} at {kib} KiB ({low:.3} to {high:.3})", down(*median))
         });
         let _ = writeln!(text, "- {}: {}.", array.name(), worst.collect::<Vec<_>>().join(", "));
     }
+    let large = sizes().filter(|kib| *kib >= LARGE);
+    let gains = large.filter_map(|kib| by_best(found, Array::Raid4s, kib)).map(|(ratio, _)| ratio.median);
+    if let Some(Spread { median, low, high }) = Spread::of(gains) {
+        let _ = writeln!(
+            text,
+            "\nFrom {LARGE} KiB on it has {median:.2} times the throughput of the best other policy on RAID4S in the median of sizes, {low:.2} \
+             to\n{high:.2} times."
+        );
+    }
+    // One seed has no width.
     let widths: Vec<f64> = found
-        .keys()
-        .filter_map(|point| throughput(found, *point))
+        .iter()
+        .filter(|(_, seeds)| seeds.len() > 1)
+        .filter_map(|(point, _)| throughput(found, *point))
         .map(|Spread { median, low, high }| (high - low) / median * 100.0)
         .collect();
     if let Some(Spread { median, high, .. }) = Spread::of(widths.iter().copied()) {
@@ -301,6 +324,8 @@ fn behind(found: &Found) -> String {
 
 /// What was to be reached by the cost policy, of the best other one.
 const WITHIN: f64 = 0.98;
+/// KiB from which on the cost policy has more than all others on RAID4S.
+const LARGE: u32 = 152;
 /// What was to be reached by RAID4S-modthresh, of RAID4S.
 const GAIN: f64 = 1.3;
 
@@ -310,14 +335,16 @@ fn down(ratio: f64) -> f64 {
 }
 
 /// The cost policy's throughput by the best of the others: medians over seeds, and the ratios of single seeds
-/// to that same policy.
-fn by_best(found: &Found, array: Array, kib: u32) -> Option<Spread> {
-    let of = |policy| Some(throughput(found, Point { array, policy, kib })?.median);
+/// to that same policy, with what these tell.
+fn by_best(found: &Found, array: Array, kib: u32) -> Option<(Spread, Verdict)> {
+    let point = |policy| Point { array, policy, kib };
+    let of = |policy| Some(throughput(found, point(policy))?.median);
     let others = POLICIES.into_iter().filter(|policy| *policy != "cost");
     let (best, most) =
         others.filter_map(|policy| Some((policy, of(policy)?))).max_by(|a, b| a.1.total_cmp(&b.1))?;
-    let seeds = ratio(found, Point { array, policy: "cost", kib }, best)?;
-    Some(Spread { median: of("cost")? / most, ..seeds })
+    let seeds = ratios(found, point("cost"), point(best))?;
+    let told = told(Wanted::Within(WITHIN, f64::INFINITY), &seeds);
+    Some((Spread { median: of("cost")? / most, ..Spread::of(seeds.into_iter())? }, told))
 }
 
 fn table(found: &Found) -> String {
@@ -362,6 +389,35 @@ mod tests {
     }
 
     #[test]
+    fn a_target_is_told_by_three_seeds_that_agree_and_one_seed_has_no_width() {
+        let mut found = super::super::tests::found();
+        let change = |found: &mut Found, policy, rates: &[f64]| {
+            let seeds = found.get_mut(&Point { array: Array::Raid4s, policy, kib: 96 }).unwrap();
+            seeds.truncate(rates.len());
+            seeds.iter_mut().zip(rates).for_each(|(each, rate)| each.bytes_per_second = *rate);
+        };
+        let line = |found: &Found, words: &str| {
+            let text = reached(found);
+            text.lines().find(|line| line.starts_with(words)).unwrap_or_default().to_owned()
+        };
+        let gain = "| RAID4S-modthresh by RAID4S, the most";
+        change(&mut found, "mod-threshold", &[1.28e7, 1.31e7, 1.32e7]);
+        assert!(line(&found, gain).contains("| 1.310 (1.280 to 1.320) at 96 KiB | can't be told: see"));
+        change(&mut found, "mod-threshold", &[1.3e7, 1.31e7, 1.32e7]);
+        assert!(line(&found, gain).ends_with("at 96 KiB | yes |"));
+        change(&mut found, "mod-threshold", &[1.28e7, 1.29e7, 1.29e7]);
+        assert!(line(&found, gain).contains("| **no**: see"));
+        // All have as much as the best at all sizes, but for one seed at one of them.
+        found.values_mut().flatten().for_each(|each| each.bytes_per_second = 1e7);
+        assert!(line(&found, "| RAID4S: `cost`").ends_with("| yes |"));
+        change(&mut found, "cost", &[0.9e7, 1e7, 1e7]);
+        assert!(line(&found, "| RAID4S: `cost`").contains("| can't be told: at 1 of them"));
+        assert!(behind(&found).contains("in the median of 708 points"), "{}", behind(&found));
+        change(&mut found, "cost", &[1e7]);
+        assert!(behind(&found).contains("in the median of 707 points"), "{}", behind(&found));
+    }
+
+    #[test]
     fn the_page_says_what_was_reached_and_where_it_comes_from() {
         let origin = Origin {
             commit: "abc123".to_owned(),
@@ -370,7 +426,7 @@ mod tests {
             machine: "2 CPUs".to_owned(),
         };
         let (found, variants) = (super::super::tests::found(), variants::tests::found());
-        let text = page(&Kept { found, variants, seeds: vec![1, 2], origin });
+        let text = page(&Kept { found, variants, seeds: vec![1, 2, 3], origin });
         // Always-rmw has twice as much as all others.
         assert!(
             text.contains("RAID5: `cost` by the best other policy, the least of 59 sizes | ≥ 0.98 | 0.500")
