@@ -126,7 +126,7 @@ const STEPS: &[Step] = &[
     Step::new("cost", "instructions of requests in the engine", "xtask cost"),
     Step::new(
         "figures",
-        "the papers' figures, a few points",
+        "the papers' figures, a few points, beside those on record",
         "xtask figures --short --out target/xtask/figures",
     ),
     Step::new("deb", "the Debian package, with its units, manual pages and completions", "xtask deb"),

@@ -121,7 +121,7 @@ pub fn measure(root: &Path, pinstripe: &Path, folder: &Path, is_short: bool) -> 
     origin::save(&kept, &folder.join(FILE))
 }
 
-const FILE: &str = "scalaraid/drives.json";
+pub const FILE: &str = "scalaraid/drives.json";
 
 /// What was kept.
 pub fn load(folder: &Path) -> Result<String> {

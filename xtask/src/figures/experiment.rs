@@ -89,6 +89,13 @@ pub struct Row {
     values: Vec<Option<f64>>,
 }
 
+impl Row {
+    pub fn value(&self, quantity: Quantity) -> Option<f64> {
+        let column = ALL.iter().position(|each| *each == quantity)?;
+        *self.values.get(column)?
+    }
+}
+
 impl Experiment {
     /// The places on a machine with so many CPUs, with what bench is told there.
     fn places(&self, cpus: usize, is_short: bool) -> Vec<(String, String)> {
@@ -261,10 +268,9 @@ impl Rows {
     }
 
     fn of(&self, at: At, quantity: Quantity) -> impl Iterator<Item = (u32, f64)> {
-        let column = ALL.iter().position(|each| *each == quantity);
         let is_it =
             move |row: &&Row| row.experiment == at.experiment && row.place == at.place && row.arm == at.arm;
-        let value = move |row: &Row| Some((row.round, (*row.values.get(column?)?)?));
+        let value = move |row: &Row| Some((row.round, row.value(quantity)?));
         self.0.iter().filter(is_it).filter_map(value)
     }
 

@@ -84,7 +84,7 @@ pub fn run(root: &Path, figures: &Figures) -> Result<()> {
         return compare(&folder, other, is_wanted);
     }
     if figures.page {
-        return write_again(root, &folder, is_wanted);
+        return write_again(root, &folder, &folder, is_wanted);
     }
     let pinstripe = crate::cargo::build(
         root,
@@ -126,37 +126,63 @@ pub fn run(root: &Path, figures: &Figures) -> Result<()> {
     if is_wanted(Which::Raid4s) {
         raid4s::write(&folder, &raid4s::measure(root, &pinstripe, figures.short)?)?;
     }
-    Ok(())
+    if figures.short { is_on_record(&folder, &root.join(FOLDER), is_wanted) } else { Ok(()) }
+}
+
+/// Fails where virtual devices are not as fast as the documents have them: seeds are the same on every machine.
+fn is_on_record(folder: &Path, record: &Path, is_wanted: impl Fn(Which) -> bool) -> Result<()> {
+    let all = for_each(
+        is_wanted,
+        |paper| Ok(twice::points(&paper.load(folder)?.rows, &paper.load(record)?.rows)),
+        || Ok(raid4s::points(&raid4s::load(folder)?, &raid4s::load(record)?)),
+    )?;
+    for (paper, points) in &all {
+        println!("{paper}: {} seeds beside those on record", points.len());
+    }
+    all.iter().try_for_each(|(paper, points)| twice::unchanged(points).context(*paper))
 }
 
 /// Says how far two runs agree, and fails where they don't.
 fn compare(folder: &Path, other: &Path, is_wanted: impl Fn(Which) -> bool) -> Result<()> {
-    let mut all = Vec::new();
-    for (which, paper) in [(Which::Straid, &straid::PAPER), (Which::Scalaraid, &scalaraid::PAPER)] {
-        if is_wanted(which) {
-            let found = twice::compare(&paper.load(folder)?.rows, &paper.load(other)?.rows);
-            all.push((paper.name, found));
-        }
-    }
-    if is_wanted(Which::Raid4s) {
-        all.push(("raid4s", raid4s::compare(&raid4s::load(folder)?, &raid4s::load(other)?)));
-    }
+    let all = for_each(
+        is_wanted,
+        |paper| Ok(twice::compare(&paper.load(folder)?.rows, &paper.load(other)?.rows)),
+        || Ok(raid4s::compare(&raid4s::load(folder)?, &raid4s::load(other)?)),
+    )?;
     for (paper, found) in &all {
         tell(paper, found);
     }
     all.iter().try_for_each(|(paper, found)| twice::agree(found).context(*paper))
 }
 
-/// Writes pages and pictures from the tables.
-fn write_again(root: &Path, folder: &Path, is_wanted: impl Fn(Which) -> bool) -> Result<()> {
+/// What comes of each paper that is wanted.
+fn for_each<T>(
+    is_wanted: impl Fn(Which) -> bool,
+    of_paper: impl Fn(&paper::Paper) -> Result<T>,
+    of_raid4s: impl Fn() -> Result<T>,
+) -> Result<Vec<(&'static str, T)>> {
+    let mut all = Vec::new();
+    for (which, paper) in [(Which::Straid, &straid::PAPER), (Which::Scalaraid, &scalaraid::PAPER)] {
+        if is_wanted(which) {
+            all.push((paper.name, of_paper(paper)?));
+        }
+    }
     if is_wanted(Which::Raid4s) {
-        raid4s::write(folder, &raid4s::load(folder)?)?;
+        all.push(("raid4s", of_raid4s()?));
+    }
+    Ok(all)
+}
+
+/// Writes pages and pictures from the tables below `from`.
+fn write_again(root: &Path, from: &Path, to: &Path, is_wanted: impl Fn(Which) -> bool) -> Result<()> {
+    if is_wanted(Which::Raid4s) {
+        raid4s::write(to, &raid4s::load(from)?)?;
     }
     if is_wanted(Which::Straid) {
-        straid::PAPER.write(folder, &straid::PAPER.load(folder)?, "")?;
+        straid::PAPER.write(to, &straid::PAPER.load(from)?, "")?;
     }
     if is_wanted(Which::Scalaraid) {
-        scalaraid::PAPER.write(folder, &scalaraid::PAPER.load(folder)?, &more(root, folder)?)?;
+        scalaraid::PAPER.write(to, &scalaraid::PAPER.load(from)?, &more(root, from)?)?;
     }
     Ok(())
 }
@@ -266,7 +292,37 @@ fn command(arguments: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
+
+    /// The files of the papers here, by name.
+    fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+        let mut files = BTreeMap::new();
+        for paper in ["raid4s", "straid", "scalaraid"] {
+            let page = folder.join(format!("{paper}.md"));
+            let beside = std::fs::read_dir(folder.join(paper)).unwrap().map(|entry| entry.unwrap().path());
+            for path in beside.chain([page]) {
+                let name = path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned();
+                files.insert(name, std::fs::read(&path).unwrap());
+            }
+        }
+        files
+    }
+
+    #[test]
+    fn pages_and_pictures_are_those_of_their_tables() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let again = std::env::temp_dir().join(format!("figures-again-{}", std::process::id()));
+        write_again(root, &root.join(FOLDER), &again, |_| true).unwrap();
+        let (kept, mut again_files) = (files(&root.join(FOLDER)), files(&again));
+        std::fs::remove_dir_all(&again).unwrap();
+        // It is measured apart, and written by no page.
+        again_files.insert(drives::FILE.to_owned(), kept[drives::FILE].clone());
+        let differs = |name: &&String| kept.get(*name) != again_files.get(*name);
+        let wrong: Vec<&String> = kept.keys().chain(again_files.keys()).filter(differs).collect();
+        assert!(wrong.is_empty(), "cargo xtask figures --page would change {wrong:?}");
+    }
 
     #[test]
     fn a_report_is_taken_only_if_it_is_of_a_virtual_device() {

@@ -175,6 +175,20 @@ pub fn compare(ours: &Kept, other: &Kept) -> twice::Compared {
     (BTreeMap::from([(("virtual device".to_owned(), "mb_per_second"), count)]), apart)
 }
 
+/// The seeds that are on record.
+pub fn points(ours: &Kept, record: &Kept) -> Vec<twice::Point> {
+    let pairs = |(point, seeds): (&Point, &Vec<Measurement>)| {
+        let Point { array, policy, kib } = *point;
+        let records = record.found.get(point).cloned().unwrap_or_default();
+        let pair = move |(seed, (our, record)): (usize, (Measurement, Measurement))| {
+            let name = format!("{}, {policy}, {kib} KiB, seed {}", array.name(), seed + 1);
+            (name, our.bytes_per_second / 1e6, record.bytes_per_second / 1e6)
+        };
+        seeds.clone().into_iter().zip(records).enumerate().map(pair).collect::<Vec<_>>()
+    };
+    ours.found.iter().flat_map(pairs).collect()
+}
+
 /// A line of the table.
 fn parse(line: &str) -> Option<(Point, u64, Measurement)> {
     let [_, array, policy, kib, seed, rate, reads, writes, p99] =

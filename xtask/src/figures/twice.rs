@@ -1,11 +1,12 @@
-//! Two runs of a paper beside each other: at how many points the bars overlap.
+//! Two runs of a paper beside each other: at how many points the bars overlap; and a few points beside those of
+//! the documents.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use anyhow::{Result, ensure};
 
-use super::experiment::{At, Rows};
+use super::experiment::{At, Row, Rows, Series};
 use super::quantity::{ALL, Quantity};
 use crate::bench::Spread;
 
@@ -78,6 +79,42 @@ pub fn compare(ours: &Rows, other: &Rows) -> Compared {
     (counts, apart)
 }
 
+/// One seed of a virtual device: where, its throughput now, and that on record.
+pub type Point = (String, f64, f64);
+
+/// How much of it may have changed until the figures are to be measured anew. What the engine draws, and when,
+/// changes a seed by a few percent; a policy that has become worse changes it by more.
+const CHANGE_MAX: f64 = 0.05;
+
+/// The points of virtual devices that are on record.
+pub fn points(ours: &Rows, record: &Rows) -> Vec<Point> {
+    let is_virtual = |row: &&Row| row.series == Series::Virtual.name();
+    let point = |row: &Row| {
+        let is_it = |other: &&Row| {
+            (&other.experiment, &other.place, &other.arm, other.round)
+                == (&row.experiment, &row.place, &row.arm, row.round)
+        };
+        let other = record.0.iter().find(is_it)?.value(Quantity::Throughput)?;
+        let name = format!("{}, {}, {}, seed {}", row.experiment, row.place, row.arm, row.round);
+        Some((name, row.value(Quantity::Throughput)?, other))
+    };
+    ours.0.iter().filter(is_virtual).filter_map(point).collect()
+}
+
+/// Fails if there is no point, or one has changed.
+pub fn unchanged(points: &[Point]) -> Result<()> {
+    ensure!(!points.is_empty(), "no point of it is on record");
+    let changed = |(_, now, record): &&Point| (now / record - 1.0).abs() > CHANGE_MAX;
+    let words = |(name, now, record): &Point| format!("{name}: {now:.1} and {record:.1} on record");
+    let changed: Vec<String> = points.iter().filter(changed).map(words).collect();
+    ensure!(
+        changed.is_empty(),
+        "the documents' figures are older than the program; if the change is wanted, measure them again:\n{}",
+        changed.join("\n")
+    );
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::experiment::tests::throughput;
@@ -99,5 +136,24 @@ mod tests {
         let error = agree(&compare(&ours, &other)).unwrap_err().to_string();
         assert_eq!(error, "real CPU, mb_per_second: bars overlap at 1 of 2 points only");
         assert!(agree(&compare(&ours, &Rows::default())).is_err(), "nothing was compared");
+    }
+
+    #[test]
+    fn a_seed_that_has_changed_much_is_named() {
+        let rows = |values: [(&str, u32, f64); 2]| {
+            let row = |(arm, seed, value)| {
+                let mut row = throughput("e", "1", arm, seed, value);
+                Series::Virtual.name().clone_into(&mut row.series);
+                row
+            };
+            Rows(values.map(row).to_vec())
+        };
+        let record = rows([("a", 1, 100.0), ("a", 2, 90.0)]);
+        unchanged(&points(&rows([("a", 1, 96.0), ("a", 2, 94.0)]), &record)).unwrap();
+        let error = unchanged(&points(&rows([("a", 1, 100.0), ("a", 2, 80.0)]), &record)).unwrap_err();
+        assert!(error.to_string().ends_with(":\ne, 1, a, seed 2: 80.0 and 90.0 on record"), "{error}");
+        assert!(unchanged(&points(&rows([("b", 1, 100.0), ("a", 3, 90.0)]), &record)).is_err());
+        let real = Rows(vec![throughput("e", "1", "a", 1, 5.0)]);
+        assert!(points(&real, &real).is_empty(), "another machine has other numbers");
     }
 }
