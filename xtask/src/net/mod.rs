@@ -28,7 +28,7 @@ use clap::Args;
 
 use self::experiments::Arm;
 use self::network::Network;
-pub use self::rocksdb::build_client;
+pub use self::rocksdb::{build_client, verify_tables};
 use self::server::Server;
 pub use self::ycsb::of as page_of;
 

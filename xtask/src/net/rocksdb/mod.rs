@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 use self::host::Host;
+pub use self::host::verify_tables;
 use self::table::{DB_BENCH, Kept, Run, Setting, YCSB};
 use super::network::Network;
 use super::rounds::{self, ARMS};
