@@ -41,7 +41,7 @@ pub struct Net {
     #[command(flatten)]
     measured: Measured,
     /// Only the figures with this in their name, or the runs of RocksDB with it in their words; the others
-    /// stay as they were measured.
+    /// stay as they were measured. Runs of RocksDB are kept together only if they are of one commit.
     #[arg(long, requires = "measured", conflicts_with = "objects")]
     only: Option<String>,
     /// How often each run of the store or of RocksDB is made [default: 3]

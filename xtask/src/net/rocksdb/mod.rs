@@ -115,7 +115,7 @@ impl Wish<'_> {
         self.out.unwrap_or(self.root).join(FOLDER)
     }
 
-    /// What is known, if it joins what is measured now.
+    /// What is known, if what is measured now joins it.
     fn kept<R: rounds::Run>(&self, known: Option<Kept<R>>) -> Result<Kept<R>> {
         let setting = Setting {
             origin: Origin::now(self.root)?,
@@ -123,7 +123,7 @@ impl Wish<'_> {
             seconds: self.seconds,
             threads: self.threads,
         };
-        Ok(known.filter(|known| known.is_of(&setting)).unwrap_or(Kept { setting, runs: Vec::new() }))
+        table::join(known, setting, self.only)
     }
 
     fn with_host(&self, work: impl FnOnce(&Host) -> Result<()>) -> Result<()> {

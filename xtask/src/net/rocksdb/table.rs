@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::host::Measured;
@@ -217,6 +217,21 @@ impl<R: rounds::Run> Kept<R> {
     }
 }
 
+/// What is known, if it is of this setting, or nothing yet. A part that is measured would throw away the rest
+/// of what is known of another setting.
+pub fn join<R: rounds::Run>(known: Option<Kept<R>>, setting: Setting, only: Option<&str>) -> Result<Kept<R>> {
+    match known {
+        Some(known) if known.is_of(&setting) => Ok(known),
+        Some(known) if only.is_some() && !known.runs.is_empty() => bail!(
+            "{} runs are kept of commit {}, which is another one, or of other links, seconds, clients or another machine: --only \
+             would throw them away; measure all, or into another folder (--out)",
+            known.runs.len(),
+            known.setting.origin.commit
+        ),
+        _ => Ok(Kept { setting, runs: Vec::new() }),
+    }
+}
+
 /// Keeps it in this folder.
 pub fn save<R: rounds::Run>(folder: &Path, [runs, setting]: Files, kept: &Kept<R>) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;
@@ -269,6 +284,20 @@ pub mod tests {
         assert!(loaded.is_of(&kept.setting) && loaded.runs == kept.runs);
         assert_eq!(HEAD.split(',').count(), 6 + COLUMNS);
         assert!(Run::parse("ext4,healthy,durable,a,offload,1,2").is_none(), "numbers are missing");
+    }
+
+    #[test]
+    fn a_part_of_another_commit_does_not_throw_away_what_is_kept() {
+        let here = kept().setting;
+        let mut later = here.clone();
+        "def456".clone_into(&mut later.origin.commit);
+        let all = kept().runs.len();
+        let joined = |setting: &Setting, only| join(Some(kept()), setting.clone(), only);
+        assert_eq!(joined(&here, Some("xfs")).unwrap().runs.len(), all);
+        let error = joined(&later, Some("xfs")).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{all} runs are kept of commit abc123")), "{error}");
+        assert!(joined(&later, None).unwrap().runs.is_empty(), "all is measured anew");
+        assert!(join::<Run>(None, later, Some("xfs")).unwrap().runs.is_empty());
     }
 
     #[test]
