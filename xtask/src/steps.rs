@@ -132,6 +132,8 @@ const STEPS: &[Step] = &[
     Step::new("deb", "the Debian package, with its units, manual pages and completions", "xtask deb"),
     // Chromium would have to be installed each time, with 440 MB of packages.
     Step::seldom("web", "the daemon's page in a headless Chromium", "xtask web"),
+    // PostgreSQL and RocksDB would have to be installed each time, and three rounds take five minutes.
+    Step::seldom("apps", "databases under servers that are killed", "xtask apps --unless-unprivileged"),
     Step::new("net", "NVMe/TCP over network namespaces", "xtask net --unless-unprivileged"),
     // What comes now is left out on a slow machine, whole or in part, and named: the machines of CI differ in
     // speed by two.
@@ -432,13 +434,15 @@ mod tests {
     }
 
     #[test]
-    fn the_page_is_tried_by_a_whole_run_and_where_it_is_asked_for() {
-        let steps = |names: &[&str], all| {
-            let steps = names.iter().map(|&name| name.to_owned()).collect();
-            let chosen = chosen(&Test { steps, quick: false, all, list: false }).unwrap();
-            chosen.iter().filter(|(step, command)| step.name == "web" && *command == "xtask web").count()
-        };
-        assert_eq!((steps(&[], true), steps(&["web"], false), steps(&[], false)), (1, 1, 0));
+    fn what_needs_packages_is_tried_by_a_whole_run_and_where_it_is_asked_for() {
+        for (name, command) in [("web", "xtask web"), ("apps", "xtask apps --unless-unprivileged")] {
+            let steps = |names: &[&str], all| {
+                let steps = names.iter().map(|&name| name.to_owned()).collect();
+                let chosen = chosen(&Test { steps, quick: false, all, list: false }).unwrap();
+                chosen.iter().filter(|(step, tried)| step.name == name && *tried == command).count()
+            };
+            assert_eq!((steps(&[], true), steps(&[name], false), steps(&[], false)), (1, 1, 0), "{name}");
+        }
     }
 
     #[test]
