@@ -56,6 +56,7 @@ pub struct Claim {
     /// Where, or the last place if this is empty.
     pub place: &'static str,
     pub arm: &'static str,
+    /// Without one it is the quantity itself that is to be so.
     pub base: &'static str,
     /// Where the base is taken, if not beside the arm: an experiment, a place, or both.
     pub base_at: (&'static str, &'static str),
@@ -483,6 +484,9 @@ impl Claim {
 
     fn ratio(&self, rows: &Rows) -> Option<Spread> {
         let at = self.at(rows)?;
+        if self.base.is_empty() {
+            return rows.spread(at, self.quantity);
+        }
         rows.ratio_to(at, self.base(at), self.quantity)
     }
 }
@@ -587,6 +591,7 @@ pub mod tests {
         assert_eq!(ratio(Claim { base_at: ("f", ""), ..CLAIM }), Some(0.5));
         assert_eq!(ratio(Claim { base: "a", base_at: ("", "1"), ..CLAIM }), Some(3.0));
         assert_eq!(ratio(Claim { base_at: ("g", ""), ..CLAIM }), None);
+        assert_eq!(ratio(Claim { base: "", ..CLAIM }), Some(6.0));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use super::quantity::Quantity;
 const MD: Arm = ("orig-raid", "--ablate orig-raid");
 const STRAID: Arm = ("straid", "--ablate straid");
 const ALONE: Arm = ("straid, no joining", "--ablate straid,join=off");
+const HELD: Arm = ("orig-raid, locks held 2 us longer", "--ablate orig-raid,hold=2000");
 const OURS: Arm = ("pinstripe", "--ablate pinstripe");
 const BARE: Arm = ("straid, no cache", "--ablate straid,cache=0");
 const ALL: &[Arm] = &[MD, STRAID, OURS];
@@ -136,6 +137,12 @@ const EXPERIMENTS: &[Experiment] = &[
         "RAID5, random 64 KiB, 16 requests under way",
         &[MD],
         "--members 6 --device mem:64M --depth 16 --seconds 0.2 --warm-up 0.05 --pattern random --size 64K",
+    ),
+    real(
+        "meter",
+        "RAID5, random writes of 4 KiB, locks held for longer",
+        &[MD, HELD],
+        real!("--level 5 --pattern random --size 4K"),
     ),
     real("reads-4k", "RAID5, random reads of 4 KiB", PAIR, real!("--reads 100 --size 4K")),
     real("reads-64k", "RAID5, random reads of 64 KiB", PAIR, real!("--reads 100 --size 64K")),
@@ -267,6 +274,7 @@ const FIGURES: &[Figure] = &[
             panel("random-64k", HandOff),
             panel("random-stripe", Waiting),
             panel("random-4k", Inside),
+            Panel { experiment: "meter", quantity: Waiting, base: "" },
         ],
     },
     Figure {

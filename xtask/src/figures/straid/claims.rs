@@ -4,7 +4,7 @@ use super::super::paper::{Claim, Wanted};
 use super::super::quantity::Quantity::{
     self, Cpu, Hits, Inside, Mean, P99, PreRead, Throughput, Waiting, Written,
 };
-use super::{ALONE, BARE, MD, STRAID, text};
+use super::{ALONE, BARE, HELD, MD, STRAID, text};
 
 const fn claim(words: &'static str, experiment: &'static str, quantity: Quantity, wanted: Wanted) -> Claim {
     Claim {
@@ -110,6 +110,16 @@ pub const CLAIMS: &[&[Claim]] = &[
             "1",
             claim("5: MD's waiting for locks, the most workers by 1: more", "random-64k", Waiting, More),
         ),
+        Claim {
+            arm: HELD.0,
+            base: "",
+            ..claim(
+                "the meter: % of their time that threads wait for locks that are held for longer",
+                "meter",
+                Waiting,
+                Within(20.0, 100.0),
+            )
+        },
         claim("13: time inside locks, 64 KiB: 0.11 with waiting", "random-64k", Inside, Less),
         claim("13: the same, full stripes: 0.04", "random-stripe", Inside, Less),
         because(text::CACHE, claim("10: StRAID over MD, 4 KiB random: 2.1", "random-4k", Throughput, More)),
