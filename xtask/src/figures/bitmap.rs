@@ -1,5 +1,5 @@
-//! What the bitmap costs the CPU: instructions of a write with and without one, as `cargo xtask cost` has them
-//! on record.
+//! What the bitmap costs the CPU: instructions of a write with and without one, as `cargo xtask cost` has
+//! them on record.
 //!
 //! Throughput of memory says less than 2 % apart; instructions are the same in every run. CI holds the record
 //! to what the program takes now.

@@ -129,7 +129,8 @@ pub fn run(root: &Path, figures: &Figures) -> Result<()> {
     if figures.short { is_on_record(&folder, &root.join(FOLDER), is_wanted) } else { Ok(()) }
 }
 
-/// Fails where virtual devices are not as fast as the documents have them: seeds are the same on every machine.
+/// Fails where virtual devices are not as fast as the documents have them: seeds are the same on every
+/// machine.
 fn is_on_record(folder: &Path, record: &Path, is_wanted: impl Fn(Which) -> bool) -> Result<()> {
     let all = for_each(
         is_wanted,

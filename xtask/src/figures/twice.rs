@@ -1,5 +1,5 @@
-//! Two runs of a paper beside each other: at how many points the bars overlap; and a few points beside those of
-//! the documents.
+//! Two runs of a paper beside each other: at how many points the bars overlap; and a few points beside those
+//! of the documents.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -82,8 +82,8 @@ pub fn compare(ours: &Rows, other: &Rows) -> Compared {
 /// One seed of a virtual device: where, its throughput now, and that on record.
 pub type Point = (String, f64, f64);
 
-/// How much of it may have changed until the figures are to be measured anew. What the engine draws, and when,
-/// changes a seed by a few percent; a policy that has become worse changes it by more.
+/// How much of it may have changed until the figures are to be measured anew. What the engine draws, and
+/// when, changes a seed by a few percent; a policy that has become worse changes it by more.
 const CHANGE_MAX: f64 = 0.05;
 
 /// The points of virtual devices that are on record.

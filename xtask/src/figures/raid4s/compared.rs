@@ -157,11 +157,13 @@ impl Comparison {
 
     fn row(&self, found: &Found) -> String {
         let (ratios, wanted) = (self.ratios(found), self.wanted.words());
-        let Some(Spread { median, low, high }) = Spread::of(ratios.iter().map(|(ratio, _)| ratio.median)) else {
+        let Some(Spread { median, low, high }) = Spread::of(ratios.iter().map(|(ratio, _)| ratio.median))
+        else {
             return format!("| {} | {wanted} | not measured | |\n", self.words);
         };
         let count = |verdict| ratios.iter().filter(|(_, each)| *each == verdict).count();
-        let all = [Verdict::Kept, Verdict::NotKept, Verdict::NotTold].map(|verdict| (verdict, count(verdict)));
+        let all =
+            [Verdict::Kept, Verdict::NotKept, Verdict::NotTold].map(|verdict| (verdict, count(verdict)));
         let words = match all.iter().find(|(_, count)| *count == ratios.len()) {
             Some((verdict, _)) => verdict.words().to_owned(),
             None => {
@@ -227,7 +229,11 @@ mod tests {
             measured.iter_mut().zip(rates).for_each(|(each, rate)| each.bytes_per_second = *rate);
             comparison.row(&found)
         };
-        assert!(row(&[1.1e7, 1.2e7, 1.3e7]).ends_with("| > 1 | 1.20 | yes |\n"), "{}", row(&[1.1e7, 1.2e7, 1.3e7]));
+        assert!(
+            row(&[1.1e7, 1.2e7, 1.3e7]).ends_with("| > 1 | 1.20 | yes |\n"),
+            "{}",
+            row(&[1.1e7, 1.2e7, 1.3e7])
+        );
         assert!(row(&[0.9e7, 1.2e7, 1.3e7]).ends_with("| > 1 | 1.20 | can't be told |\n"));
         assert!(row(&[1.1e7, 1.3e7]).ends_with("| > 1 | 1.20 | can't be told |\n"));
         assert!(row(&[0.9e7; 3]).contains("| > 1 | 0.90 | **no**"));

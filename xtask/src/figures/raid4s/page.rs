@@ -259,8 +259,9 @@ fn reached(found: &Found) -> String {
 
 /// How near the cost policy comes to the best other one at the size where it has least.
 fn cost(found: &Found, array: Array) -> String {
-    let all: Vec<(u32, Spread, Verdict)> =
-        sizes().filter_map(|kib| by_best(found, array, kib).map(|(ratio, told)| (kib, ratio, told))).collect();
+    let all: Vec<(u32, Spread, Verdict)> = sizes()
+        .filter_map(|kib| by_best(found, array, kib).map(|(ratio, told)| (kib, ratio, told)))
+        .collect();
     let Some((kib, worst, _)) = all.iter().min_by(|a, b| a.1.median.total_cmp(&b.1.median)) else {
         return String::new();
     };
@@ -272,7 +273,9 @@ fn cost(found: &Found, array: Array) -> String {
         down(worst.median),
         match (count(Verdict::NotKept), count(Verdict::NotTold)) {
             (0, 0) => "yes".to_owned(),
-            (0, few) => format!("can't be told: at {few} of them seeds lie on both sides, or are fewer than {ROUNDS_MIN}; see below"),
+            (0, few) => format!(
+                "can't be told: at {few} of them seeds lie on both sides, or are fewer than {ROUNDS_MIN}; see below"
+            ),
             (short, _) => format!("**no**: below {WITHIN} at {short} of them; see below"),
         }
     )
@@ -297,7 +300,7 @@ fn behind(found: &Found) -> String {
     if let Some(Spread { median, low, high }) = Spread::of(gains) {
         let _ = writeln!(
             text,
-            "\nFrom {LARGE} KiB on it has {median:.2} times the throughput of the best other policy on RAID4S in the median of sizes, {low:.2} \
+            "\nFrom {LARGE} KiB on `cost` has {median:.2} times the throughput of the best other policy on RAID4S in the median of sizes, {low:.2} \
              to\n{high:.2} times."
         );
     }
