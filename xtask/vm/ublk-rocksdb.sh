@@ -25,7 +25,7 @@ umount /mnt
 fsck.ext4 -fn $device || die fsck
 mount -t ext4 $device /mnt || die mount
 ycsb verify /mnt/database --ledger /tmp/ledger || die "verify"
-sst_dump --file=/mnt/database --command=verify >/tmp/checksums 2>&1 || die "sst_dump: $(cat /tmp/checksums)"
+sst_dump --file=/mnt/database --command=verify --verify_checksum >/tmp/checksums 2>&1 || die "sst_dump: $(cat /tmp/checksums)"
 grep -qi corrupt /tmp/checksums && die "sst_dump: $(cat /tmp/checksums)"
 grep -q "file is ok" /tmp/checksums || die "sst_dump found no table: $(cat /tmp/checksums)"
 umount /mnt

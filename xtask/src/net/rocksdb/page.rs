@@ -106,9 +106,10 @@ and is checked without. *Degraded* is with a member failed after loading, *rebui
 rebuilt onto a ninth server, at 1500 KiB/s of each member in both arms.
 
 Every read of a run is checked. Afterwards the database is opened anew: every record must have its last
-acknowledged version, or the one that was under way. Then `sst_dump --command=verify` checks RocksDB's
-checksums, the file system is checked, the missing member is rebuilt, and all parity is scrubbed. **In all {}
-runs every record was right, and all parity.**
+acknowledged version, or the one that was under way. Then `sst_dump --command=verify --verify_checksum` checks
+RocksDB's checksums (until 2026-12-01 without the second option, and then Debian's compares none), the file
+system is checked, the missing member is rebuilt, and all parity is scrubbed. **In all {} runs every record was
+right, and all parity.**
 
 Rates and gains are medians of the rounds, with the lowest and the highest in brackets. In each round the two
 arms of a point come one right after the other; *gain* is offload by host-centric, of the same round.
