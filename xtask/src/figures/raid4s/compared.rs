@@ -184,7 +184,7 @@ impl Comparison {
 /// All of them. In brackets are the least and the most of the sizes.
 pub fn table(found: &Found) -> String {
     let mut text = "## The paper's comparisons\n\nRatios of throughput, the median over the sizes that were measured, with the least and the \
-                    most of them. At one size a comparison is kept if every seed has it, and can't be told of fewer than three. \
+                    most of them. At one size a\ncomparison is kept if every seed has it, and can't be told of fewer than three. \
                     Numbers behind a verdict are those of sizes.\n\n| published comparison | wanted | measured | kept |\n|---|---|---:|---|\n"
         .to_owned();
     for comparison in &COMPARISONS {

@@ -39,8 +39,7 @@ pub const DIFFERS: &str = "## What differs, and why
 
 ";
 /// Why a comparison went the other way, or can't be told.
-pub const FEW_THREADS: &str = "with so few threads MD waits for its locks for little of its time (measured: figures 3 and 6), so there is little \
-                               to gain";
+pub const FEW_THREADS: &str = "few threads wait little (measured: figures 3 and 6); see *threads*";
 pub const FIGURE_3: &str = "MD with three SSDs has no more than one SSD's write throughput at any of 3 to 33 threads, and seven SSDs \
      have 1.64 times one. Locks take 3.5 % of the time with 3 threads and 30.8 % with 33, 78 times as much as \
      XOR.";
