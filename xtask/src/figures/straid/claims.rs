@@ -81,7 +81,7 @@ const fn late(trace: &'static str, words: &'static str) -> [Claim; 3] {
 const fn by_raid6(trace: &'static str, words: &'static str) -> [Claim; 2] {
     let [here, modelled] = [
         because(text::RAID6, claim(words, "traces", Throughput, More)),
-        claim(MODELLED_17, "ssd-traces", Throughput, More),
+        because(text::SIDE_BY_SIDE, claim(MODELLED_17, "ssd-traces", Throughput, More)),
     ];
     [
         at(trace, by_experiment(STRAID.0, "traces-raid6", here)),

@@ -92,6 +92,8 @@ pub const GATHERING: &str = "MD's way waits until a stripe is whole and reads ne
 pub const GATHERING_VIRTUAL: &str = "MD's way waits until a stripe is whole and reads next to nothing (measured: figure 15); its lock takes no virtual time";
 pub const MODELS: &str = "what StRAID gains is CPU time, which is none here; see *traces over models*";
 pub const RAID6: &str = "see the same over models of drives, where the cache costs no time";
+pub const SIDE_BY_SIDE: &str = "small writes, 32 under way, don't fill six drives, and what Q needs goes side by side with the rest (measured: mean \
+                                latency is alike)";
 pub const SAME_WORK: &str =
     "both arms do the same reads and writes (measured: figure 15), and CPU time is none here";
 pub const FRESH: &str = "the model of a fresh 980 Pro writes 5 GB/s, the paper's drives had a stable 2.6 GB/s: see the row of drives \
