@@ -54,7 +54,7 @@ pub use blocking::{blocking, computing, run_wherever_the_process_may, with_sent_
 pub use listener::{Access, Leaver, ListenError, Listener};
 pub use open::{Holder, OpenError, OpenFile, OpenOptions, flush_block_device, path_of, persistent_path};
 pub use passthrough::readable_path;
-pub use sent_file::{EventFile, SentFile};
+pub use sent_file::{EventFile, SentFile, SocketFile};
 pub use socket::{Connection, Peer, SocketStream, connect_tcp, connect_tcp_from, connect_unix};
 pub use storage::{Generation, Storage};
 pub use termination::{Termination, termination};

@@ -3,6 +3,10 @@
 //!
 //! A queue runs when all is there: memory, size, place, kick, and leave to run. What changes any of that
 //! stops it first, after what is under way, and starts it again. So a queue's own settings never change.
+//!
+//! A monitor that connects again goes on with the configuration that it has from the server before, and the
+//! disk may have grown since. So a monitor that takes messages of ours is told to read the configuration
+//! anew, once in each session.
 
 use std::{io, os::fd::OwnedFd, os::unix::fs::FileExt, pin::pin, rc::Rc, sync::Arc};
 
@@ -14,7 +18,7 @@ use pinstripe_block::{
 use pinstripe_runtime::{
     ShardHandle, shard,
     uring::{
-        Connection, EventFile, SentFile,
+        Connection, EventFile, SentFile, SocketFile,
         event::MessageSocket,
         guest_memory::{GuestMemory, GuestRegion, shared_file},
         with_sent_files,
@@ -30,7 +34,9 @@ use super::{
     queue::{self, Alarm, Control, Noted, Start},
     request::NAME_BYTES,
     ring::{Broken, Layout},
-    wire::{HEADER_BYTES, Header, QueueNumber, Request, RingAddress, Violation, protocol_feature},
+    wire::{
+        HEADER_BYTES, Header, QueueNumber, Request, RingAddress, Violation, backend_message, protocol_feature,
+    },
 };
 
 /// How long a monitor may take to read an answer, or to send the rest of a message, and its files to be
@@ -80,6 +86,8 @@ enum SessionError {
     Features(u64),
     #[error("an event can't be used: {0}")]
     Event(io::Error),
+    #[error("the socket for our messages can't be used: {0}")]
+    Channel(io::Error),
     #[error("the memory for requests under way: {0}")]
     Inflight(#[from] Broken),
     #[error(
@@ -161,6 +169,10 @@ struct Session<'a, S> {
     protocol_features: u64,
     memory: Option<Arc<GuestMemory>>,
     inflight: Option<Noted>,
+    /// For messages of ours.
+    channel: Option<SocketFile>,
+    /// Whether its monitor was told to read the configuration.
+    has_told: bool,
     queues: Vec<QueueState>,
     alarm: Arc<Alarm>,
 }
@@ -177,6 +189,8 @@ impl<'a, S: BlockService> Session<'a, S> {
             protocol_features: 0,
             memory: None,
             inflight: None,
+            channel: None,
+            has_told: false,
             queues: (0..QUEUES_MAX).map(|_| QueueState::default()).collect(),
             alarm: Arc::default(),
         }
@@ -220,6 +234,12 @@ impl<'a, S: BlockService> Session<'a, S> {
     async fn handle(&mut self, header: &Header, request: Request<SentFile>) -> Result<(), SessionError> {
         let answer = self.carry_out(request).await?;
         self.start_ready()?;
+        self.answer(header, answer).await?;
+        self.tell_of_configuration();
+        Ok(())
+    }
+
+    async fn answer(&self, header: &Header, answer: Answer) -> Result<(), SessionError> {
         let (bytes, file) = match answer {
             Answer::Bytes(bytes) => (bytes, None),
             Answer::File(bytes, file) => (bytes, Some(file)),
@@ -234,6 +254,20 @@ impl<'a, S: BlockService> Session<'a, S> {
         let reply = header.reply(&bytes);
         let sent = shard::timeout(MONITOR_NANOSECONDS, self.socket.send(&reply, file.as_ref())).await;
         sent.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into())).map_err(SessionError::Connection)
+    }
+
+    /// Has the monitor read the configuration. QEMU heeds this only while the device runs. And QEMU 7.2 heeds
+    /// it while it waits for an answer: it asks for the configuration then, and takes that answer for it. So
+    /// this comes after the answer to the message that starts the first queue, behind which no answer is
+    /// waited for.
+    fn tell_of_configuration(&mut self) {
+        let reads = self.protocol_features & protocol_feature::CONFIG != 0;
+        let Some(channel) = self.channel.as_ref().filter(|_| reads && !self.has_told) else { return };
+        if self.running().next().is_some() {
+            // A monitor that takes none any more, or has left no room for it, doesn't want to know.
+            let _ = channel.send_now(&Header::request(backend_message::CONFIG_CHANGE, false, &[]));
+            self.has_told = true;
+        }
     }
 
     async fn carry_out(&mut self, request: Request<SentFile>) -> Result<Answer, SessionError> {
@@ -272,6 +306,10 @@ impl<'a, S: BlockService> Session<'a, S> {
                     return Err(SessionError::OtherDisk);
                 }
                 self.inflight = Some(Noted { memory, queues: place.queues, ring_size: place.ring_size });
+            }
+            Request::BackendChannel(file) => {
+                self.channel = Some(file.into_socket().map_err(SessionError::Channel)?);
+                self.has_told = false;
             }
             Request::Call(queue, event) => self.use_call(queue, event.map(checked).transpose()?)?,
             Request::RingSize(queue, size) => self.paused(queue).await.size = Some(size),

@@ -52,6 +52,8 @@ pub mod message {
     pub const GET_QUEUE_NUM: u32 = 17;
     /// Whether requests are taken.
     pub const SET_VRING_ENABLE: u32 = 18;
+    /// Gives a socket for messages of ours.
+    pub const SET_BACKEND_REQ_FD: u32 = 21;
     /// Asks for a part of the configuration.
     pub const GET_CONFIG: u32 = 24;
     /// Changes it.
@@ -62,18 +64,26 @@ pub mod message {
     pub const SET_INFLIGHT_FD: u32 = 32;
 }
 
+/// Numbers of messages of ours (`VHOST_USER_BACKEND_`).
+pub mod backend_message {
+    /// The configuration has changed: the monitor should ask for it.
+    pub const CONFIG_CHANGE: u32 = 2;
+}
+
 /// Features of the protocol (`VHOST_USER_PROTOCOL_F_`).
 pub mod protocol_feature {
     /// Several queues.
     pub const MULTIQUEUE: u64 = 1 << 0;
     /// Any message can be answered with success or failure.
     pub const REPLY_ACK: u64 = 1 << 3;
+    /// There are messages of ours, on a socket of their own.
+    pub const BACKEND_REQ: u64 = 1 << 5;
     /// The configuration is read from us.
     pub const CONFIG: u64 = 1 << 9;
     /// Requests under way are noted in shared memory.
     pub const INFLIGHT: u64 = 1 << 12;
     /// All that we have.
-    pub const ALL: u64 = MULTIQUEUE | REPLY_ACK | CONFIG | INFLIGHT;
+    pub const ALL: u64 = MULTIQUEUE | REPLY_ACK | BACKEND_REQ | CONFIG | INFLIGHT;
 }
 
 /// What begins each message.
@@ -201,6 +211,8 @@ pub enum Request<F> {
     ErrorEvent(u16),
     /// Whether requests are taken.
     Enable(u16, bool),
+    /// A socket on which messages of ours are taken.
+    BackendChannel(F),
     /// A part of the configuration.
     Config(ConfigPart),
     /// A change of it.
@@ -272,7 +284,7 @@ impl Header {
         Ok(header)
     }
 
-    /// A message of a monitor's, which may want success or failure to be told.
+    /// A message of a monitor's, or one of ours, which may want success or failure to be told.
     pub fn request(request: u32, wants_reply: bool, payload: &[u8]) -> Vec<u8> {
         let flags = if wants_reply { VERSION | NEED_REPLY } else { VERSION };
         Self { request, flags, size: size(payload) }.before(payload)
@@ -337,6 +349,7 @@ impl<F> Request<F> {
                 (queue, is_enabled @ (0 | 1)) => Self::Enable(queue, is_enabled == 1),
                 (_, other) => return Err(value("whether a queue is enabled", other.into())),
             },
+            message::SET_BACKEND_REQ_FD => came.channel()?,
             message::GET_CONFIG => came.config()?,
             message::SET_CONFIG => came.without_files(Self::SetConfig)?,
             message::GET_INFLIGHT_FD => Self::NewInflight(came.inflight()?.0),
@@ -416,6 +429,15 @@ impl<F> Message<'_, F> {
         Ok((queue, self.files.pop()))
     }
 
+    fn channel(mut self) -> Result<Request<F>, Violation> {
+        if !self.payload.is_empty() {
+            return Err(self.size_error());
+        }
+        self.check_files(1)?;
+        let missing = Violation::Files { request: self.request, files: 0 };
+        self.files.pop().map(Request::BackendChannel).ok_or(missing)
+    }
+
     fn memory(self) -> Result<Request<F>, Violation> {
         let size_error = self.size_error();
         let (table, rest) = TableHeader::read_from_prefix(self.payload).map_err(|_| size_error)?;
@@ -485,6 +507,12 @@ mod tests {
     }
 
     #[test]
+    fn a_message_of_ours_has_a_number_and_the_version_and_wants_nothing() {
+        let changed = Header::request(backend_message::CONFIG_CHANGE, false, &[]);
+        assert_eq!(changed, words(&[2, 1, 0]));
+    }
+
+    #[test]
     fn messages_become_requests() {
         assert_eq!(parse(1, &[], 0), Ok(Request::Features));
         assert_eq!(parse(2, &7_u64.to_ne_bytes(), 0), Ok(Request::UseFeatures(7)));
@@ -494,6 +522,7 @@ mod tests {
         assert_eq!(parse(12, &5_u64.to_ne_bytes(), 1), Ok(Request::Kick(5, 0)));
         assert_eq!(parse(13, &0x105_u64.to_ne_bytes(), 0), Ok(Request::Call(5, None)));
         assert_eq!(parse(18, &words(&[1, 1]), 0), Ok(Request::Enable(1, true)));
+        assert_eq!(parse(21, &[], 1), Ok(Request::BackendChannel(0)));
         let part = ConfigPart { offset: 0, size: 60, flags: 0 };
         assert_eq!(parse(24, &[part.as_bytes(), &[0; 60]].concat(), 0), Ok(Request::Config(part)));
         let region = Region { guest: 1, size: 2, monitor: 3, offset: 4 };
@@ -526,6 +555,9 @@ mod tests {
             (12, 0x100_u64.to_ne_bytes().to_vec(), 0),
             (13, vec![0; 8], 2),
             (18, words(&[0, 2]), 0),
+            (21, vec![], 0),
+            (21, vec![], 2),
+            (21, vec![0; 8], 1),
             (24, words(&[0, 60, 0]), 0),
             (24, [words(&[u32::MAX, 4, 0]), vec![0; 4]].concat(), 0),
             (24, [words(&[0, 257, 0]), vec![0; 257]].concat(), 0),

@@ -1,6 +1,10 @@
 //! What a machine may ask of its disk.
 
-use std::{os::fd::AsFd, time::Duration};
+use std::{
+    io::Read,
+    os::{fd::AsFd, unix::net::UnixStream},
+    time::Duration,
+};
 
 use pinstripe_export::vhost_user::Ended;
 
@@ -141,6 +145,63 @@ fn memory_that_changes_under_running_queues_is_used_from_then_on() {
         assert_eq!(monitor.write(0, 1, &[2; 512]), 0);
         assert_eq!(monitor.read(0, 0, 1024)[511..513], [1, 2]);
     });
+}
+
+/// What the server says by itself, of which nothing is to come yet.
+fn is_silent(mut channel: &UnixStream) -> bool {
+    channel.set_nonblocking(true).unwrap();
+    let read = channel.read(&mut [0; 1]);
+    channel.set_nonblocking(false).unwrap();
+    read.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+}
+
+#[test]
+fn a_monitor_that_comes_again_is_told_once_to_read_how_large_the_disk_is_now() {
+    let disk = Disk::new();
+    with_server(2, &disk, |path| {
+        let mut first = Monitor::connect(path, memory());
+        first.set_up(FEATURES, 1);
+        let inflight = first.new_inflight();
+        assert_eq!(first.size(), DISK_BYTES as u64);
+        drop(first);
+        disk.resize(2 * DISK_BYTES as u64);
+        let mut again = Monitor::connect(path, memory());
+        again.set_up(FEATURES, 2);
+        let mut channel = again.open_channel();
+        again.use_inflight(&inflight);
+        // An answer, behind all that was said.
+        again.size();
+        assert!(is_silent(&channel), "no queue runs");
+        again.start(0, 0);
+        let mut said = [0; 12];
+        channel.read_exact(&mut said).unwrap();
+        // VHOST_USER_BACKEND_CONFIG_CHANGE_MSG, version 1, no payload.
+        assert_eq!(said, [2_u32, 1, 0].map(u32::to_ne_bytes).concat()[..]);
+        assert_eq!(again.size(), 2 * DISK_BYTES as u64);
+        // No more of it, whatever else is started, also after a stop.
+        again.start(1, 0);
+        let stopped = again.stop(0);
+        again.start(0, u16::try_from(stopped).unwrap());
+        assert_eq!(again.write(0, 0, &[3; 512]), 0);
+        assert!(is_silent(&channel), "it was told twice");
+    });
+}
+
+#[test]
+fn a_monitor_that_takes_no_messages_of_ours_is_served_all_the_same() {
+    let disk = Disk::new();
+    let ((), ended) = with_server(1, &disk, |path| {
+        let mut monitor = Monitor::connect(path, memory());
+        monitor.set_up(FEATURES, 1);
+        drop(monitor.open_channel());
+        monitor.start(0, 0);
+        assert_eq!(monitor.write(0, 0, &[1; 512]), 0);
+        // A full one, of which nothing is taken.
+        let channel = monitor.open_full_channel();
+        assert_eq!(monitor.write(0, 0, &[2; 512]), 0);
+        drop(channel);
+    });
+    assert!(matches!(ended[..], [Ended::Closed | Ended::Stopped]), "{ended:?}");
 }
 
 #[test]

@@ -105,6 +105,16 @@ fn a_message_that_breaks_the_protocol_ends_the_session() {
     });
     assert!(why.contains("no eventfd"), "{why}");
     let why = ends_the_session(|monitor| {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        monitor.say(21, &[], &[null.as_fd()]);
+    });
+    assert!(why.contains("no unix socket"), "{why}");
+    let why = ends_the_session(|monitor| {
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        monitor.say(21, &[], &[socket.as_fd()]);
+    });
+    assert!(why.contains("no unix socket"), "{why}");
+    let why = ends_the_session(|monitor| {
         let table = [1_u64, GUEST, MEMORY + 1, 0, 0].map(u64::to_ne_bytes).concat();
         monitor.say(5, &table, &[monitor.memory.as_fd()]);
     });

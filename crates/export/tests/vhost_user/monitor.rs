@@ -1,7 +1,11 @@
 //! A monitor and its machine's driver. The machine's memory is a file, which both sides map or read.
 
 use std::{
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    io::Write,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::net::UnixStream,
+    },
     path::Path,
     time::Duration,
 };
@@ -40,8 +44,8 @@ const STATUS: u64 = 0x3800;
 
 /// VERSION_1, PROTOCOL_FEATURES, EVENT_IDX, INDIRECT_DESC, WRITE_ZEROES, DISCARD, MQ, FLUSH.
 pub const FEATURES: u64 = 1 << 32 | 1 << 30 | 1 << 29 | 1 << 28 | 1 << 14 | 1 << 13 | 1 << 12 | 1 << 9;
-/// INFLIGHT_SHMFD, CONFIG, REPLY_ACK, MQ.
-pub const PROTOCOL: u64 = 1 << 12 | 1 << 9 | 1 << 3 | 1;
+/// INFLIGHT_SHMFD, CONFIG, BACKEND_REQ, REPLY_ACK, MQ.
+pub const PROTOCOL: u64 = 1 << 12 | 1 << 9 | 1 << 5 | 1 << 3 | 1;
 
 /// Kinds of requests.
 pub const IN: u32 = 0;
@@ -194,6 +198,28 @@ impl Monitor {
 
     pub fn use_inflight(&self, (described, file): &(Vec<u8>, OwnedFd)) {
         self.say(32, described, &[file.as_fd()]);
+    }
+
+    /// Gives the server a socket for its own messages: the other end.
+    pub fn open_channel(&self) -> UnixStream {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_read_timeout(Some(PATIENCE)).unwrap();
+        self.front_end.tell(21, &[], &[theirs.as_fd()]).unwrap();
+        ours
+    }
+
+    /// The same with no room for any.
+    pub fn open_full_channel(&self) -> UnixStream {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        while theirs.write(&[0; 4096]).is_ok() {}
+        self.front_end.tell(21, &[], &[theirs.as_fd()]).unwrap();
+        ours
+    }
+
+    /// How large the disk is.
+    pub fn size(&self) -> u64 {
+        self.front_end.describe().unwrap().size_bytes
     }
 
     pub fn is_closed(&self) -> bool {

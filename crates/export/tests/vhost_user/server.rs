@@ -4,7 +4,7 @@ use std::{
     path::Path,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -29,7 +29,7 @@ pub const NAME: &[u8; 20] = b"0123456789abcdef0123";
 pub struct Disk(Arc<State>);
 
 struct State {
-    size_bytes: u64,
+    size_bytes: AtomicU64,
     bytes: Mutex<Vec<u8>>,
     log: Mutex<Vec<String>>,
     is_held: AtomicBool,
@@ -46,7 +46,7 @@ impl Disk {
     /// Behind [`DISK_BYTES`] it can only be discarded.
     pub fn that_seems_larger(size_bytes: u64) -> Self {
         let state = State {
-            size_bytes,
+            size_bytes: AtomicU64::new(size_bytes),
             bytes: Mutex::new(vec![0; DISK_BYTES]),
             log: Mutex::default(),
             is_held: AtomicBool::new(false),
@@ -54,6 +54,11 @@ impl Disk {
             changed: Signal::default(),
         };
         Self(Arc::new(state))
+    }
+
+    /// Gives it another size, as between two servers.
+    pub fn resize(&self, size_bytes: u64) {
+        self.0.size_bytes.store(size_bytes, Ordering::SeqCst);
     }
 
     pub fn bytes(&self, at: usize, length: usize) -> Vec<u8> {
@@ -95,7 +100,7 @@ impl Disk {
 
 impl BlockService for Disk {
     fn size_bytes(&self) -> u64 {
-        self.0.size_bytes
+        self.0.size_bytes.load(Ordering::SeqCst)
     }
 
     fn block_size(&self) -> u32 {

@@ -9,11 +9,20 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
 };
 
+use rustix::{
+    io::Errno,
+    net::{AddressFamily, SendFlags},
+};
+
 use super::blocking::drop_elsewhere;
 
 /// Any file. It is closed off the shards.
 #[derive(Debug)]
 pub struct SentFile(Option<OwnedFd>);
+
+/// A file that is a unix socket. It is closed off the shards, too.
+#[derive(Debug)]
+pub struct SocketFile(SentFile);
 
 /// A file that is an eventfd.
 #[derive(Debug)]
@@ -33,6 +42,26 @@ impl SentFile {
         event
             .map(EventFile)
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "a file that is no eventfd"))
+    }
+
+    /// As a unix socket; any other file is refused.
+    pub fn into_socket(self) -> io::Result<SocketFile> {
+        match rustix::net::sockopt::socket_domain(&self) {
+            Ok(AddressFamily::UNIX) => Ok(SocketFile(self)),
+            Ok(_) | Err(Errno::NOTSOCK) => {
+                Err(io::Error::new(io::ErrorKind::InvalidInput, "a file that is no unix socket"))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl SocketFile {
+    /// Sends a short message, if there is room for it now. A socket of another kind could keep us waiting all
+    /// the same: a send of its other owner, which may wait for that program, holds its lock.
+    pub fn send_now(&self, bytes: &[u8]) -> io::Result<()> {
+        let sent = rustix::net::send(&self.0, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
+        if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
     }
 }
 
