@@ -145,7 +145,8 @@ pub struct BenchArgs {
     #[arg(long)]
     pub attended: bool,
 
-    /// Compare with a simple loop that does the same work without the engine (memory members only)
+    /// Compare with a simple loop that does the same work without the engine (memory members only). With
+    /// --lost it reconstructs what one member held: for --reads 100
     #[arg(long)]
     pub limit: bool,
 
@@ -274,9 +275,9 @@ impl BenchArgs {
         if self.is_virtual() { VIRTUAL } else { "real CPU" }
     }
 
-    /// Whether there is more than a load on a whole array.
+    /// Whether there is more than a load.
     pub(crate) fn is_staged(&self) -> bool {
-        self.fill || self.rate.is_some() || !self.lost.is_empty() || self.rebuild.is_some() || self.attended
+        self.fill || self.rate.is_some() || self.rebuild.is_some() || self.attended
     }
 
     /// What a user gets without options.

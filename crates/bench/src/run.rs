@@ -123,7 +123,10 @@ pub enum BenchError {
     #[error("--limit needs memory members, and a size that divides the chunk or is whole stripes")]
     LimitShape,
     /// `--limit` compares plain loads.
-    #[error("--limit doesn't go with --fill, --lost, --rebuild, --rate or --attended")]
+    #[error(
+        "--limit doesn't go with --fill, --rebuild, --rate or --attended, and with --lost only for one member and \
+         --reads 100"
+    )]
     LimitStaged,
     /// The observer gave no answer.
     #[error("--attended: no line came on standard input that lets the run go on: {0}")]
@@ -270,7 +273,9 @@ pub(crate) fn check_numbers(arguments: &BenchArgs) -> Result<(), BenchError> {
     if arguments.used_up && !arguments.has_models() {
         return wrong("--used-up is about models of drives: no member is one");
     }
-    if arguments.limit && arguments.is_staged() {
+    // The loop reconstructs what one lost member held, and writes to no array that lacks any.
+    let reconstructs = arguments.lost.len() == 1 && arguments.reads == 100;
+    if arguments.limit && (arguments.is_staged() || !arguments.lost.is_empty() && !reconstructs) {
         return Err(BenchError::LimitStaged);
     }
     histogram::can_be_kept(arguments)?;

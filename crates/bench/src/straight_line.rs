@@ -2,7 +2,8 @@
 //! memory.
 //!
 //! It does for each request just what no engine can do without: change data and parity where they lie, or
-//! compute a whole stripe's parity and write all of it past the caches. No tasks, no claims, no plan, no
+//! compute a whole stripe's parity and write all of it past the caches, or make what a lost member held from
+//! what the others hold. No tasks, no claims, no plan, no
 //! intent, no errors. Its writes are as right as the engine's (other stripes, one thread for each): the
 //! scrub and the data check cover both.
 
@@ -13,7 +14,11 @@ use pinstripe_engine::{
     stripe::decode::{encode, exponent},
 };
 use pinstripe_parity::Kernel;
-use pinstripe_runtime::{Buffer, DeviceError, DeviceErrorKind, Memory, memory::change_in_place, shard};
+use pinstripe_runtime::{
+    Buffer, DeviceError, DeviceErrorKind, Memory,
+    memory::{change_in_place, look_in_place},
+    shard,
+};
 
 use crate::{
     ledger::{Acknowledged, Region, fill, stamp},
@@ -26,6 +31,8 @@ pub(crate) struct StraightLine {
     geometry: Geometry,
     /// By slot: the memory, and where its data begins.
     members: Vec<(Arc<Memory>, u64)>,
+    /// The slot of the member that isn't there.
+    lost: Option<usize>,
     kernel: &'static Kernel,
     region: Arc<Region>,
     reads: u64,
@@ -52,6 +59,7 @@ impl StraightLine {
     pub(crate) fn new(
         geometry: Geometry,
         members: Vec<(Arc<Memory>, u64)>,
+        lost: Option<usize>,
         region: Arc<Region>,
         reads: u8,
         (first_writer, clients): (u32, u32),
@@ -66,6 +74,7 @@ impl StraightLine {
         Self {
             geometry,
             members,
+            lost,
             kernel: pinstripe_parity::kernel(),
             reads: reads.into(),
             clients: (first_writer..first_writer + clients).map(buffer).collect(),
@@ -99,10 +108,18 @@ impl StraightLine {
 
     fn read(&mut self) -> Result<(), DeviceError> {
         let offset = self.region.next_read(&mut self.rng);
-        let members = &self.members;
+        let (members, kernel) = (&self.members, self.kernel);
         each_part(&self.geometry, offset, self.region.unit_bytes, |slot, at, from, length| {
-            let (memory, start) = &members[slot];
-            memory.copy_out(start + at, &mut self.into[from..from + length])
+            let into = &mut self.into[from..from + length];
+            match &self.geometry {
+                Geometry::Parity(geometry) if self.lost == Some(slot) => {
+                    reconstruct(geometry, members, kernel, slot, at, into)
+                }
+                _ => {
+                    let (memory, start) = &members[slot];
+                    memory.copy_out(start + at, into)
+                }
+            }
         })
     }
 
@@ -163,6 +180,27 @@ fn each_part(
         }
     }
     Ok(())
+}
+
+/// What a lost member holds of data, from the other data and P, where these lie.
+fn reconstruct(
+    geometry: &ParityGeometry,
+    members: &[(Arc<Memory>, u64)],
+    kernel: &Kernel,
+    lost: usize,
+    at: u64,
+    into: &mut [u8],
+) -> Result<(), DeviceError> {
+    let map = geometry.slots(geometry.stripe_of_member_offset(at).0);
+    let data = (0..map.columns()).map(|column| map.data_slot(column));
+    let others = data.chain([map.p_slot()]).filter(|slot| slot.index() != lost);
+    let length = into.len();
+    let ranges = others.map(|slot| {
+        let (memory, start) = &members[slot.index()];
+        memory.in_place(start + at, length)
+    });
+    look_in_place::<MEMBERS_MAX, _>(ranges, |sources| kernel.xor(into, sources))
+        .ok_or(DeviceError::of(DeviceErrorKind::Invalid))
 }
 
 /// Read-modify-write of a part of one chunk, where the old bytes lie.
@@ -254,6 +292,36 @@ mod tests {
         fn stream(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
             self.0.lock().unwrap().push((offset, bytes.len()));
             Ok(())
+        }
+    }
+
+    #[test]
+    fn what_a_lost_member_held_is_made_from_the_others() {
+        const CHUNK: usize = 4096;
+        let start = 100 << 10;
+        for level in [Level::Raid5, Level::Raid6] {
+            let layout = ParityLayout::from_md(level.number(), 2).unwrap();
+            let geometry = ParityGeometry::new(layout, 6, 4096, 1 << 20, 512).unwrap();
+            let members: Vec<_> = (0..6).map(|_| (Memory::new(2 << 20).unwrap(), start)).collect();
+            let kernel = pinstripe_parity::kernel();
+            let mut rng = Rng::new(7);
+            for stripe in (0..6).map(StripeId) {
+                let data: Vec<u8> =
+                    (0..geometry.stripe_bytes()).map(|_| rng.below(256).try_into().unwrap()).collect();
+                let (mut p, mut q) = (vec![0; CHUNK], vec![0; CHUNK]);
+                whole(&geometry, &members, kernel, stripe, &data, [&mut p, &mut q]).unwrap();
+                for (column, wanted) in data.chunks_exact(CHUNK).enumerate() {
+                    let lost = geometry.slots(stripe).data_slot(column).index();
+                    let at = geometry.member_offset(stripe) + 512;
+                    let mut found = vec![0; 1024];
+                    // It isn't looked at.
+                    let (memory, _) = &members[lost];
+                    memory.copy_in(start + at, &[0; 1024]).unwrap();
+                    reconstruct(&geometry, &members, kernel, lost, at, &mut found).unwrap();
+                    assert!(found == wanted[512..1536], "{level}, column {column} of {stripe:?}");
+                    memory.copy_in(start + at, &found).unwrap();
+                }
+            }
         }
     }
 

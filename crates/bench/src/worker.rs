@@ -138,7 +138,8 @@ impl Worker {
             let starts = snapshot.seats.iter().map(|seat| seat.member().map_or(0, |m| m.data_offset));
             let members = memories.into_iter().zip(starts).collect();
             let geometry = shared.geometry.clone();
-            StraightLine::new(geometry, members, region, config.reads, (writer, count))
+            let lost = snapshot.seats.iter().position(|seat| seat.member().is_none());
+            StraightLine::new(geometry, members, lost, region, config.reads, (writer, count))
         });
         let worker = Self {
             clients: RefCell::new(clients),

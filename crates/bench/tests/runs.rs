@@ -54,6 +54,22 @@ fn the_limit_is_measured_for_parts_of_chunks_and_whole_stripes() {
 }
 
 #[test]
+fn reads_without_a_member_are_measured_beside_straight_reconstruction() {
+    let lost = BenchArgs { lost: vec![2], reads: 100, limit: true, seconds: 0.2, ..arguments() };
+    for (level, pattern) in [(Level::Raid5, Pattern::Lost), (Level::Raid6, Pattern::Random)] {
+        let report = run(&BenchArgs { level, pattern, ..lost.clone() }).unwrap();
+        let limit = report.limit.unwrap();
+        assert!(limit.ratio > 0.0 && limit.loop_ns > 0.0, "{level}: {limit:?}");
+        assert!(report.counters["reconstructed_reads"].as_u64() > Some(0), "{level}");
+    }
+    for wrong in
+        [BenchArgs { reads: 99, ..lost.clone() }, BenchArgs { level: Level::Raid6, lost: vec![0, 1], ..lost }]
+    {
+        assert!(matches!(run(&wrong), Err(BenchError::LimitStaged)));
+    }
+}
+
+#[test]
 fn a_sequential_stream_over_memory_is_hardly_read_before() {
     for shards in [1, 2] {
         let stream = BenchArgs {

@@ -162,7 +162,7 @@ impl Memory {
         Ok(())
     }
 
-    /// The bytes themselves, to be changed where they lie. `None` past the end.
+    /// The bytes themselves, to be changed or looked at where they lie. `None` past the end.
     pub fn in_place(&self, offset: u64, length: usize) -> Option<InPlace<'_>> {
         let start = self.at(offset, length).ok()?;
         Some(InPlace { start, length, is_persistent: self.is_persistent, memory: PhantomData })
@@ -219,6 +219,25 @@ pub fn change_in_place<const N: usize, R>(
         cache_lines::fence();
     }
     result
+}
+
+/// Has `work` look at several ranges at a time, at most `MOST`. `None` if one of them isn't there.
+///
+/// # Panics
+/// If there are more.
+pub fn look_in_place<'a, const MOST: usize, R>(
+    ranges: impl IntoIterator<Item = Option<InPlace<'a>>>,
+    work: impl FnOnce(&[&[u8]]) -> R,
+) -> Option<R> {
+    let (mut slices, mut count): ([&[u8]; MOST], _) = ([&[]; MOST], 0);
+    for range in ranges {
+        let range = range?;
+        // SAFETY: the range lies in a mapping that lives as long as `'a`. Another thread that changes these
+        // bytes races as with a copy (see `Memory`).
+        slices[count] = unsafe { std::slice::from_raw_parts(range.start, range.length) };
+        count += 1;
+    }
+    Some(work(&slices[..count]))
 }
 
 /// A shard's view of a [`Memory`].
@@ -348,6 +367,10 @@ mod tests {
         other.copy_out(0, &mut found).unwrap();
         assert_eq!((&found[..8], &found[8..10]), (&[3; 8][..], &[0, 0][..]));
         assert!(one.in_place(60, 8).is_none());
+        let both = [one.in_place(7, 2), other.in_place(7, 3)];
+        let seen = look_in_place::<2, _>(both, |seen| [seen[0], seen[1]].concat());
+        assert_eq!(seen, Some(vec![3, 9, 3, 0, 0]));
+        assert!(look_in_place::<2, _>([one.in_place(0, 8), one.in_place(60, 8)], |_| ()).is_none());
     }
 
     /// Memory of which each byte must have become durable when its request completes. Nothing here can lose
