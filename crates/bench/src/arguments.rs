@@ -22,6 +22,9 @@ use crate::{
 /// Before anything is counted, unless the user says how long.
 const WARM_UP_SECONDS: f64 = 0.2;
 
+/// Requests under way, unless the user says how many.
+pub(crate) const DEPTH: usize = 32;
+
 /// Requests of a synthetic trace, unless the user says how many: seconds' worth.
 const SYNTHETIC_REQUESTS: u32 = 100_000;
 
@@ -89,7 +92,7 @@ pub struct BenchArgs {
     pub seed: u64,
 
     /// Requests under way at a time, over all threads
-    #[arg(long, value_name = "N", default_value_t = 32)]
+    #[arg(long, value_name = "N", default_value_t = DEPTH)]
     pub depth: usize,
 
     /// Seconds to measure
@@ -136,7 +139,8 @@ pub struct BenchArgs {
     #[arg(long, value_name = "SLOT", value_delimiter = ',')]
     pub lost: Vec<usize>,
 
-    /// Measure the rebuild of the member of this slot, instead of a load
+    /// Measure the rebuild of the member of this slot, instead of a load. With --rate, measure both, the load
+    /// from the rebuild's begin to its end
     #[arg(long, value_name = "SLOT", conflicts_with = "lost")]
     pub rebuild: Option<usize>,
 
@@ -215,7 +219,7 @@ pub struct BenchArgs {
     pub requests: u32,
 
     /// Write the latencies' distribution to this file, as HdrHistogram's percentiles in microseconds (.hgrm)
-    #[arg(long, value_name = "FILE", conflicts_with = "rebuild")]
+    #[arg(long, value_name = "FILE")]
     pub histogram: Option<PathBuf>,
 
     /// Measure this file or block device instead of an array, reading only: small requests at several depths
@@ -295,7 +299,7 @@ impl BenchArgs {
             size: 4096,
             reads: 0,
             seed: 1,
-            depth: 32,
+            depth: DEPTH,
             seconds: 4.0,
             warm_up: WARM_UP_SECONDS,
             rate: None,

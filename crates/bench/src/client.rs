@@ -19,11 +19,13 @@ use crate::{
 
 /// One read in so many is looked at.
 const CHECK_EVERY: u64 = 16;
+/// How often a client that waits for its next request looks whether the slice is over.
+const LOOK_NS: u64 = 10_000_000;
 
 /// How long clients work, and what came of it.
 pub(crate) struct Slice {
     began: u64,
-    deadline: u64,
+    deadline: Cell<u64>,
     over: Cell<bool>,
     operations: Cell<u64>,
     error: RefCell<Option<RequestError>>,
@@ -35,11 +37,17 @@ impl Slice {
         let began = shard::now();
         Self {
             began,
-            deadline: began + nanoseconds,
+            deadline: Cell::new(began + nanoseconds),
             over: Cell::new(false),
             operations: Cell::new(0),
             error: RefCell::default(),
         }
+    }
+
+    /// Ends it now.
+    pub(crate) fn end(&self) {
+        self.deadline.set(self.deadline.get().min(shard::now()));
+        self.over.set(true);
     }
 
     pub(crate) fn result(&self) -> Result<(), RequestError> {
@@ -52,7 +60,7 @@ impl Slice {
 
     /// How many requests were due and did not begin.
     pub(crate) fn not_sent(&self, arrivals: Option<&RefCell<Arrivals>>) -> u64 {
-        arrivals.map_or(0, |arrivals| arrivals.borrow().left(self.deadline))
+        arrivals.map_or(0, |arrivals| arrivals.borrow().left(self.deadline.get()))
     }
 
     fn fail(&self, error: RequestError) {
@@ -122,12 +130,12 @@ impl Client {
         while !slice.over.get() {
             let timed = self.is_timed(&worker);
             let started = match &worker.arrivals {
-                Some(arrivals) => until_due(arrivals, slice.deadline).await,
+                Some(arrivals) => until_due(arrivals, &slice).await,
                 None if timed && worker.inline => free_since,
                 None if timed => shard::now(),
                 None => 0,
             };
-            if started >= slice.deadline {
+            if started >= slice.deadline.get() {
                 slice.over.set(true);
                 break;
             }
@@ -187,14 +195,20 @@ impl Client {
 
 /// Waits until the next request is due; that is when its time begins, even if all clients were busy then.
 /// What has not begun by the deadline doesn't begin at all.
-async fn until_due(arrivals: &RefCell<Arrivals>, deadline: u64) -> u64 {
-    let now = shard::now();
-    if now >= deadline {
-        return deadline;
+async fn until_due(arrivals: &RefCell<Arrivals>, slice: &Slice) -> u64 {
+    if shard::now() >= slice.deadline.get() {
+        return slice.deadline.get();
     }
-    let due = arrivals.borrow_mut().take().min(deadline);
-    shard::sleep(due.saturating_sub(now)).await;
-    due
+    let due = arrivals.borrow_mut().take().min(slice.deadline.get());
+    loop {
+        shard::sleep(due.saturating_sub(shard::now()).min(LOOK_NS)).await;
+        if slice.over.get() {
+            return slice.deadline.get();
+        }
+        if shard::now() >= due {
+            return due;
+        }
+    }
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time or count of a run")]

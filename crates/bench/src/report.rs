@@ -36,7 +36,8 @@ pub struct Report {
     /// How often a shard entered the kernel to submit, to collect answers or to sleep, for each request.
     /// `None` for virtual devices.
     pub kernel_entries_per_operation: Option<f64>,
-    /// The rebuild, if that was measured instead of a load.
+    /// The rebuild, if one was measured. Then the load is the one beside it, and what the members did is of
+    /// both.
     pub recovery: Option<Rebuild>,
     /// What a user's write costs the members.
     pub per_write: Amplification,
@@ -371,7 +372,7 @@ impl Report {
         }
         if let Some(recovery) = &self.recovery {
             let mib = f64::from(1 << 20);
-            return row(
+            row(
                 f,
                 "rebuild",
                 format_args!(
@@ -380,7 +381,10 @@ impl Report {
                     recovery.seconds,
                     recovery.bytes_per_second / mib
                 ),
-            );
+            )?;
+            if s.rate_bytes.is_none() {
+                return Ok(());
+            }
         }
         let (pattern, size) = (s.pattern.name(), s.size_bytes);
         row(
@@ -397,7 +401,10 @@ impl Report {
 
     /// What the members had to do for it, and whether it was right.
     fn fmt_work(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.per_write.fmt_row(f)?;
+        // Beside a rebuild most of it is not for writes.
+        if self.recovery.is_none() {
+            self.per_write.fmt_row(f)?;
+        }
         let mut row = |name: &str, value: fmt::Arguments<'_>| row(f, name, value);
         row("pre-read / written", format_args!("{:.2}%", self.pre_read_ratio * 100.0))?;
         let count = |name: &str| self.counters.get(name).and_then(serde_json::Value::as_u64).unwrap_or(0);

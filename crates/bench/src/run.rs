@@ -1,8 +1,9 @@
 //! The run: setup, warm-up, slices, check, report.
 
-use std::{io, ops::Range, path::PathBuf, sync::Arc};
+use std::{io, ops::Range, path::PathBuf, pin::pin, sync::Arc};
 
 use hdrhistogram::Histogram;
+use pinstripe_block::first_of::{First, first_of};
 use pinstripe_control::size::ByteSize;
 use pinstripe_engine::{
     ablation::Metered,
@@ -21,7 +22,7 @@ use thiserror::Error;
 
 use crate::{
     ablate,
-    arguments::{BenchArgs, Pattern},
+    arguments::{BenchArgs, DEPTH, Pattern},
     attendance::{Stage, announce},
     destination::{Destination, RequestError, Source},
     fill::fill,
@@ -39,6 +40,8 @@ use crate::{
 
 /// With `--limit`: how long the engine works before the loop does, and the other way round.
 const SLICE_NS: u64 = 100_000_000;
+/// Beside a rebuild: longer than any, some 36 years.
+const UNTIL_IT_IS_ENDED_NS: u64 = 1 << 60;
 /// The writer that fills the array; clients are counted from 0.
 pub(crate) const FILLER: u32 = u32::MAX;
 /// The largest request.
@@ -278,11 +281,27 @@ pub(crate) fn check_numbers(arguments: &BenchArgs) -> Result<(), BenchError> {
     if arguments.limit && (arguments.is_staged() || !arguments.lost.is_empty() && !reconstructs) {
         return Err(BenchError::LimitStaged);
     }
+    if arguments.rebuild.is_some() && arguments.rate.is_none() && names_a_load(arguments) {
+        return wrong(
+            "--rebuild has a load beside it only with --rate: without one, --reads, --pattern, --depth and --histogram \
+             have no meaning",
+        );
+    }
     histogram::can_be_kept(arguments)?;
     if arguments.size == 0 || !arguments.size.is_multiple_of(512) || arguments.size > SIZE_MAX {
         return wrong("--size must be a multiple of 512 bytes, at most 32M");
     }
     Ok(())
+}
+
+/// Whether anything is asked for that is of a load alone.
+fn names_a_load(arguments: &BenchArgs) -> bool {
+    // There must be as many as shards.
+    let depth = DEPTH.max(arguments.shards);
+    arguments.reads > 0
+        || arguments.pattern != Pattern::Random
+        || arguments.depth != depth
+        || arguments.histogram.is_some()
 }
 
 /// What was counted.
@@ -295,7 +314,7 @@ pub(crate) struct Measured {
     /// With `--ablate`.
     pub(crate) metered: Option<Metered>,
     pub(crate) latency: Histogram<u64>,
-    /// With `--rebuild`, and then there is no load.
+    /// With `--rebuild`. The rest is of the load beside it, if there is one.
     pub(crate) recovery: Option<Rebuild>,
 }
 
@@ -314,7 +333,7 @@ pub(crate) async fn measure(
     }
     loss::lose(&setup.array, &arguments.lost).await?;
     let measured = match arguments.rebuild {
-        Some(slot) => measure_rebuild(arguments, setup, slot, tell).await?,
+        Some(slot) => measure_rebuild(arguments, context, setup, slot, &regions, tell).await?,
         None => measure_load(arguments, context, setup, &regions, tell).await?,
     };
     histogram::keep(arguments, &measured.latency)?;
@@ -355,25 +374,54 @@ pub(crate) async fn end_workers(context: &Context) -> Histogram<u64> {
     all
 }
 
-/// Loses a member and has it rebuilt.
+/// Loses a member and has it rebuilt, with `--rate` beside a load.
 async fn measure_rebuild(
     arguments: &BenchArgs,
+    context: &Context,
     setup: &Setup,
     slot: usize,
+    regions: &[Arc<Region>],
     tell: &Tell,
 ) -> Result<Measured, BenchError> {
     loss::lose(&setup.array, &[slot]).await?;
     loss::erase(&setup.sources[slot]).await?;
+    if arguments.rate.is_some() {
+        let source = Source::Engine(Arc::clone(setup.array.shared()));
+        start_workers(arguments, context, &source, regions, &setup.memories).await?;
+    }
+    let measured = run_rebuild(arguments, context, setup, slot, tell).await;
+    let latency = end_workers(context).await;
+    Ok(Measured { latency, ..measured? })
+}
+
+async fn run_rebuild(
+    arguments: &BenchArgs,
+    context: &Context,
+    setup: &Setup,
+    slot: usize,
+    tell: &Tell,
+) -> Result<Measured, BenchError> {
     announce(arguments.attended, Stage::Ready).await?;
+    let has_load = arguments.rate.is_some();
+    if has_load {
+        tell(Phase::WarmingUp);
+        engine_slice(context, nanoseconds(arguments.warm_up)).await?;
+        on_all(context, |_| || async { Worker::current().forget_latency() }).await;
+    }
     announce(arguments.attended, Stage::Begins).await?;
     tell(Phase::Measuring);
     let before = setup.array.detail().statistics;
     let lost: Vec<usize> = arguments.lost.iter().copied().chain([slot]).collect();
-    let recovery = loss::rebuild(setup, slot, &lost).await?;
+    let rebuild = loss::rebuild(setup, slot, &lost);
+    let (recovery, engine) = if has_load {
+        beside_load(context, rebuild).await?
+    } else {
+        (rebuild.await?, SliceOutcome::default())
+    };
     let statistics = setup.array.detail().statistics.since(&before);
     announce(arguments.attended, Stage::Ended).await?;
     Ok(Measured {
-        engine: SliceOutcome::default(),
+        engine,
         straight: SliceOutcome::default(),
         ratios: Vec::new(),
         statistics,
@@ -381,6 +429,21 @@ async fn measure_rebuild(
         latency: worker::histogram(),
         recovery: Some(recovery),
     })
+}
+
+/// Has the workers put their load for as long as `rebuild` takes.
+async fn beside_load(
+    context: &Context,
+    rebuild: impl Future<Output = Result<Rebuild, BenchError>>,
+) -> Result<(Rebuild, SliceOutcome), BenchError> {
+    let mut load = pin!(engine_slice(context, UNTIL_IT_IS_ENDED_NS));
+    let rebuilt = match first_of(&mut load, rebuild).await {
+        First::One(ended) => return Err(ended.err().unwrap_or_else(|| unreachable!("it isn't ended yet"))),
+        First::Other(rebuilt) => rebuilt,
+    };
+    on_all(context, |_| || async { Worker::current().end_slice() }).await;
+    let engine = load.await?;
+    Ok((rebuilt?, engine))
 }
 
 /// The engine's part of the array, and with `--limit` one for each shard's loop: the bytes, and how many

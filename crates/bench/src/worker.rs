@@ -123,6 +123,8 @@ pub(crate) struct Worker {
     pub(crate) latency: RefCell<Histogram<u64>>,
     pub(crate) acknowledged: RefCell<Acknowledged>,
     clients: RefCell<Vec<Client>>,
+    /// What clients work in now.
+    slice: RefCell<Option<Rc<Slice>>>,
     straight_line: RefCell<Option<StraightLine>>,
 }
 
@@ -136,13 +138,14 @@ impl Worker {
         let straight_line = config.straight_line.map(|LoopConfig { shared, memories, region, writer }| {
             let snapshot = shared.snapshot();
             let starts = snapshot.seats.iter().map(|seat| seat.member().map_or(0, |m| m.data_offset));
+            let lost = snapshot.seats.iter().position(|seat| seat.member().is_none());
             let members = memories.into_iter().zip(starts).collect();
             let geometry = shared.geometry.clone();
-            let lost = snapshot.seats.iter().position(|seat| seat.member().is_none());
             StraightLine::new(geometry, members, lost, region, config.reads, (writer, count))
         });
         let worker = Self {
             clients: RefCell::new(clients),
+            slice: RefCell::default(),
             straight_line: RefCell::new(straight_line),
             destination: config.source.open()?,
             region: config.region,
@@ -177,6 +180,7 @@ impl Worker {
     pub(crate) async fn engine_slice(self: Rc<Self>, nanoseconds: u64) -> Result<SliceOutcome, RequestError> {
         let watch = Stopwatch::start();
         let slice = Rc::new(Slice::of(nanoseconds));
+        self.slice.replace(Some(Rc::clone(&slice)));
         if let Some(arrivals) = &self.arrivals {
             arrivals.borrow_mut().begin(shard::now());
         }
@@ -193,6 +197,13 @@ impl Worker {
         slice.result()?;
         let not_sent = slice.not_sent(self.arrivals.as_ref());
         Ok(SliceOutcome { not_sent, ..watch.stop(slice.operations()) })
+    }
+
+    /// Ends what clients work in: they end what is under way, and come back.
+    pub(crate) fn end_slice(&self) {
+        if let Some(slice) = &*self.slice.borrow() {
+            slice.end();
+        }
     }
 
     /// Runs the loop for `nanoseconds`.

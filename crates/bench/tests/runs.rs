@@ -176,6 +176,50 @@ fn a_rebuild_makes_all_of_the_member() {
 }
 
 #[test]
+fn a_load_beside_a_rebuild_is_measured_for_as_long_as_that_takes() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("latencies");
+    let rate = Some(2 << 20);
+    let load = BenchArgs {
+        devices: vec!["model:x25-e:64M".parse().unwrap()],
+        pattern: Pattern::Zipf,
+        reads: 50,
+        rate,
+        depth: 8,
+        ..drives()
+    };
+    let beside = BenchArgs { rebuild: Some(2), histogram: Some(file.clone()), ..load.clone() };
+    let report = run(&beside).unwrap();
+    let recovery = report.recovery.unwrap();
+    let excess = report.seconds - recovery.seconds;
+    assert!(recovery.seconds > 0.1 && (0.0..0.05).contains(&excess), "{recovery:?}, {} s", report.seconds);
+    let ratio = report.bytes_per_second / f64::from(2 << 20);
+    assert!((0.8..1.2).contains(&ratio), "{ratio} of the rate");
+    assert_eq!(report.latency_ns.samples, report.operations);
+    assert!(counter(&report, "reads") > 0 && counter(&report, "writes") > 0);
+    let text = report.to_string();
+    assert!(text.contains("rebuild") && text.contains("99%"), "{text}");
+    assert!(std::fs::read_to_string(file).unwrap().contains(&format!("{}]", report.operations)));
+    // The load waits for it.
+    let healthy = run(&load).unwrap();
+    assert!(report.latency_ns.mean > healthy.latency_ns.mean, "{report} and {healthy}");
+    // Alone it is over sooner.
+    let alone =
+        BenchArgs { rate: None, reads: 0, pattern: Pattern::Random, depth: 32, histogram: None, ..beside };
+    assert!(run(&alone).unwrap().recovery.unwrap().seconds < recovery.seconds);
+    let (histogram, pattern) = (Some(folder.path().join("none")), Pattern::Zipf);
+    for wrong in [
+        BenchArgs { reads: 50, ..alone.clone() },
+        BenchArgs { pattern, ..alone.clone() },
+        BenchArgs { depth: 8, ..alone.clone() },
+        BenchArgs { histogram, ..alone },
+    ] {
+        let error = run(&wrong).unwrap_err();
+        assert!(error.to_string().contains("--rate"), "{error}");
+    }
+}
+
+#[test]
 fn a_rate_is_kept_however_many_clients_there_are() {
     // In a drive's own time, in which no other program of this machine has a part.
     let drives = || BenchArgs {

@@ -51,7 +51,7 @@ fn probe(arguments: &BenchArgs) -> Result<String, Failure> {
 
 /// Shows what is done.
 fn tell(line: &ProgressBar, arguments: &BenchArgs) -> Tell {
-    let (line, seconds) = (line.clone(), arguments.seconds);
+    let (line, seconds, rebuilds) = (line.clone(), arguments.seconds, arguments.rebuild.is_some());
     Arc::new(move |phase| {
         line.set_message(match phase {
             Phase::Replaying { done, requests } => {
@@ -61,6 +61,7 @@ fn tell(line: &ProgressBar, arguments: &BenchArgs) -> Tell {
             Phase::Preparing => "making the array".to_owned(),
             Phase::Filling => "writing all of it".to_owned(),
             Phase::WarmingUp => "warming up".to_owned(),
+            Phase::Measuring if rebuilds => "measuring the rebuild".to_owned(),
             Phase::Measuring => format!("measuring for {seconds} s"),
             Phase::Checking => "checking what was written".to_owned(),
         });

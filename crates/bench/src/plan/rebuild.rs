@@ -10,7 +10,7 @@
 use serde::Serialize;
 
 use crate::{
-    arguments::{BenchArgs, DeviceSpec},
+    arguments::{BenchArgs, DEPTH, DeviceSpec, Pattern},
     run::{self, BenchError},
 };
 
@@ -61,8 +61,16 @@ fn of_slot(bench: &BenchArgs, slot: usize, member_bytes: u64) -> Result<RebuildT
         };
         let devices = bench.devices.iter().map(cut).collect();
         let lost = bench.lost.iter().copied().filter(|other| *other != slot).collect();
-        // Depth and size don't matter to a rebuild, but must fit a small array.
-        let small = BenchArgs { devices, rebuild: Some(slot), lost, depth: 1, size: 4096, ..bench.clone() };
+        // No load: its depth and size must fit a small array all the same.
+        let no_load = BenchArgs {
+            pattern: Pattern::Random,
+            reads: 0,
+            rate: None,
+            depth: DEPTH,
+            size: 4096,
+            ..bench.clone()
+        };
+        let small = BenchArgs { devices, rebuild: Some(slot), lost, ..no_load };
         run::run(&small)?.recovery.ok_or(BenchError::NotRebuilt(slot))
     };
     let large = rebuild(LARGE)?;
