@@ -32,7 +32,7 @@ impl Plan {
     /// The arrays, with what is measured of each: nothing is left out of those that have anything.
     pub fn matrix(&self) -> Vec<(Array, Vec<Cell>)> {
         let of = |array: Array| {
-            let cells = every_cell().filter(|cell| self.has(array, *cell)).collect::<Vec<_>>();
+            let cells = every_cell(array).filter(|cell| self.has(array, *cell)).collect::<Vec<_>>();
             (!cells.is_empty()).then_some((array, cells))
         };
         every_array().filter_map(of).collect()
@@ -61,6 +61,8 @@ impl Plan {
 
 /// Members of an array.
 pub const MEMBERS: usize = 6;
+/// KiB of their chunks.
+pub const CHUNK_KIB: usize = 64;
 
 /// An array of [`MEMBERS`] members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +71,14 @@ pub struct Array {
     pub level: usize,
     /// Whether it has a write-intent bitmap.
     pub bitmap: bool,
+}
+
+impl Array {
+    /// KiB of data in a stripe.
+    pub fn stripe_kib(self) -> u32 {
+        let parity = self.level - 4;
+        u32::try_from((MEMBERS - parity) * CHUNK_KIB).unwrap_or(u32::MAX)
+    }
 }
 
 impl fmt::Display for Array {
@@ -106,8 +116,16 @@ pub struct Cell {
     pub reads: bool,
     /// KiB of a request.
     pub kib: u32,
-    /// Requests under way.
+    /// Requests under way, of all jobs together.
     pub depth: u32,
+    /// Jobs of fio, whose requests come by several CPUs.
+    #[serde(default = "one")]
+    pub jobs: u32,
+}
+
+/// Of cells that were kept before there were others.
+fn one() -> u32 {
+    1
 }
 
 impl fmt::Display for Cell {
@@ -120,6 +138,9 @@ impl fmt::Display for Cell {
         f.write_str(if self.reads { " reads" } else { " writes" })?;
         if self.depth != DEPTH {
             write!(f, ", depth {}", self.depth)?;
+        }
+        if self.jobs > 1 {
+            write!(f, ", {} jobs", self.jobs)?;
         }
         match self.state {
             State::Healthy => Ok(()),
@@ -134,22 +155,27 @@ pub const DEPTH: u32 = 32;
 const SIZES_KIB: [u32; 3] = [4, 64, 1024];
 const STATES: [State; 3] = [State::Healthy, State::Degraded, State::Rebuilding];
 
-fn every_cell() -> impl Iterator<Item = Cell> {
-    let cell = |state, kib, sequential, reads| Cell { state, sequential, reads, kib, depth: DEPTH };
+/// Every size, state and pattern; small writes of two jobs; and whole stripes, whose parity needs no reads.
+fn every_cell(array: Array) -> impl Iterator<Item = Cell> {
+    let cell = |state, kib, sequential, reads| Cell { state, sequential, reads, kib, depth: DEPTH, jobs: 1 };
     let patterns = [(false, true), (false, false), (true, true), (true, false)];
     let of_state = move |state| SIZES_KIB.into_iter().map(move |kib| (state, kib));
     STATES
         .into_iter()
         .flat_map(of_state)
         .flat_map(move |(state, kib)| patterns.map(|(sequential, reads)| cell(state, kib, sequential, reads)))
+        .chain([
+            Cell { jobs: 2, ..cell(State::Healthy, 4, false, false) },
+            cell(State::Healthy, array.stripe_kib(), true, false),
+        ])
 }
 
 /// Small requests come at random and large ones in order, as a rule. A bitmap is a matter of writes.
 fn is_usual(array: Array, cell: Cell) -> bool {
-    let is_plain = cell.sequential == (cell.kib == 1024);
+    let is_plain = cell.sequential == (cell.kib > 64);
     match cell.state {
         State::Healthy if array.bitmap => is_plain || cell.kib == 64,
-        State::Healthy => is_plain && !cell.reads,
+        State::Healthy => is_plain && !cell.reads && cell.jobs == 1,
         State::Degraded => array.bitmap && is_plain && cell.kib < 1024,
         State::Rebuilding => array.bitmap && is_plain && cell.kib == 4,
     }
@@ -171,7 +197,7 @@ mod tests {
     #[test]
     fn the_whole_matrix_has_every_combination_once() {
         let all = names(&Plan { whole: true, ..Plan::default() });
-        assert_eq!(all.len(), 2 * 2 * 3 * 3 * 2 * 2);
+        assert_eq!(all.len(), 2 * 2 * (3 * 3 * 2 * 2 + 2));
         assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
     }
 
@@ -186,6 +212,9 @@ mod tests {
             "4 KiB",
             "64 KiB seq",
             "1 MiB",
+            "4 KiB random writes, 2 jobs",
+            "RAID5 5+1 with bitmap: 320 KiB sequential writes",
+            "RAID6 4+2 without bitmap: 256 KiB sequential writes",
             "degraded",
             "rebuilding",
         ] {

@@ -43,8 +43,9 @@ impl Door {
     pub fn measure(&self, cell: Cell, seconds: f64) -> Result<Figures> {
         let mut fio = self.fio("cell");
         fio.arg(format!("--rw={}{}", if cell.sequential { "" } else { "rand" }, direction(cell.reads)));
-        fio.args([format!("--bs={}k", cell.kib), format!("--iodepth={}", cell.depth)]);
-        fio.args([format!("--offset={CHECKED_BYTES}"), "--time_based".to_owned()]);
+        fio.args([format!("--bs={}k", cell.kib), format!("--iodepth={}", cell.depth / cell.jobs)]);
+        fio.args([format!("--numjobs={}", cell.jobs), "--group_reporting".to_owned()]);
+        fio.args([format!("--offset={}", begin(cell.kib)), "--time_based".to_owned()]);
         fio.args([milliseconds("runtime", seconds), milliseconds("ramp_time", RAMP_SECONDS)]);
         // What is written is no matter for the members, and making it anew would cost CPU.
         fio.args(["--randrepeat=0", "--norandommap", "--refill_buffers=0", "--output-format=json"]);
@@ -80,6 +81,12 @@ impl Door {
         fio.args([format!("--size={CHECKED_BYTES}"), format!("--randseed={seed}")]);
         fio
     }
+}
+
+/// Where requests of a measurement begin: behind what is checked, and so that those of whole stripes are just
+/// that.
+fn begin(kib: u32) -> u64 {
+    CHECKED_BYTES.next_multiple_of(u64::from(kib) << 10)
 }
 
 fn direction(reads: bool) -> &'static str {
@@ -138,5 +145,12 @@ mod tests {
         };
         assert!(words(&door.checked(7)).contains(&format!("--size={CHECKED_BYTES}")));
         assert!(words(&door.checked(7)).contains(&"--randseed=7".to_owned()));
+        for kib in [4, 64, 256, 320, 1024] {
+            let begin = begin(kib);
+            assert!(
+                begin >= CHECKED_BYTES && begin.is_multiple_of(u64::from(kib) << 10),
+                "{kib} KiB at {begin}"
+            );
+        }
     }
 }

@@ -210,7 +210,7 @@ mod tests {
     }
 
     fn cell(state: State) -> Cell {
-        Cell { state, sequential: false, reads: false, kib: 4, depth: 4 }
+        Cell { state, sequential: false, reads: false, kib: 4, depth: 4, jobs: 1 }
     }
 
     /// Two turns of one server; `between` gets the file between them. What the server was told, and the rows.

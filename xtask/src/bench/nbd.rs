@@ -55,7 +55,8 @@ pub fn run(pinstripe: &Path, folder: &Path, plan: &Plan, tell: &mut dyn FnMut(Ro
 }
 
 fn cells() -> impl Iterator<Item = Cell> {
-    let cell = |depth, reads| Cell { state: State::Healthy, sequential: false, reads, kib: 4, depth };
+    let cell =
+        |depth, reads| Cell { state: State::Healthy, sequential: false, reads, kib: 4, depth, jobs: 1 };
     [DEPTH, 1].into_iter().flat_map(move |depth| [cell(depth, true), cell(depth, false)])
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use super::cells::Array;
+use super::cells::{Array, CHUNK_KIB};
 use super::load::Door;
 use crate::vm::server::said;
 
@@ -48,7 +48,8 @@ impl Bed {
     /// Makes an array. Without `force`, not over anything that the devices hold.
     pub fn create(&self, array: Array, force: bool) -> Result<()> {
         let mut create = Command::new(&self.pinstripe);
-        create.args(["create", "--name=bench", "--chunk=64K", "--level", &array.level.to_string()]);
+        create.args(["create", "--name=bench", "--level", &array.level.to_string()]);
+        create.arg(format!("--chunk={CHUNK_KIB}K"));
         create.args(["--bitmap", if array.bitmap { "internal" } else { "none" }]);
         create.args(self.member_bytes.map(|bytes| format!("--size={bytes}")));
         create.args(force.then_some("--force")).args(&self.devices);

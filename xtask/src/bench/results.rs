@@ -165,7 +165,7 @@ pub mod tests {
     }
 
     pub fn cell() -> Cell {
-        Cell { state: State::Healthy, sequential: false, reads: false, kib: 4, depth: 32 }
+        Cell { state: State::Healthy, sequential: false, reads: false, kib: 4, depth: 32, jobs: 1 }
     }
 
     /// Three pairs, in which we have 1.5, 2 and 0.5 times what MD has.

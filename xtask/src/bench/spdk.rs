@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::cells::{Array, Cell, MEMBERS, Plan, State};
+use super::cells::{Array, CHUNK_KIB, Cell, MEMBERS, Plan, State};
 use super::load::Figures;
 use super::page::{OURS, SPDK, part};
 use super::results::Row;
@@ -17,7 +17,6 @@ use crate::vm::server::said;
 /// MiB of a member.
 const MEMBER_MIB: usize = 512;
 const BLOCK_BYTES: usize = 512;
-const CHUNK_KIB: usize = 64;
 /// Requests under way: one buffer; as many buffers as the processor's own cache holds; as many stripes as
 /// raid5f has under way at most.
 const DEPTHS: [u32; 3] = [1, 4, 32];
@@ -62,8 +61,15 @@ pub fn run(
 
 /// raid5f has no bitmap; ours is measured without one, which is alike, and with one.
 fn cells() -> impl Iterator<Item = (Array, Cell)> {
-    let kib = u32::try_from((MEMBERS - 1) * CHUNK_KIB).unwrap_or(u32::MAX);
-    let cell = move |sequential, depth| Cell { state: State::Healthy, sequential, reads: false, kib, depth };
+    let kib = Array { level: 5, bitmap: false }.stripe_kib();
+    let cell = move |sequential, depth| Cell {
+        state: State::Healthy,
+        sequential,
+        reads: false,
+        kib,
+        depth,
+        jobs: 1,
+    };
     [false, true].into_iter().flat_map(move |bitmap| {
         let patterns = [true, false].into_iter();
         let cells = patterns.flat_map(move |sequential| DEPTHS.map(|depth| cell(sequential, depth)));
