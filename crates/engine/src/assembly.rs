@@ -229,18 +229,13 @@ async fn read_bad_blocks(
     device: &dyn Device,
     superblock: &Superblock,
 ) -> Result<BadBlockTable, AssembleError> {
-    let (Some(log), Some(sector)) = (superblock.member.bad_block_log, superblock.bad_block_log_sector())
-    else {
+    let log = superblock.member.bad_block_log.filter(|log| log.in_use);
+    let Some((log, sector)) = log.zip(superblock.bad_block_log_sector()) else {
         return Ok(BadBlockTable::default());
     };
-    let table = if log.in_use {
-        let bytes = read_bytes(device, sector.0 * SECTOR_BYTES, u64::from(log.size) * SECTOR_BYTES).await?;
-        BadBlockTable::decode(&bytes, log.shift)
-    } else {
-        // What is listed one day is read in the superblock's unit.
-        BadBlockTable::new(log.shift)
-    };
-    table.map_err(|error| AssembleError::BadBlocks { name: device.info().name.clone(), error })
+    let bytes = read_bytes(device, sector.0 * SECTOR_BYTES, u64::from(log.size) * SECTOR_BYTES).await?;
+    BadBlockTable::decode(&bytes, log.shift)
+        .map_err(|error| AssembleError::BadBlocks { name: device.info().name.clone(), error })
 }
 
 pub(crate) async fn read_bytes(

@@ -54,11 +54,6 @@ impl From<BadBlocks> for BadBlockTable {
 }
 
 impl BadBlockTable {
-    /// An empty log that counts in units of `1 << shift` sectors.
-    pub fn new(shift: u8) -> Result<Self, BadBlocksError> {
-        Ok(Self { blocks: BadBlocks::new(shift)?, entries: Vec::new() })
-    }
-
     /// Reads a log's bytes.
     pub fn decode(bytes: &[u8], shift: u8) -> Result<Self, BadBlocksError> {
         let blocks = BadBlocks::decode(bytes, shift)?;
@@ -207,7 +202,7 @@ mod tests {
 
     #[test]
     fn neighbours_share_an_entry_and_the_log_of_the_kernel_is_read_in_any_order() {
-        let mut table = BadBlockTable::new(0).unwrap();
+        let mut table = BadBlockTable::default();
         for row in 0..64 {
             table = table.insert(row * 8..row * 8 + 8, SIZE).unwrap().table;
         }
@@ -221,7 +216,7 @@ mod tests {
 
     #[test]
     fn a_full_log_says_so_and_a_cut_that_needs_room_too() {
-        let mut table = BadBlockTable::new(0).unwrap();
+        let mut table = BadBlockTable::default();
         for index in 0..512 {
             table = table.insert(index * 10..index * 10 + 5, SIZE).unwrap().table;
         }
@@ -250,7 +245,7 @@ mod tests {
             shift in prop::sample::select(vec![0_u8, 0, 1, 3]),
         ) {
             let unit = 1 << shift;
-            let mut table = BadBlockTable::new(shift).unwrap();
+            let mut table = BadBlockTable::from(BadBlocks::new(shift).unwrap());
             let mut plain = vec![false; 3000];
             let mut before = table.image(SIZE).unwrap();
             for (kind, start, length) in steps {

@@ -8,8 +8,7 @@
 //!
 //! - *Bad*: the entry is durable on the member, and every shard has stopped reading the sector, before the
 //!   write that failed is acknowledged. The first entry of a log needs a superblock that says that the log
-//!   counts. A log that is full or can't be written costs the member its place, and so does one that could
-//!   list a sector only with others, which no other member makes good.
+//!   counts. A log that is full or can't be written costs the member its place.
 //! - *Good* again, after a write that succeeded: the member is flushed first, because the entry is what
 //!   stands between a read and the old content (C4). No request waits for this; until it is done the sector
 //!   is made from the others.
@@ -50,15 +49,11 @@ impl ParityVolume {
         view.member(place).is_some_and(has_place) && !self.shared.options.read_only
     }
 
-    /// Whether the log of the member of a place has room for a range (in bytes, relative to the data) now,
-    /// and lists nothing else with it: it may count in larger units.
+    /// Whether the log of the member of a place has room for a range (in bytes, relative to the data) now.
     pub(crate) fn has_room_in_list(&self, view: &View, place: usize, (offset, length): (u64, u64)) -> bool {
         let takes = |(member, _): (&Arc<Member>, _)| {
-            let lists = &member.bad_blocks;
-            let sectors = sectors(member.data_offset + offset, length);
-            let (table, unit) = (lists.table(), 1 << lists.table().blocks().shift());
-            let is_exact = sectors.start.is_multiple_of(unit) && sectors.end.is_multiple_of(unit);
-            is_exact && lists.place().is_some_and(|log| table.insert(sectors, log.size).is_ok())
+            let (lists, sectors) = (&member.bad_blocks, sectors(member.data_offset + offset, length));
+            lists.place().is_some_and(|log| lists.table().insert(sectors, log.size).is_ok())
         };
         self.has_list(view, place) && view.member(place).is_some_and(takes)
     }
@@ -206,52 +201,14 @@ impl ParityVolume {
         Ok(())
     }
 
-    /// Whether the log of the member of a place can't list a range (in bytes, relative to the data) without
-    /// more, for it counts in larger units, and the other members don't make all of that good.
-    pub(crate) fn lists_what_others_lack(
-        &self,
-        view: &View,
-        place: usize,
-        (offset, length): (u64, u64),
-    ) -> bool {
-        let Some((member, _)) = view.member(place) else { return false };
-        let (geometry, data) = (&self.geometry, member.data_offset);
-        let unit = SECTOR_BYTES << member.bad_blocks.table().blocks().shift();
-        let mut from = ((data + offset) / unit * unit).saturating_sub(data);
-        let to = ((data + offset + length).next_multiple_of(unit) - data).min(geometry.member_bytes());
-        if (from, to) == (offset, offset + length) {
-            return false;
-        }
-        let slot = view.slot_at(place);
-        let (chunk, own) = (u64::from(geometry.chunk_bytes()), std::iter::once(slot).collect());
-        while from < to {
-            let (stripe, _) = geometry.stripe_of_member_offset(from);
-            let base = geometry.member_offset(stripe);
-            let end = to.min(base + chunk);
-            let rows = (to_u32(to_usize(from - base)), to_u32(to_usize(end - base)));
-            if self.is_irreplaceable(view, stripe, slot)
-                || !self.lost_without(view, stripe, rows, own).is_empty()
-            {
-                return true;
-            }
-            from = end;
-        }
-        false
-    }
-
     /// The slots of members that don't have all of some rows of a stripe, where parity doesn't make good what
     /// they lack.
-    pub(crate) fn lost_slots(&self, view: &View, stripe: StripeId, rows: (u32, u32)) -> Set64 {
-        self.lost_without(view, stripe, rows, Set64::EMPTY)
-    }
-
-    /// The same, if these slots had nothing of the rows.
-    fn lost_without(&self, view: &View, stripe: StripeId, (start, end): (u32, u32), gone: Set64) -> Set64 {
+    pub(crate) fn lost_slots(&self, view: &View, stripe: StripeId, (start, end): (u32, u32)) -> Set64 {
         let (base, grain) = (self.geometry.member_offset(stripe), self.geometry.logical_block());
         let (mut lost, mut from) = (Set64::EMPTY, start);
         while from < end {
             let to = view.uniform(base, (from, end), grain);
-            let missing = view.unreadable(base + u64::from(from), (to - from).into()).or(gone);
+            let missing = view.unreadable(base + u64::from(from), (to - from).into());
             if missing.len() > self.geometry.redundancy() {
                 lost = lost.or(missing);
             }

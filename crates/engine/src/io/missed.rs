@@ -49,36 +49,10 @@ impl ParityVolume {
         if self.can_list(view, place, error) {
             return Some(error);
         }
-        self.drop_refuser(view, place, offset, error, missed);
-        None
-    }
-
-    fn drop_refuser(&self, view: &View, place: usize, offset: u64, error: DeviceError, missed: &mut Missed) {
         missed.dropped.extend(self.members.report_data(view, place, Operation::Write, offset, error));
         let (stripe, _) = self.geometry.stripe_of_member_offset(offset);
         missed.is_lost |= place < view.snapshot.seats.len() && self.is_irreplaceable(view, stripe, place);
-    }
-
-    /// Blocks that a member has refused are to be listed as bad. Where more would be listed with them, for
-    /// the log counts in larger units, and nothing stands in for that, the member is dropped instead: what it
-    /// has is not lost then. False if so.
-    #[cold]
-    pub(crate) fn list_refused(
-        &self,
-        view: &View,
-        place: usize,
-        range: (u64, u64),
-        error: DeviceError,
-        missed: &mut Missed,
-    ) -> bool {
-        let Some((member, _)) = view.member(place) else { return false };
-        let lists = !self.lists_what_others_lack(view, place, range);
-        if lists {
-            missed.listings.push(self.list_bad(member, view.slot_at(place), range, error));
-        } else {
-            self.drop_refuser(view, place, range.0, error, missed);
-        }
-        lists
+        None
     }
 
     /// A member has refused a write as a whole, and may take parts of it: it gets ever smaller ones, down to
@@ -122,9 +96,7 @@ impl ParityVolume {
                 return;
             };
             if is_small(to - from, missed.listings.len() - before) {
-                if !self.list_refused(view, place, range, error, missed) {
-                    return;
-                }
+                missed.listings.push(self.list_bad(member, view.slot_at(place), range, error));
             } else {
                 let middle = from + ((to - from) / 2).next_multiple_of(block);
                 parts.extend([(middle, to, None), (from, middle, None)]);

@@ -31,7 +31,9 @@ pub(crate) struct BadBlockArea {
 /// snapshot says what counts.
 pub struct MemberBadBlocks {
     table: Mutex<Arc<BadBlockTable>>,
-    /// Nothing where the member has no log that we could write.
+    /// Nothing where the member has no log that we could write, or one that counts in units larger than a
+    /// sector: with a sector that is refused it would list others. What the member has there is right, and no
+    /// other one would stand in for it when another member refuses a sector of the same unit, or goes.
     place: Option<BadBlockArea>,
 }
 
@@ -45,11 +47,13 @@ impl MemberBadBlocks {
             size: SectorCount(log.size.into()),
         });
         let fits = |place: &BadBlockArea| {
-            place.size.0 > 0
+            table.blocks().shift() == 0
+                && place.size.0 > 0
                 && place.offset.is_multiple_of(block)
                 && (place.size.0 * SECTOR_BYTES).is_multiple_of(block)
         };
-        Self { table: Mutex::new(Arc::new(table)), place: place.filter(fits) }
+        let place = place.filter(fits);
+        Self { table: Mutex::new(Arc::new(table)), place }
     }
 
     /// Where the log lies; nothing where the member has none that we could write.

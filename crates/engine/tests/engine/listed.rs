@@ -90,13 +90,22 @@ fn list_on(scene: &mut Scene, slot: MemberSlot, column: u64, at: u64) {
     assert!(scene.array.detail().slots[slot.index()].bad_sectors > 0);
 }
 
-/// The logs, which list nothing yet, count in units of eight sectors.
-fn list_in_pages(scene: &Scene) {
+/// The logs count in units of eight sectors. They list nothing, or not any more.
+fn list_in_pages(scene: &Scene, in_use: bool) {
     for disk in &scene.disks {
         let mut superblock = superblock_on(disk);
-        superblock.member.bad_block_log.as_mut().unwrap().shift = 3;
+        let log = superblock.member.bad_block_log.as_mut().unwrap();
+        (log.shift, log.in_use) = (3, in_use);
         disk.poke(4096, &superblock.encode(512).unwrap());
+        if in_use {
+            list_as_bad(disk, []);
+        }
     }
+}
+
+/// Sectors that a member lists.
+fn bad_sectors(scene: &Scene, slot: MemberSlot) -> u64 {
+    scene.array.detail().slots[slot.index()].bad_sectors
 }
 
 fn damage(scene: &Scene, slot: MemberSlot, sectors: Range<u64>) {
@@ -1175,7 +1184,7 @@ fn a_resync_gives_nothing_up_where_a_list_can_not_name_it_alone() {
     scene.write(sector(0, 0), 4, true).unwrap();
     scene.world.crash();
     scene.ledger.borrow_mut().crash();
-    list_in_pages(&scene);
+    list_in_pages(&scene, true);
     let slot = map(&scene).data_slot(0).index();
     let unreadable = bytes(&scene, 3..4);
     scene.disks[slot].fault(&Fault::UnreadableRange(unreadable));
@@ -1304,21 +1313,23 @@ fn a_member_that_is_whole_counts_before_another_one_is_lost() {
     }
 }
 
-/// As another tool may leave it: the unit of a log that lists nothing yet.
+/// As another tool may leave it. MD doesn't heed that unit either.
 #[test]
-fn what_is_listed_first_is_read_in_the_unit_that_the_superblock_has() {
+fn what_is_listed_first_is_listed_alone_whatever_unit_the_superblock_has() {
     let mut scene = raid5();
     scene.stop();
-    list_in_pages(&scene);
+    list_in_pages(&scene, false);
     scene.reassemble();
     list(&mut scene, 1, 3);
     scene.is_right_and_stays_so();
+    let slot = map(&scene).data_slot(1);
+    assert_eq!(bad_sectors(&scene, slot), 1);
 }
 
 /// Nothing stands in for the other sectors of its unit.
 #[test]
 fn a_refused_sector_is_not_listed_with_others_that_would_be_lost() {
-    for is_torn in [false, true] {
+    for (is_torn, at) in [false, true].into_iter().flat_map(|is_torn| [0, 3, 7].map(|at| (is_torn, at))) {
         let mut scene = raid5();
         if is_torn {
             scene.write(sector(0, 0), 4, true).unwrap();
@@ -1327,28 +1338,56 @@ fn a_refused_sector_is_not_listed_with_others_that_would_be_lost() {
         } else {
             scene.stop();
         }
-        list_in_pages(&scene);
+        list_in_pages(&scene, true);
         scene.reassemble();
         scene.array.pause_sync(true);
-        let (other, slot) = (map(&scene).data_slot(0), map(&scene).data_slot(1).index());
+        let (other, slot) = (map(&scene).data_slot(0), map(&scene).data_slot(1));
         if !is_torn {
             fail(&mut scene, other);
         }
-        let refused = bytes(&scene, 3..4);
-        scene.disks[slot].fault(&Fault::UnwritableRange(refused));
-        let written = scene.write(sector(1, 3), 1, false);
-        assert!(written.is_err(), "{is_torn}");
-        scene.disks[slot].fault(&Fault::Heal);
-        assert!(!superblock_on(&scene.disks[slot]).member.bad_block_log.unwrap().in_use, "{is_torn}");
+        let disk = scene.disks[slot.index()].clone();
+        disk.fault(&Fault::UnwritableRange(bytes(&scene, at..at + 1)));
+        let written = scene.write(sector(1, at), 1, false);
+        assert!(written.is_err(), "{is_torn} {at}");
+        disk.fault(&Fault::Heal);
+        assert_eq!(bad_sectors(&scene, slot), 0, "{is_torn} {at}");
         if is_torn {
-            let back = scene.disks[slot].clone();
-            assert_eq!(scene.add(&back).unwrap(), Added::Bitmap { slot });
+            assert_eq!(scene.add(&disk).unwrap(), Added::Bitmap { slot: slot.index() });
             scene.array.pause_sync(false);
             scene.settle();
             scene.proof();
         } else {
             // The array can't do without the member, and so it has failed.
-            (0..SECTORS).filter(|at| *at != 3).for_each(|at| read(&mut scene, sector(1, at), 1).unwrap());
+            let others = (0..SECTORS).filter(|other| *other != at);
+            others.for_each(|other| read(&mut scene, sector(1, other), 1).unwrap());
+        }
+    }
+}
+
+/// Both listed with all of that unit, each would take from the other what stands in for its sectors.
+#[test]
+fn two_members_that_refuse_sectors_of_one_unit_lose_nothing_beside_them() {
+    for counts_in_pages in [false, true] {
+        let mut scene = raid5();
+        scene.stop();
+        list_in_pages(&scene, counts_in_pages);
+        scene.reassemble();
+        let slots = [map(&scene).data_slot(0), map(&scene).data_slot(1)];
+        for (slot, at) in slots.into_iter().zip([3, 5]) {
+            let refused = bytes(&scene, at..at + 1);
+            scene.disks[slot.index()].fault(&Fault::UnwritableRange(refused));
+        }
+        let written = scene.write(sector(0, 0), 3 * SECTORS, false);
+        // Where neither can list its sector, the array can't do without either.
+        assert_eq!(written.is_err(), counts_in_pages, "{written:?}");
+        scene.disks.iter().for_each(|disk| disk.fault(&Fault::Heal));
+        scene.crash();
+        scene.reassemble();
+        scene.settle();
+        for (column, at) in (0..3).flat_map(|column| (0..SECTORS).map(move |at| (column, at))) {
+            let is_read = read(&mut scene, sector(column, at), 1).is_ok();
+            // A listed sector of rows that may be torn is an error.
+            assert!(is_read || !counts_in_pages && [(0, 3), (1, 5)].contains(&(column, at)), "{column} {at}");
         }
     }
 }

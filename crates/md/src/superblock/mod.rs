@@ -210,7 +210,7 @@ pub struct BadBlockLog {
     pub offset: i32,
     /// How long it is, at most 8 sectors.
     pub size: u16,
-    /// The log counts in units of `1 << shift` sectors.
+    /// The log counts in units of `1 << shift` sectors; in sectors while it lists nothing.
     pub shift: u8,
     /// Whether the log lists anything (feature 0x8). If not, what stands there is ignored.
     pub in_use: bool,

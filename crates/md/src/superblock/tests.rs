@@ -341,6 +341,17 @@ fn a_bad_block_log_of_no_place_or_no_length_hides_no_double_parity_log() {
     }
 }
 
+/// As the kernel has it: what it lists first it lists in sectors.
+#[test]
+fn the_unit_of_a_bad_block_log_counts_only_while_it_lists_something() {
+    for (in_use, shift) in [(false, 0), (true, 3)] {
+        let mut superblock = sample();
+        superblock.member.bad_block_log = Some(BadBlockLog { offset: 16, size: 8, shift: 3, in_use });
+        let log = decode(&superblock.encode(512).unwrap()).unwrap().member.bad_block_log;
+        assert_eq!(log.map(|log| log.shift), Some(shift));
+    }
+}
+
 /// A RAID0 that was grown to RAID4 has such a number, and MD takes no device that has another one.
 #[test]
 fn a_spare_has_its_arrays_number_of_the_layout_where_the_level_has_none() {

@@ -245,8 +245,8 @@ impl StripeWrite<'_> {
                 let missed = &mut self.context.missed;
                 let refused = volume.note_outcome(view, written.slot, range, outcome.result, missed);
                 // Only its server has the bytes, so all of it is listed.
-                if let Some(error) = refused {
-                    volume.list_refused(view, written.slot, range, error, missed);
+                if let (Some(error), Some((member, _))) = (refused, view.member(written.slot)) {
+                    missed.listings.push(volume.list_bad(member, written.slot, range, error));
                 }
             }
         }
