@@ -154,7 +154,9 @@ impl ArrayController {
     /// Whether a shard has reported a member that failed, a lost journal, or bad blocks.
     fn has_reports(&self) -> bool {
         let shared = self.shared();
-        shared.has_failures() || self.has_lost_journal() || !shared.bad_reports.is_empty()
+        // An array that has failed writes down nothing more, and a lost journal would stay unrecorded.
+        let has_lost_journal = self.has_lost_journal() && !shared.has_failed();
+        shared.has_failures() || has_lost_journal || !shared.bad_reports.is_empty()
     }
 
     /// Deals with what was reported, what is most urgent first.

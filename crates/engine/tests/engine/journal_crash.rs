@@ -498,6 +498,42 @@ fn a_stop_ends_although_a_member_hangs_that_the_journal_is_to_be_drained_to() {
     }
 }
 
+/// The array fails as the superblocks are to say that the journal is lost. They never will.
+#[test]
+fn a_stop_ends_although_the_array_has_failed_with_its_journal() {
+    for seed in 0..6 {
+        let mut scene = scene(seed, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 720, 2);
+        clients(&mut scene, 4, 10, 60);
+        scene.fail(1);
+        scene.disks[4].fault(&Fault::Gone);
+        scene.disks[2].fault(&Fault::FailFlushes(1));
+        assert!(scene.write(0, 96, false).is_err());
+        let array = scene.array.clone();
+        scene.world.run_until(STEPS, |_| array.detail().state == "failed").unwrap();
+        scene.disks[4].fault(&Fault::Return);
+        assert!(scene.run(async move { array.stop().await }).is_err());
+    }
+}
+
+/// The same where all are silent; then they are there again. What they were asked for is answered at once
+/// since, and the home shard must not ask for ever.
+#[test]
+fn reads_are_answered_after_an_array_has_failed_with_its_journal() {
+    for seed in 0..6 {
+        let mut scene = scene(seed, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 720, 1);
+        clients(&mut scene, 4, 10, 60);
+        scene.disks.iter().for_each(|disk| disk.fault(&Fault::Hang));
+        assert!(scene.write(0, 96, false).is_err());
+        let array = scene.array.clone();
+        scene.world.run_until(STEPS, |_| array.detail().state == "failed").unwrap();
+        scene.disks.iter().for_each(|disk| disk.fault(&Fault::Release));
+        scene.run(async { shard::sleep(SECOND).await });
+        let volume = scene.volume();
+        let _ = scene.run(async move { volume.read(0, shard::buffer(4096)).await.0 });
+        assert!(scene.run(async move { array.stop().await }).is_err());
+    }
+}
+
 /// Whether assembly ends with an error if disk `which` hangs, or is gone, after so many of its steps.
 fn assembly_fails(scene: &mut Scene, which: usize, fault: &Fault, steps: u64) -> Option<AssembleError> {
     assembly_meets(scene, which, fault, steps, || false)
