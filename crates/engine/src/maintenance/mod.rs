@@ -534,18 +534,14 @@ impl ParityVolume {
             // What is written anew would else be newer in the journal.
             self.write_out_claimed(stripe).await?;
         }
-        loop {
-            let view = self.members.view();
-            if view.snapshot.membership != walk.membership {
-                return Err(IoError::Stopping);
-            }
-            let result = self.sync_chunk(&view, walk, stripe, row).await;
-            // What one membership can't read, the next may be able to (C1).
-            let stale = self.shared.admission.generation() != view.snapshot.generation;
-            if !(stale && matches!(result, Err(IoError::Unreadable { .. }))) {
-                return result;
-            }
-        }
+        self.sync_chunk(walk, stripe, row).await
+    }
+
+    /// What the walk's membership has now: what was listed before, of this stripe or another one, has changed
+    /// it.
+    fn view_along(&self, walk: &Walk) -> Result<Rc<View>, IoError> {
+        let view = self.members.view();
+        if view.snapshot.membership == walk.membership { Ok(view) } else { Err(IoError::Stopping) }
     }
 
     /// Does a stripe whole or, where several members can't read sectors of it, row by row. It goes apart
@@ -553,28 +549,39 @@ impl ParityVolume {
     /// is made of it there isn't to be elsewhere.
     async fn sync_chunk(
         &self,
-        view: &View,
         walk: &Walk,
         stripe: StripeId,
         row: &mut RowRange,
     ) -> Result<Findings, IoError> {
         let geometry = &self.geometry;
-        let (base, chunk) = (geometry.member_offset(stripe), geometry.chunk_bytes());
-        let end_of = |from, to| view.uniform(base, (from, to), geometry.logical_block());
-        if end_of(0, chunk) == chunk {
-            let whole = self.sync_rows(view, walk, stripe, (0, chunk), row).await;
+        let (base, chunk, block) =
+            (geometry.member_offset(stripe), geometry.chunk_bytes(), geometry.logical_block());
+        let view = self.view_along(walk)?;
+        if view.uniform(base, (0, chunk), block) == chunk {
+            let whole = self.sync_rows(&view, walk, stripe, (0, chunk), row).await;
             let Err(IoError::Unreadable { .. }) = whole else { return whole };
         }
         // Sectors that several members can't read are lost only where they are in one row; the other rows are
-        // done.
+        // done. Of a row that can't be rebuilt each block may be read, or be made of other members.
         let (mut findings, mut result) = (Findings::default(), Ok(()));
-        let mut from = 0;
+        let (mut from, mut in_blocks_to) = (0, 0);
         while from < chunk {
-            let to = end_of(from, (from / PAGE_BYTES + 1) * PAGE_BYTES);
-            match self.sync_rows(view, walk, stripe, (from, to), row).await {
+            let view = self.view_along(walk)?;
+            let in_blocks = from < in_blocks_to;
+            let end = if in_blocks { from + block } else { (from / PAGE_BYTES + 1) * PAGE_BYTES };
+            let to = view.uniform(base, (from, end), block);
+            match self.sync_rows(&view, walk, stripe, (from, to), row).await {
                 Ok(more) => findings.add(more),
+                Err(IoError::Unreadable { .. }) if walk.target.is_some() && to - from > block => {
+                    in_blocks_to = to;
+                    continue;
+                }
                 Err(error @ IoError::Unreadable { .. }) => {
                     if !(walk.gives_up && self.give_up_rows(walk, stripe, (from, to), row).await?) {
+                        // What one membership can't read, the next may be able to (C1).
+                        if !self.is_latest(&view) {
+                            continue;
+                        }
                         result = Err(error);
                     }
                 }

@@ -201,18 +201,9 @@ impl ParityVolume {
         match self.read_row(view, stripe, (from, to), want, row).await {
             // The target of a replacement gets no less by that than the member has that it replaces.
             Err(IoError::Unreadable { .. })
-                if to - from <= PAGE_BYTES
+                if to - from <= geometry.logical_block()
                     && (self.is_row_lost(view, stripe, from) || target.is_some() && self.is_latest(view)) =>
             {
-                let block = geometry.logical_block();
-                if to - from > block {
-                    // Each block may be read, or be made of other members.
-                    for start in (from..to).step_by(block as usize) {
-                        let range = (start, start + block);
-                        Box::pin(self.rebuild_rows(view, stripe, range, slot, row)).await?;
-                    }
-                    return Ok(());
-                }
                 // The target can't get this block, and says so in its log, if it has one. All others are
                 // made.
                 let place = target.unwrap_or(slot);

@@ -154,11 +154,7 @@ impl ParityVolume {
         let (base, block, map) =
             (geometry.member_offset(stripe), geometry.logical_block(), geometry.slots(stripe));
         for start in (from..to).step_by(block as usize) {
-            // What was listed before has changed it.
-            let view = self.members.view();
-            if view.snapshot.membership != walk.membership {
-                return Err(IoError::Stopping);
-            }
+            let view = self.view_along(walk)?;
             let end = (start + block).min(to);
             let range = (base + u64::from(start), u64::from(end - start));
             match self.compare_rows(&view, stripe, (start, end), walk.correction, row).await {

@@ -1392,6 +1392,22 @@ fn two_members_that_refuse_sectors_of_one_unit_lose_nothing_beside_them() {
     }
 }
 
+/// Each sector of a bad track, for which a drive may take seconds, is asked for a few times.
+#[test]
+fn a_rebuild_asks_a_few_times_for_a_sector_that_can_not_be_read() {
+    let mut scene = raid5();
+    let (lost, other) = (map(&scene).data_slot(0), map(&scene).data_slot(1).index());
+    fail(&mut scene, lost);
+    // Of two stripes, which are rebuilt side by side.
+    scene.disks[other].fault(&Fault::UnreadableRange(bytes(&scene, 0..2 * SECTORS)));
+    let spare = scene.disk();
+    scene.add(&spare).unwrap();
+    scene.settle();
+    assert_eq!(bad_sectors(&scene, lost), 2 * SECTORS);
+    let errors = scene.array.detail().slots[other].statistics.read_errors;
+    assert!(errors < 6 * SECTORS, "{errors} errors of {} sectors", 2 * SECTORS);
+}
+
 #[cfg(feature = "mutants")]
 #[test]
 fn lists_that_say_too_much_are_found() {
