@@ -68,7 +68,10 @@ impl ParityVolume {
                 bytes.ok_or(IoError::Unreadable { stripe: stripe.0, missing: row.unreadable.len() })?;
             let at = geometry.member_offset(stripe) + u64::from(from);
             self.write_slot(view, slot, at, (bytes, false)).await?;
-            self.corrected(view, slot, at);
+            // What the member refused is in its log by now, and not corrected.
+            if !self.members.view().snapshot.is_bad(slot, at, (to - from).into()) {
+                self.corrected(view, slot, at);
+            }
         }
         Ok(())
     }

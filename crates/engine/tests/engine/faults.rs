@@ -624,6 +624,24 @@ fn a_sector_that_can_be_neither_read_nor_rewritten_is_listed() {
     assert_eq!(detail(&scene).slots[disk].statistics.read_errors, before.read_errors, "it is not read again");
 }
 
+/// More of them than may be corrected of a member.
+#[test]
+fn sectors_that_a_check_can_neither_read_nor_rewrite_are_listed_and_not_corrected() {
+    let mut scene = raid5(21);
+    fill(&mut scene);
+    let rows = u64::from(scene.options.max_read_errors) + 4;
+    for row in 0..rows {
+        let at = DATA_SECTOR * 512 + row * 4096 + 512;
+        scene.disks[1].fault(&Fault::UnreadableRange(at..at + 512));
+        scene.disks[1].fault(&Fault::UnwritableRange(at..at + 512));
+    }
+    assert_eq!(scene.check(), 0);
+    let detail = detail(&scene);
+    assert_eq!((detail.missing, detail.slots[1].bad_sectors), (0, rows));
+    assert_eq!(detail.slots[1].statistics.corrected_reads, 0);
+    scene.read_all();
+}
+
 #[test]
 fn a_log_that_is_full_or_can_not_be_written_costs_the_member_its_place() {
     let mut scene = raid5(22);
