@@ -18,7 +18,7 @@ use pinstripe_md::{
     units::Sector,
 };
 use pinstripe_runtime::shard;
-use pinstripe_sim::{Rng, Schedule, World, WorldConfig};
+use pinstripe_sim::{Fault, Rng, Schedule, World, WorldConfig};
 
 const CHUNK: u64 = 16 << 10;
 const SECOND: u64 = 1_000_000_000;
@@ -27,11 +27,16 @@ const CHUNKS: u64 = (2048 - DATA_SECTOR) * 512 / CHUNK;
 
 /// An array with maintenance at one stripe a second.
 fn slow(seed: u64, initial: InitialSync) -> Scene {
+    slow_in_legs(seed, initial, 4)
+}
+
+/// The same, in legs of so many stripes.
+fn slow_in_legs(seed: u64, initial: InitialSync, checkpoint_stripes: u64) -> Scene {
     let kib = CHUNK / 1024;
     let options = ArrayOptions {
         sync_speed: SyncSpeed { min_kib: kib, max_kib: kib },
         maintenance_depth: 4,
-        checkpoint_stripes: 4,
+        checkpoint_stripes,
         ..options()
     };
     let schedule = Schedule { ticks: 0, pauses: 0, ..Schedule::drawn(&mut Rng::new(seed)) };
@@ -208,6 +213,26 @@ fn a_clean_stop_records_how_far_a_resync_and_a_rebuild_are() {
         assert_eq!(scene.check(), 0);
         scene.read_all();
     }
+}
+
+/// In the first leg, when nothing is recorded of a leg that met errors: a stripe of which two members have a
+/// sector that can't be read was left out.
+#[test]
+fn a_clean_stop_does_not_record_a_resync_that_has_left_something_out() {
+    let mut scene = slow_in_legs(49, InitialSync::Resync, 256);
+    spoil_parity(&scene);
+    let (disks, at) = (scene.disks.clone(), DATA_SECTOR * 512 + 2 * CHUNK + 512);
+    let map = scene.geometry().slots(StripeId(2));
+    for column in [0, 1] {
+        disks[map.data_slot(column).index()].fault(&Fault::UnreadableRange(at..at + 512));
+    }
+    sleep(&mut scene, 7);
+    assert!(scene.array.progress().unwrap().errors > 0);
+    scene.stop();
+    disks.iter().for_each(|disk| disk.fault(&Fault::Heal));
+    scene.reassemble();
+    settle(&mut scene);
+    assert_eq!(scene.check(), 0);
 }
 
 /// A stop in the middle of a rebuild or a resync, and then power fails: mismatches after the next start.

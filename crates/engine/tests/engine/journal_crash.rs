@@ -186,6 +186,42 @@ fn a_journal_that_runs_full_makes_writers_wait_and_goes_on() {
     }
 }
 
+/// A batch of several meta blocks is logged, the first of which are durable long before the last, and just
+/// then the log's beginning is given up. Power fails while the batch is on its way to the members.
+#[test]
+fn the_log_is_kept_from_the_first_meta_block_of_a_batch_that_is_being_logged() {
+    const CHUNK: u64 = 512 << 10;
+    const STRIPE: u64 = 3 * CHUNK / 512;
+    for seed in 0..48 {
+        let mut world = World::new(WorldConfig::new(seed, 1));
+        let mut wish = wish(Level::Raid5, 4, CHUNK, NewBitmap::None, InitialSync::AssumeClean);
+        wish.members.iter_mut().for_each(|member| member.sectors = 256 + 3 * CHUNK / 512);
+        // A stripe and its parity are 512 pages.
+        let journal_sectors = 256 + 8 * 1200;
+        let sizes = wish.members.iter().map(|member| member.sectors).chain([journal_sectors]);
+        let disks = drawn_disks(&mut world, sizes);
+        let mut placed = wish.place().unwrap();
+        add_journal(&mut placed, NewDevice { sectors: journal_sectors, uuid: Uuid([0x4a; 16]) }, 512)
+            .unwrap();
+        lay_out(&mut world, placed, &disks).unwrap();
+        let options = ArrayOptions { gather_ns: 0, ..options() };
+        let mut scene = Scene::over(world, disks, 5, options);
+        spawn(&mut scene, 3, |number, volume, ledger, _| async move {
+            while write(&volume, &ledger, number * STRIPE, STRIPE, false).await.is_ok() {}
+        });
+        let mut rng = scene.world.rng(5);
+        for _ in 0..=rng.below(3) {
+            let tail = || superblock_on(&scene.disks[4]).member.journal_tail;
+            let before = tail();
+            scene.world.run_until(STEPS, |_| tail() != before).unwrap();
+        }
+        let _ = scene.world.run_until(rng.below(200), |_| false);
+        crash(&mut scene, &[0, 1, 2, 3, 4]).unwrap();
+        scene.read_all();
+        assert_eq!(scene.check(), 0, "seed {seed}");
+    }
+}
+
 #[test]
 fn the_journal_is_reclaimed_when_half_of_it_is_used_and_not_when_a_writer_waits() {
     let mut scene = scene(2, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 8 * 100, 1);
@@ -853,6 +889,30 @@ fn batches_that_wait_for_room_do_not_keep_the_cache_from_being_written_out() {
             }
         });
         scene.world.run_until(STEPS, |_| *done.borrow() == 4).unwrap();
+        scene.is_right_and_stays_so();
+    }
+}
+
+/// Sectors are listed meanwhile, by the stripes that are written out and by others, and so batches are
+/// planned anew: they keep the room that is set aside for them.
+#[test]
+fn batches_that_are_written_out_while_sectors_are_listed_keep_their_room() {
+    for seed in 0..24 {
+        let level = [Level::Raid6, Level::Raid5][low(seed % 2)];
+        let mut scene = write_back_scene_of(seed, level, 5, 120, 1 << 20, 1 << 10);
+        let disk = &scene.disks[1];
+        let data = superblock_on(disk).member.data_offset.0 * 512;
+        for row in (0..80).step_by(3) {
+            let at = data + row * 4096 + 512;
+            disk.fault(&Fault::UnwritableRange(at..at + 512));
+        }
+        let done = spawn(&mut scene, 6, |number, volume, ledger, mut rng| async move {
+            for _ in 0..60 {
+                write(&volume, &ledger, 200 * number + rng.below(190), 8, false).await.unwrap();
+            }
+        });
+        scene.world.run_until(STEPS, |_| *done.borrow() == 6).unwrap();
+        assert!(scene.array.detail().slots[1].bad_sectors > 5);
         scene.is_right_and_stays_so();
     }
 }

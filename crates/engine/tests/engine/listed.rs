@@ -15,6 +15,7 @@ use pinstripe_engine::{
     events::SyncAction,
     geometry::{MemberSlot, StripeId, StripeMap},
     maintenance::{CheckReport, ScrubAction, ScrubRequest},
+    options::ArrayOptions,
 };
 use pinstripe_md::{
     identity::Uuid,
@@ -487,6 +488,37 @@ fn a_stripe_that_was_half_zeroed_as_the_array_failed_makes_nothing_of_a_lost_mem
     assert!(lost.0.is_err(), "an error, never a wrong byte: {:?}", &lost.1[..8]);
 }
 
+/// The array fails in the middle of a write of a stripe that has just been resynced, while that is being
+/// flushed: its parity doesn't stand in for data any more.
+#[test]
+fn a_stripe_that_was_half_written_as_its_resync_ended_makes_nothing_of_a_lost_member() {
+    let mut scene = scene(Level::Raid6, 5, InitialSync::Resync);
+    scene.array.pause_sync(true);
+    fill(&mut scene);
+    let map = map(&scene);
+    fail(&mut scene, map.data_slot(2));
+    scene.array.pause_sync(false);
+    // The last one of its region.
+    let array = scene.array.clone();
+    let done = || array.progress().map_or(0, |progress| progress.done);
+    scene.world.run_until(STEPS, |_| done() > STRIPE).unwrap();
+    let flushed = scene.disks[map.p_slot().index()].clone();
+    let before = flushed.counters().flushes;
+    flushed.fault(&Fault::SlowBy(20_000));
+    scene.world.run_until(STEPS, |_| flushed.counters().flushes > before).unwrap();
+    flushed.fault(&Fault::SlowBy(1));
+    for slot in [map.data_slot(0).index(), map.data_slot(1).index()] {
+        let log = scene.superblock(slot).bad_block_log_sector().unwrap().0 * 512;
+        for range in [bytes(&scene, 0..SECTORS), log..log + 4096] {
+            scene.disks[slot].fault(&Fault::UnwritableRange(range));
+        }
+    }
+    assert!(scene.write(sector(0, 0), 3 * SECTORS, false).is_err());
+    assert_eq!((array.detail().state, done()), ("failed", STRIPE + 1));
+    scene.run(async { shard::sleep(10_000_000_000).await });
+    assert!(read(&mut scene, sector(2, 0), 1).is_err());
+}
+
 #[test]
 fn a_stripe_with_a_sector_that_refuses_zeroes_too_is_zeroed() {
     let mut scene = raid5();
@@ -727,6 +759,10 @@ fn torn_member_comes_back(how: &Fault) {
     let back = scene.disks[slot].clone();
     back.fault(&Fault::Return);
     assert_eq!(scene.add(&back).unwrap(), Added::Bitmap { slot });
+    // It has what rows that may be torn need, before anything is rebuilt.
+    let detail = scene.array.detail();
+    assert_eq!(detail.slots[slot].state, "recovering");
+    assert!(!detail.advice.as_ref().is_some_and(|it| it.contains("--force")), "{:?}", detail.advice);
     scene.array.pause_sync(false);
     scene.settle();
     assert_eq!(scene.array.detail().failed.len(), 0);
@@ -1015,7 +1051,10 @@ fn a_device_that_can_not_be_rebuilt_is_not_called_broken() {
 
 /// A resync of torn rows has met a sector of column 0 that can't be read.
 fn torn_with_an_unreadable_sector() -> (Scene, usize) {
-    let mut scene = torn();
+    with_an_unreadable_sector(torn())
+}
+
+fn with_an_unreadable_sector(mut scene: Scene) -> (Scene, usize) {
     let slot = map(&scene).data_slot(0).index();
     let unreadable = bytes(&scene, 3..4);
     scene.disks[slot].fault(&Fault::UnreadableRange(unreadable));
@@ -1157,6 +1196,13 @@ fn a_check_without_a_member_has_compared_only_what_a_second_parity_tells() {
     let mut scene = raid6();
     fail(&mut scene, map.data_slot(2));
     assert_eq!(scrub(&mut scene, ScrubAction::Check).uncompared_stripes, 0);
+
+    // A stripe counts once, whatever it has of rows.
+    let mut scene = raid6();
+    list(&mut scene, 0, 3);
+    list(&mut scene, 0, 20);
+    fail(&mut scene, map.data_slot(2));
+    assert_eq!(scrub(&mut scene, ScrubAction::Check).uncompared_stripes, 1);
 }
 
 /// A row that two members had listed is readable when it is said to be zeroed.
@@ -1392,6 +1438,80 @@ fn two_members_that_refuse_sectors_of_one_unit_lose_nothing_beside_them() {
     }
 }
 
+/// Another member has listed its sector of the row, and takes it now, in the last of several parts.
+#[test]
+fn a_row_counts_as_lost_only_when_all_is_off_the_lists_that_the_write_has_made_good() {
+    let mut scene = raid5();
+    list(&mut scene, 1, 28);
+    let slots = [map(&scene).data_slot(0), map(&scene).data_slot(1)];
+    for (slot, at) in slots.into_iter().zip([28, 20]) {
+        let refused = bytes(&scene, at..at + 1);
+        scene.disks[slot.index()].fault(&Fault::UnwritableRange(refused));
+    }
+    scene.write(sector(0, 0), 3 * SECTORS, false).unwrap();
+    scene.disks.iter().for_each(|disk| disk.fault(&Fault::Heal));
+    assert_eq!(slots.map(|slot| bad_sectors(&scene, slot)), [1, 1]);
+    scene.read_all();
+    assert_eq!(scene.check(), 0);
+}
+
+/// A forced write of which a sector is refused, and power fails as soon as it is acknowledged: what the
+/// member takes in parts is on its medium.
+#[test]
+fn the_parts_of_a_forced_write_are_forced() {
+    // Of what a cache has lost, a part may be on the medium.
+    for seed in 0..16 {
+        let wish = wish(Level::Raid5, 4, CHUNK, BITMAP, InitialSync::AssumeClean);
+        let mut scene = Scene::with_options(seed, wish, 1, options());
+        fill(&mut scene);
+        refuse_one_of_a_chunk(&mut scene, 1, 20).unwrap();
+        scene.crash();
+        scene.reassemble();
+        scene.array.pause_sync(true);
+        (0..SECTORS).filter(|at| *at != 20).for_each(|at| read(&mut scene, sector(1, at), 1).unwrap());
+    }
+}
+
+/// No power of two, so that the parts are not of one size.
+#[test]
+fn a_write_of_three_blocks_is_cut_between_blocks() {
+    let mut scene = raid5();
+    let slot = map(&scene).data_slot(1);
+    scene.disks[slot.index()].fault(&Fault::UnwritableRange(bytes(&scene, 2..3)));
+    scene.write(sector(1, 0), 3, false).unwrap();
+    scene.disks[slot.index()].fault(&Fault::Heal);
+    assert_eq!((scene.array.detail().missing, bad_sectors(&scene, slot)), (0, 1));
+    scene.read_all();
+}
+
+/// The member that is replaced has all of them, and its target goes.
+#[test]
+fn a_write_of_torn_rows_that_a_target_refuses_is_acknowledged() {
+    let mut scene = torn();
+    let slot = map(&scene).data_slot(1).index();
+    let target = replacing(&mut scene, slot);
+    target.fault(&Fault::UnwritableRange(bytes(&scene, 3..4)));
+    scene.write(sector(1, 0), SECTORS, true).unwrap();
+    let detail = scene.array.detail();
+    assert_eq!((detail.missing, &detail.slots[slot].replacement), (0, &None), "the target is out");
+    read(&mut scene, sector(1, 0), SECTORS).unwrap();
+}
+
+/// As long as rows may be torn the array can do without no member, and is told that one is gone before a
+/// request has found that out.
+#[test]
+fn a_member_that_torn_rows_need_is_not_dropped_because_it_is_told_to_be_gone() {
+    let mut scene = torn();
+    scene.disks[1].fault(&Fault::Gone);
+    let array = scene.array.clone();
+    let dropped = scene.run(async move { array.drop_gone("disk1").await });
+    assert_eq!((dropped, scene.array.detail().missing), (Ok(false), 0));
+    scene.disks[1].fault(&Fault::Return);
+    scene.array.pause_sync(false);
+    scene.settle();
+    scene.proof();
+}
+
 /// Each sector of a bad track, for which a drive may take seconds, is asked for a few times.
 #[test]
 fn a_rebuild_asks_a_few_times_for_a_sector_that_can_not_be_read() {
@@ -1406,6 +1526,99 @@ fn a_rebuild_asks_a_few_times_for_a_sector_that_can_not_be_read() {
     assert_eq!(bad_sectors(&scene, lost), 2 * SECTORS);
     let errors = scene.array.detail().slots[other].statistics.read_errors;
     assert!(errors < 6 * SECTORS, "{errors} errors of {} sectors", 2 * SECTORS);
+}
+
+/// No device has a list, in which what can't be made could be told from data. And no further spare is tried:
+/// it would end in the same way.
+#[test]
+fn a_target_without_a_list_does_not_become_whole_without_a_sector() {
+    let mut scene = raid5();
+    scene.stop();
+    for disk in &scene.disks {
+        let mut superblock = superblock_on(disk);
+        superblock.member.bad_block_log = None;
+        disk.poke(4096, &superblock.encode(512).unwrap());
+    }
+    scene.reassemble();
+    let (lost, other) = (map(&scene).data_slot(0), map(&scene).data_slot(1).index());
+    scene.array.pause_sync(true);
+    fail(&mut scene, lost);
+    scene.disks[other].fault(&Fault::UnreadableRange(bytes(&scene, 5..6)));
+    for _ in 0..3 {
+        let spare = scene.disk();
+        scene.add(&spare).unwrap();
+    }
+    scene.array.pause_sync(false);
+    scene.run(async { shard::sleep(1_000_000_000_000).await });
+    let detail = scene.array.detail();
+    assert_eq!(
+        (detail.slots[lost.index()].state, detail.failed.len(), detail.spares.len()),
+        ("missing", 2, 2)
+    );
+    for at in 0..SECTORS {
+        assert_eq!(read(&mut scene, sector(0, at), 1).is_ok(), at != 5, "{at}");
+    }
+}
+
+/// Of a chunk that has several regions, some of them torn: in the others a member that comes back by bitmap
+/// has missed what was written.
+#[test]
+fn a_member_that_comes_back_gets_the_rows_beside_torn_ones() {
+    let bitmap = NewBitmap::Internal { chunk_bytes: Some(4096) };
+    let wish = wish(Level::Raid5, 4, CHUNK, bitmap, InitialSync::AssumeClean);
+    let mut scene = Scene::with_options(1, wish, 1, options());
+    fill(&mut scene);
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().bitmap.unwrap().bits_set == 0).unwrap();
+    drop(array);
+    let mut scene = torn_of(scene);
+    let (own, parity) = (map(&scene).data_slot(0).index(), map(&scene).p_slot().index());
+    let back = scene.disks[parity].clone();
+    back.fault(&Fault::Gone);
+    scene.write(sector(0, ROW), ROW, false).unwrap();
+    scene.flush().unwrap();
+    assert_eq!(scene.array.detail().slots[parity].state, "missing");
+    back.fault(&Fault::Return);
+    assert_eq!(scene.add(&back).unwrap(), Added::Bitmap { slot: parity });
+    let array = scene.array.clone();
+    array.pause_sync(false);
+    scene.world.run_until(STEPS, |_| array.detail().slots[parity].state != "recovering").unwrap();
+    // Before the resync has come to the stripe.
+    array.pause_sync(true);
+    drop(array);
+    scene.disks[own].fault(&Fault::Gone);
+    read(&mut scene, sector(0, ROW), ROW).unwrap();
+}
+
+/// The target of a replacement has got torn rows when its member goes. It is the one that has them then.
+#[test]
+fn a_target_that_was_given_torn_rows_lacks_none_when_its_member_goes() {
+    let options = ArrayOptions { checkpoint_ns: 0, checkpoint_stripes: 4, ..options() };
+    let wish = wish(Level::Raid5, 4, CHUNK, BITMAP, InitialSync::AssumeClean);
+    let mut scene = Scene::with_options(1, wish, 1, options);
+    fill(&mut scene);
+    let (mut scene, _) = with_an_unreadable_sector(torn_of(scene));
+    let slot = map(&scene).data_slot(1).index();
+    let (old, target) = (scene.disks[slot].clone(), scene.disk());
+    scene.replace(slot, Some(&target)).unwrap();
+    // In sectors: the torn region's end.
+    let end = (STRIPE * CHUNK / 65536 + 1) * 65536 / 512;
+    let is_copied = || superblock_on(&target).member.recovery_offset.is_some_and(|to| to.0 > end);
+    scene.world.run_until(STEPS, |_| is_copied()).unwrap();
+    scene.array.pause_sync(true);
+    old.fault(&Fault::Gone);
+    scene.flush().unwrap();
+    let detail = scene.array.detail();
+    assert_eq!(detail.slots[slot].state, "recovering");
+    assert!(!detail.advice.as_ref().is_some_and(|it| it.contains("--force")), "{:?}", detail.advice);
+    old.fault(&Fault::Return);
+    assert_eq!(scene.add(&old).unwrap(), Added::Spare);
+    scene.array.pause_sync(false);
+    scene.settle();
+    for at in 0..SECTORS {
+        assert_eq!(read(&mut scene, sector(0, at), 1).is_ok(), at != 3, "{at}");
+        read(&mut scene, sector(1, at), 1).unwrap();
+    }
 }
 
 #[cfg(feature = "mutants")]
