@@ -139,9 +139,9 @@ fn reload_servers(arguments: &ReloadArguments) -> Result<Reloaded, Failure> {
 
 /// Whether there is none, as far as this user may know.
 fn is_absent() -> bool {
-    sockets().iter().all(|path| {
-        matches!(Client::connect(&path.to_string_lossy()), Err(ClientError::NotServed { .. }))
-    })
+    sockets()
+        .iter()
+        .all(|path| matches!(Client::connect(&path.to_string_lossy()), Err(ClientError::NotServed { .. })))
 }
 
 pub fn reload(arguments: &ReloadArguments) -> Result<(), Failure> {

@@ -343,9 +343,11 @@ impl<T> SubmissionSet<T> {
         &mut self,
         mut ended: impl FnMut(&T, Result<usize, DeviceError>),
     ) -> impl Future<Output = ()> {
-        std::future::poll_fn(move |cx| {
-            if self.look(cx, &mut ended) { Poll::Ready(()) } else { Poll::Pending }
-        })
+        std::future::poll_fn(
+            move |cx| {
+                if self.look(cx, &mut ended) { Poll::Ready(()) } else { Poll::Pending }
+            },
+        )
     }
 
     /// Waits until every request has completed, or another one has failed. True if one has.
@@ -359,11 +361,7 @@ impl<T> SubmissionSet<T> {
 
     /// Tells of the requests that have ended since the last look. True if all have. Every completion wakes
     /// the waiting task, so what has ended now did so not long ago.
-    fn look(
-        &mut self,
-        cx: &mut Context<'_>,
-        ended: &mut impl FnMut(&T, Result<usize, DeviceError>),
-    ) -> bool {
+    fn look(&mut self, cx: &mut Context<'_>, ended: &mut impl FnMut(&T, Result<usize, DeviceError>)) -> bool {
         let (mut all, mut now) = (true, None);
         for request in self.requests.iter_mut().filter(|request| !request.is_answered) {
             if let SubmissionState::Waiting(slot) = request.submission.state {
@@ -462,11 +460,17 @@ mod tests {
         set.push(0, slow);
         set.push(1, Submission::done(Err(DeviceError::of(DeviceErrorKind::Gone)), None));
         assert_eq!(std::pin::pin!(set.failure()).poll(&mut cx), Poll::Ready(true));
-        assert_eq!(set.answered().map(|(&tag, result)| (tag, result.is_ok())).collect::<Vec<_>>(), [(1, false)]);
+        assert_eq!(
+            set.answered().map(|(&tag, result)| (tag, result.is_ok())).collect::<Vec<_>>(),
+            [(1, false)]
+        );
         assert!(std::pin::pin!(set.failure()).poll(&mut cx).is_pending());
         slow_end.finish(Ok(0));
         assert_eq!(std::pin::pin!(set.failure()).poll(&mut cx), Poll::Ready(false));
-        assert_eq!(set.drain().map(|(tag, outcome)| (tag, outcome.result.is_ok())).collect::<Vec<_>>(), [(0, true), (1, false)]);
+        assert_eq!(
+            set.drain().map(|(tag, outcome)| (tag, outcome.result.is_ok())).collect::<Vec<_>>(),
+            [(0, true), (1, false)]
+        );
     }
 
     #[test]

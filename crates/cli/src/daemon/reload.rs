@@ -165,9 +165,8 @@ pub fn told_anew<'a>(arrays: impl Iterator<Item = &'a Array>) -> Vec<Change> {
             Some(Planned { key, change, live: Some(live(name, &array.settings)?) })
         })
     });
-    let served = planned.filter(|planned| {
-        !matches!(Client::connect(&planned.key), Err(ClientError::NotServed { .. }))
-    });
+    let served = planned
+        .filter(|planned| !matches!(Client::connect(&planned.key), Err(ClientError::NotServed { .. })));
     carry_out(served.collect(), |key| Some(PathBuf::from(key)))
 }
 

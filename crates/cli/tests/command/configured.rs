@@ -1213,7 +1213,8 @@ fn without_a_daemon_reload_tells_the_servers_what_they_can_take() {
         let detail = configured.run(&["detail", "data", "--json"]).ok().json();
         detail[key].clone()
     };
-    configured.write("pinstripe.toml", &format!("{DATA}sync-speed-max = 50000\nlimit-iops = 70\ncache = '8M'\n"));
+    configured
+        .write("pinstripe.toml", &format!("{DATA}sync-speed-max = 50000\nlimit-iops = 70\ncache = '8M'\n"));
     configured.run(&["reload", "other"]).refused(1, &["the configuration has no array other"]);
     assert_eq!(told("limit")["iops"], 0, "nothing is told before");
     let ran = configured.run(&["reload"]).ok();
@@ -1223,7 +1224,8 @@ fn without_a_daemon_reload_tells_the_servers_what_they_can_take() {
     // By name it is told anew, and what the entry has no more is gone.
     configured.write("pinstripe.toml", DATA);
     let reloaded = configured.run(&["reload", "data", "--json"]).ok().json();
-    let effects: Vec<&Value> = reloaded["changes"].as_array().unwrap().iter().map(|change| &change["effect"]).collect();
+    let effects: Vec<&Value> =
+        reloaded["changes"].as_array().unwrap().iter().map(|change| &change["effect"]).collect();
     assert_eq!(effects, ["live", "live"], "{reloaded}");
     assert_eq!(told("limit")["iops"], 0);
     assert_ne!(told("sync_speed_max_kib"), 50000);

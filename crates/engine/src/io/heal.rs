@@ -190,7 +190,11 @@ impl ParityVolume {
 /// An error if something of `row` could not be read and it is more than one row of 4 KiB. Then they are done
 /// one by one, so that only rows that need it are made from others: what is right as it is must not be
 /// replaced by what damage elsewhere in the stripe makes of it.
-pub(crate) fn in_single_rows(stripe: StripeId, (from, to): (u32, u32), row: &RowRange) -> Result<(), IoError> {
+pub(crate) fn in_single_rows(
+    stripe: StripeId,
+    (from, to): (u32, u32),
+    row: &RowRange,
+) -> Result<(), IoError> {
     if row.unreadable.is_empty() || to - from <= PAGE_BYTES || active(Mutant::HealsWholeChunk) {
         return Ok(());
     }

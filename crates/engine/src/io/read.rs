@@ -120,10 +120,7 @@ impl ParityVolume {
                 self.count_read(piece);
                 device.read(member.data_offset + offset, buffer)
             }
-            None => Submission::done(
-                Err(DeviceError::of(DeviceErrorKind::Media)),
-                Some(buffer),
-            ),
+            None => Submission::done(Err(DeviceError::of(DeviceErrorKind::Media)), Some(buffer)),
         }
     }
 

@@ -613,7 +613,6 @@ impl ParityVolume {
             None => self.compare_rows(view, stripe, rows, walk.correction, row).await,
         }
     }
-
 }
 
 /// How many stripes are under way at a time, where so many are wanted. What they take is beside what clients'

@@ -214,8 +214,7 @@ impl Attach {
 
     /// The data of a command.
     pub fn parse(bytes: &[u8]) -> Result<Self, Status> {
-        let (header, entries) =
-            RawAttach::ref_from_prefix(bytes).map_err(|_| Status::DATA_LENGTH_INVALID)?;
+        let (header, entries) = RawAttach::ref_from_prefix(bytes).map_err(|_| Status::DATA_LENGTH_INVALID)?;
         let count = usize::from(header.count.get());
         if count > PLACES_MAX {
             return Err(Status::INVALID_FIELD);
@@ -293,8 +292,8 @@ impl RawEntry {
                 host: ended_text(&self.host)?,
                 nqn: ended_text(&self.nqn)?,
             };
-            let host =
-                !peer.host.is_empty() && peer.host.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
+            let host = !peer.host.is_empty()
+                && peer.host.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
             let number = (1..u32::MAX - 1).contains(&peer.namespace) && peer.port > 0;
             (reserved && host && number && nqn_is_valid(&peer.nqn)).then_some(peer)
         };

@@ -59,7 +59,12 @@ pub(crate) struct Failed {
 impl ParityVolume {
     /// Waits until every command is answered. If one fails, all operations are resolved everywhere; false
     /// then.
-    pub(crate) async fn prepared(&self, view: &View, sent: &[Sent], requests: &mut SubmissionSet<Step>) -> bool {
+    pub(crate) async fn prepared(
+        &self,
+        view: &View,
+        sent: &[Sent],
+        requests: &mut SubmissionSet<Step>,
+    ) -> bool {
         let mut failed = false;
         while !active(Mutant::OffloadCommitsEarly) && requests.failure().await {
             if !std::mem::replace(&mut failed, true) {
