@@ -127,7 +127,7 @@ pub fn disk_of(device: &Path) -> Option<PathBuf> {
 }
 
 /// The name of the disk under a partition; what is none has its own.
-fn whole(class: &Path, name: &Path) -> Option<OsString> {
+pub fn whole(class: &Path, name: &Path) -> Option<OsString> {
     let folder = class.join(name).canonicalize().ok()?;
     let disk = if folder.join("partition").exists() { folder.parent()? } else { &folder };
     disk.file_name().map(ToOwned::to_owned)

@@ -115,7 +115,7 @@ impl ArrayController {
             let mut superblocks = self.superblocks.borrow_mut();
             let record = superblocks.membership.device_mut(member.id);
             let log = record.superblock.member.bad_block_log.as_mut();
-            log.is_some_and(|log| !std::mem::replace(&mut log.in_use, counts) && counts)
+            log.is_some_and(|log| log.set_in_use(counts))
         };
         if begins {
             // Without that flag the next start would not look at the log. The error is in `has_failed`.

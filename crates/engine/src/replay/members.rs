@@ -103,7 +103,7 @@ impl<'a> Members<'a> {
             let (offset, length) = (at - data, length as u64);
             if !self.holds(slot, offset, length) {
                 // It is listed already, or will be rebuilt: no read uses it.
-            } else if found.superblock.member.bad_block_log.is_some_and(|log| log.shift == 0) {
+            } else if found.superblock.member.bad_block_log.is_some_and(|log| log.counts_in_sectors()) {
                 self.refused.borrow_mut().push(Refused { slot: slot.index(), offset, length });
             } else {
                 self.left.set(true);

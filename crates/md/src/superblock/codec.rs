@@ -265,13 +265,11 @@ fn decode_member(
         size: u16::from_le_bytes([c, d]),
         multiple: has(feature::MULTIPLE_PPLS),
     });
-    let in_use = has(feature::BAD_BLOCKS);
     let log = BadBlockLog {
         offset: raw.bblog_offset.get(),
         size: raw.bblog_size.get(),
-        // As MD has it: what is listed first is listed in sectors.
-        shift: if in_use { raw.bblog_shift } else { 0 },
-        in_use,
+        shift: raw.bblog_shift,
+        in_use: has(feature::BAD_BLOCKS),
     };
     let recovery_or_tail = Sector(raw.recovery_or_tail.get());
     let is_journal = array.role_of(dev_number) == Role::Journal;

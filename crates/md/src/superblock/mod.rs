@@ -210,10 +210,26 @@ pub struct BadBlockLog {
     pub offset: i32,
     /// How long it is, at most 8 sectors.
     pub size: u16,
-    /// The log counts in units of `1 << shift` sectors; in sectors while it lists nothing.
+    /// The log counts in units of `1 << shift` sectors, while it lists something: what is listed first is
+    /// listed in sectors, as MD has it.
     pub shift: u8,
     /// Whether the log lists anything (feature 0x8). If not, what stands there is ignored.
     pub in_use: bool,
+}
+
+impl BadBlockLog {
+    /// Whether it counts in sectors, so that a sector is listed without its neighbours.
+    pub fn counts_in_sectors(&self) -> bool {
+        self.shift == 0 || !self.in_use
+    }
+
+    /// It lists something from now on, or nothing any more. Whether it lists the first.
+    pub fn set_in_use(&mut self, in_use: bool) -> bool {
+        if !self.in_use {
+            self.shift = 0;
+        }
+        !std::mem::replace(&mut self.in_use, in_use) && in_use
+    }
 }
 
 /// The byte of device flags.
