@@ -112,8 +112,8 @@ pub enum Command {
     /// Erase the MD superblocks of devices that are no longer to be members.
     ///
     /// All devices are checked before any is written. A device in use is refused. Without --force, these are
-    /// refused too: a damaged superblock, a journal, a member of an array that was not stopped cleanly, and one
-    /// that its array can't do without.
+    /// refused too: a damaged superblock, a journal, a member of an array that was not stopped cleanly, and
+    /// one that its array can't do without.
     ZeroSuperblock(ZeroSuperblockArguments),
     /// Assemble an array and serve it over NBD until it is stopped.
     ///

@@ -278,7 +278,7 @@ fn equal_differences_in_different_places_do_not_hide_each_other() {
     for kernel in Kernel::supported() {
         for (first, second) in [(0, 16), (0, 32), (5, 5 + 64), (64, 512 - 64), (100, 100 + 128), (1, 1000)] {
             let mut data = [0; 1024];
-            let zero = data;
+
             data[first] = 0xa5;
             data[second] = 0xa5;
             let name = kernel.name();

@@ -149,8 +149,8 @@ fn left_to_manager(unit: Option<&str>) -> String {
     format!("is for the service manager to start{}", unit.map(by_systemd).unwrap_or_default())
 }
 
-/// What servers that run take of the entries of these arrays, whatever they have now: only a daemon knows what
-/// has changed. Arrays without a server are left out.
+/// What servers that run take of the entries of these arrays, whatever they have now: only a daemon knows
+/// what has changed. Arrays without a server are left out.
 pub fn told_anew<'a>(arrays: impl Iterator<Item = &'a Array>) -> Vec<Change> {
     let options = [
         ("sync-speed-max", "its sync speeds are as the configuration has them"),

@@ -335,8 +335,8 @@ mod tests {
         assert!(matches!(found(4096..4608).0, Err(ProbeError::Read { .. })));
     }
 
-    /// What can't be looked at may be a file system. Of a member it is the data, and what isn't there any more
-    /// says nothing at all.
+    /// What can't be looked at may be a file system. Of a member it is the data, and what isn't there any
+    /// more says nothing at all.
     #[test]
     fn marks_that_can_not_be_read_are_none_on_a_member_of_which_the_medium_fails_and_nowhere_else() {
         let marks = || 65536..66048;

@@ -138,7 +138,8 @@ fn the_name_of_what_joins_is_kept_before_a_superblock_makes_it_a_member() {
     });
 }
 
-/// The device that is to take its place is held by a process that this user may not look into, and waited for.
+/// The device that is to take its place is held by a process that this user may not look into, and is waited
+/// for.
 #[test]
 fn a_member_that_was_replaced_while_a_device_for_it_was_looked_at_is_not_replaced_again() {
     if !rustix::process::geteuid().is_root() {

@@ -237,8 +237,8 @@ pub struct View {
     pub devices: Vec<Option<Rc<dyn Device>>>,
     /// Several of them are reached over the one link that this host has.
     pub shares_link: bool,
-    /// Whether nothing is rebuilt, logged or listed, and all is in memory, so that a column that is there may be
-    /// changed where it lies.
+    /// Whether nothing is rebuilt, logged or listed, and all is in memory, so that a column that is there may
+    /// be changed where it lies.
     pub in_place: bool,
 }
 

@@ -42,8 +42,8 @@ pub struct Access {
 impl Access {
     /// Gives the socket's file its mode, owner and group, and asks the kernel for no more than was asked for:
     /// a service may be forbidden to give files away. The mode comes first, while the file is still this
-    /// user's. The owner of the folder may be another user, and can put a link or a file of this user's in its
-    /// place: what isn't `ours` gets nothing.
+    /// user's. The owner of the folder may be another user, and can put a link or a file of this user's in
+    /// its place: what isn't `ours` gets nothing.
     fn give(self, path: &Path, ours: (u64, u64)) -> Result<(), Errno> {
         let Self { mode, owner, group } = self;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;

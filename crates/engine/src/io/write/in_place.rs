@@ -1,7 +1,7 @@
 //! The read-modify-write of one column, where all members are this machine's memory: old data and old parity
 //! become the new ones where they lie. Nothing is read into a buffer, planned, or submitted. Members may be
-//! missing, but for the column's own: parity without a member is left out, and what other missing members held
-//! is in the parity as before.
+//! missing, but for the column's own: parity without a member is left out, and what other missing members
+//! held is in the parity as before.
 //!
 //! It can't be repeated, and is not: it happens between two awaits, and memory doesn't fail. A process that
 //! ends in it leaves a row whose region the intent has, as after any stripe write.

@@ -18,10 +18,10 @@
 //! **Memory.** An operation takes a slot, and a namespace has so many: [`Server::slots`] operations of
 //! [`RANGE_BYTES_MAX`], of which each holds the new bytes or a sum, and while it is prepared the old bytes
 //! and up to two parts as well. A task may outlive its operation, for a disk that hangs or a host that takes
-//! no answers: so of tasks there are as many at most as slots. The connection's own limit covers what is being
-//! received and what waits to be sent, and is never held while an operation waits for others: so operations
-//! can't wait for each other's memory. A part that another server doesn't answer outlives its operation: a connection with a few of these
-//! is ended.
+//! no answers: so of tasks there are as many at most as slots. The connection's own limit covers what is
+//! being received and what waits to be sent, and is never held while an operation waits for others: so
+//! operations can't wait for each other's memory. A part that another server doesn't answer outlives its
+//! operation: a connection with a few of these is ended.
 
 pub(super) mod counters;
 pub(super) mod fence;
