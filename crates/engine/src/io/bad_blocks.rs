@@ -126,14 +126,9 @@ impl ParityVolume {
     }
 
     /// The rows of this range (in bytes, relative to the data) can't be made for the member of a place: they
-    /// are listed in its log, or, where it has none or the log is full, it is dropped. True if they are
-    /// listed, durably. For a rebuild, under the stripe's claim.
+    /// are listed in its log, or, where that is full, it is dropped. True if they are listed, durably. For a
+    /// rebuild, under the stripe's claim.
     pub(crate) async fn record_lost(&self, view: &View, place: usize, range: (u64, u64)) -> bool {
-        if !self.has_list(view, place) {
-            let error = DeviceError::of(DeviceErrorKind::Media);
-            self.members.report_data(view, place, Operation::Write, range.0, error);
-            return false;
-        }
         let Some((member, _)) = view.member(place) else { return false };
         let error = DeviceError::of(DeviceErrorKind::Media);
         let listing = self.list_bad(member, view.slot_at(place), range, error);

@@ -198,15 +198,16 @@ impl ParityVolume {
             Role::P | Role::Q => Set64::below(map.columns()),
         };
         let want = Want { columns, parity: false, avoid: Set64::only(slot) };
+        let place = target.unwrap_or(slot);
         match self.read_row(view, stripe, (from, to), want, row).await {
-            // The target of a replacement gets no less by that than the member has that it replaces.
+            // The target can't get this block, and says so in its log: all others are made. Without a log it
+            // is dropped, and no other spare is tried (decision 7). The target of a replacement gets no less
+            // by that than the member has that it replaces.
             Err(IoError::Unreadable { .. })
                 if to - from <= geometry.logical_block()
+                    && self.has_list(view, place)
                     && (self.is_row_lost(view, stripe, from) || target.is_some() && self.is_latest(view)) =>
             {
-                // The target can't get this block, and says so in its log, if it has one. All others are
-                // made.
-                let place = target.unwrap_or(slot);
                 let listed = self.record_lost(view, place, (offset, (to - from).into())).await;
                 return if listed { Ok(()) } else { Err(IoError::Stopping) };
             }
