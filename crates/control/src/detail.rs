@@ -11,6 +11,7 @@ use crate::text::{printable, table};
 
 /// Of `detail`: the array.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent of each other")]
 pub struct Detail {
     /// The array's name, without the host.
     pub name: String,

@@ -592,7 +592,7 @@ mod tests {
         end.finish(Ok(8));
         assert_eq!(world.told.take(), ["given up 1", "settled"]);
         assert!(pin!(set.wait()).poll(&mut Context::from_waker(Waker::noop())).is_ready());
-        assert_eq!(set.drain().map(|(_, outcome)| outcome.result).collect::<Vec<_>>(), [Ok(8)]);
+        assert_eq!(set.drain().map(|((), outcome)| outcome.result).collect::<Vec<_>>(), [Ok(8)]);
     }
 
     #[test]

@@ -469,7 +469,7 @@ fn more_requests_than_the_ring_holds_all_complete() {
         }
         set.wait().await;
         assert_eq!(set.len(), 12_000);
-        assert!(set.drain().all(|(_, outcome)| outcome.result == Ok(4096)));
+        assert!(set.drain().all(|((), outcome)| outcome.result == Ok(4096)));
     });
 }
 

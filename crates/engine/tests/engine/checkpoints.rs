@@ -229,7 +229,9 @@ fn a_clean_stop_does_not_record_a_resync_that_has_left_something_out() {
     sleep(&mut scene, 7);
     assert!(scene.array.progress().unwrap().errors > 0);
     scene.stop();
-    disks.iter().for_each(|disk| disk.fault(&Fault::Heal));
+    for disk in &disks {
+        disk.fault(&Fault::Heal);
+    }
     scene.reassemble();
     settle(&mut scene);
     assert_eq!(scene.check(), 0);

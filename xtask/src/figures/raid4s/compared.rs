@@ -164,13 +164,12 @@ impl Comparison {
         let count = |verdict| ratios.iter().filter(|(_, each)| *each == verdict).count();
         let all =
             [Verdict::Kept, Verdict::NotKept, Verdict::NotTold].map(|verdict| (verdict, count(verdict)));
-        let words = match all.iter().find(|(_, count)| *count == ratios.len()) {
-            Some((verdict, _)) => verdict.words().to_owned(),
-            None => {
-                let some = all.iter().filter(|(_, count)| *count > 0);
-                let words = some.map(|(verdict, count)| format!("{} at {count}", verdict.words()));
-                words.collect::<Vec<_>>().join(", ")
-            }
+        let words = if let Some((verdict, _)) = all.iter().find(|(_, count)| *count == ratios.len()) {
+            verdict.words().to_owned()
+        } else {
+            let some = all.iter().filter(|(_, count)| *count > 0);
+            let words = some.map(|(verdict, count)| format!("{} at {count}", verdict.words()));
+            words.collect::<Vec<_>>().join(", ")
         };
         let why = match (all[0].1 == ratios.len(), self.why) {
             (true, _) | (_, "") => String::new(),
