@@ -39,7 +39,7 @@ impl Row {
 }
 
 /// Name, columns of data per call, call.
-const OPERATIONS: [(&str, usize, Operation); 9] = [
+const OPERATIONS: [(&str, usize, Operation); 8] = [
     ("xor_into", COLUMNS, |kernel, row| {
         let (p, _, columns) = row.parts();
         kernel.xor_into(p, &columns);

@@ -79,7 +79,9 @@ fn an_array_goes_from_mdadm_to_us_and_back_and_nothing_of_it_is_left() {
     );
     // As a start by its unit leaves them, by which the next one would go though its entry is gone.
     let last = ["data", &uuid].map(|asked| configured.world.path(&format!("pinstripe/{asked}.last")));
-    last.iter().for_each(|path| fs::write(path, "[]").unwrap());
+    for path in &last {
+        fs::write(path, "[]").unwrap();
+    }
     let released = configured.release(&[&uuid]).ok().out;
     assert!(released.contains("mdadm --assemble /dev/md/data"), "{released}");
     assert!(last.iter().all(|path| !path.exists()));
@@ -441,8 +443,6 @@ fn an_array_that_was_not_stopped_cleanly_is_kept_from_the_kernel() {
     assert_eq!(configured.mdadm_conf(), conf);
 }
 
-/// The kernel refuses it, and nothing here would start it any more.
-
 /// A server that answers `detail` with this, and is told to stop without doing anything.
 fn fake_server(socket: &std::path::Path, detail: serde_json::Value) {
     use std::io::{BufRead, BufReader, Write};
@@ -483,6 +483,7 @@ fn an_array_that_its_server_has_not_left_clean_stays_here() {
     assert!(configured.entry(&uuid).exists());
 }
 
+/// The kernel refuses it, and nothing here would start it any more.
 #[test]
 fn an_array_that_only_its_double_parity_log_makes_whole_is_not_released_by_force() {
     let configured = Configured::new(SCAN);
