@@ -317,9 +317,9 @@ mod tests {
     /// A disk that was pulled is known by what stands under its name, whatever is plugged in there meanwhile.
     #[test]
     fn a_device_that_does_not_join_leaves_its_name_to_the_one_that_was_lost() {
-        let devices = fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
+        let mut devices = fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
         let of = |device: fs::DirEntry| Generation::at(&Path::new("/dev").join(device.file_name()));
-        let Some(generation) = devices.filter_map(of).next() else {
+        let Some(generation) = devices.find_map(of) else {
             eprintln!("DID NOT RUN: there is no block device");
             return;
         };

@@ -108,7 +108,7 @@ mod tests {
             ("ARRAY /dev/md/data".to_owned(), true),
             (format!("ARRAY <ignore> UUID={ours}"), false),
         ];
-        let copied: String = lines.iter().map(|(line, _)| format!("{line}\n")).collect();
+        let copied = lines.each_ref().map(|(line, _)| format!("{line}\n")).concat();
         let silenced =
             lines.map(|(line, goes)| format!("{}{line}\n", if goes { "#pinstripe# " } else { "" }));
         let told = told_of(&text, &copied);
