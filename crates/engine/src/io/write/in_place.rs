@@ -39,9 +39,9 @@ impl ParityVolume {
         let rows = (self.geometry.member_offset(stripe) + u64::from(start), piece.data.len() as u64);
         let intent = &view.snapshot.intent;
         let is_out_of_sync = intent.needs_resync(intent.regions(rows.0, rows.1));
-        let data = self.geometry.slots(stripe).data_slot(column).index();
+        let is_lost = |slot: MemberSlot| view.snapshot.missing.contains(slot.index());
         if !view.in_place
-            || view.snapshot.missing.contains(data)
+            || !view.snapshot.is_complete() && is_lost(self.geometry.slots(stripe).data_slot(column))
             || is_out_of_sync && !active(Mutant::InPlaceOutOfSync)
         {
             return None;
@@ -64,35 +64,47 @@ impl ParityVolume {
         let Written { column, start, end } = written;
         let map = self.geometry.slots(stripe);
         let at = self.geometry.member_offset(stripe) + u64::from(start);
-        let range = |slot: usize| {
-            let (member, device) = view.member(slot)?;
+        let range = |slot: MemberSlot| {
+            let (member, device) = view.member(slot.index())?;
             device.in_place(member.data_offset + at, new.len())
         };
-        let missing = view.snapshot.missing;
-        let kept = [Some(map.p_slot()), map.q_slot()];
-        let [p, q] = kept.map(|slot| slot.map(MemberSlot::index).filter(|&slot| !missing.contains(slot)));
-        let Some(data) = range(map.data_slot(column).index()) else { return false };
-        let parity = |slot: Option<usize>| slot.map_or(Some(None), |slot| range(slot).map(Some));
-        let (Some(p), Some(q)) = (parity(p), parity(q)) else { return false };
+        let is_there = |slot: &MemberSlot| !view.snapshot.missing.contains(slot.index());
+        let (p, q) = (Some(map.p_slot()).filter(is_there), map.q_slot().filter(is_there));
+        let Some(data) = range(map.data_slot(column)) else { return false };
         // Nothing is kept of members in memory, but may be of others that have gone (C13).
         self.shared.cache.remove_rows(stripe.0, start, end);
-        let (kernel, exponent) = (self.kernel, exponent(map, column));
-        let parities = u64::from(p.is_some()) + u64::from(q.is_some());
-        match (p, q) {
-            (Some(p), Some(q)) => change_in_place([data, p, q], |[data, p, q]| {
-                kernel.update_pq(p, q, data, new, exponent);
-                data.copy_from_slice(new);
-            }),
-            (Some(p), None) => change_in_place([data, p], |[data, p]| {
-                kernel.update_p(p, data, new);
-                data.copy_from_slice(new);
-            }),
-            (None, Some(q)) => change_in_place([data, q], |[data, q]| {
-                kernel.update_q(q, data, new, exponent);
-                data.copy_from_slice(new);
-            }),
-            (None, None) => change_in_place([data], |[data]| data.copy_from_slice(new)),
-        }
+        let parities = match (p, q) {
+            (Some(p), Some(q)) => {
+                let (Some(p), Some(q)) = (range(p), range(q)) else { return false };
+                let exponent = exponent(map, column);
+                change_in_place([data, p, q], |[data, p, q]| {
+                    self.kernel.update_pq(p, q, data, new, exponent);
+                    data.copy_from_slice(new);
+                });
+                2
+            }
+            (Some(p), None) => {
+                let Some(p) = range(p) else { return false };
+                change_in_place([data, p], |[data, p]| {
+                    self.kernel.update_p(p, data, new);
+                    data.copy_from_slice(new);
+                });
+                1
+            }
+            (None, Some(q)) => {
+                let Some(q) = range(q) else { return false };
+                let exponent = exponent(map, column);
+                change_in_place([data, q], |[data, q]| {
+                    self.kernel.update_q(q, data, new, exponent);
+                    data.copy_from_slice(new);
+                });
+                1
+            }
+            (None, None) => {
+                change_in_place([data], |[data]| data.copy_from_slice(new));
+                0
+            }
+        };
         let counters = self.counters();
         counters.batches.add(1);
         if parities > 0 {
