@@ -31,6 +31,21 @@ pub(crate) struct VolumeBase {
     zeroes: OnceCell<Slice>,
 }
 
+/// What a member gets.
+pub(crate) struct Bytes {
+    pub(crate) data: Slice,
+    /// Forced to the medium.
+    pub(crate) fua: bool,
+    /// Not read soon, so that it needn't be in the processor's caches.
+    pub(crate) streams: bool,
+}
+
+impl Bytes {
+    pub(crate) fn new(data: Slice, fua: bool) -> Self {
+        Self { data, fua, streams: false }
+    }
+}
+
 /// Values that are used again. A context that is lost with its task (a crash in the simulator) is no loss.
 pub(crate) struct Pooled<T> {
     values: RefCell<Vec<Box<T>>>,
@@ -120,30 +135,14 @@ impl VolumeBase {
         view: &View,
         place: usize,
         offset: u64,
-        (data, fua): (Slice, bool),
+        Bytes { data, fua, streams }: Bytes,
     ) -> Option<Submission> {
         let (member, device) = view.member(place)?;
-        self.count_write(data.len());
-        Some(device.write(member.data_offset + offset, data, fua))
-    }
-
-    /// The same of what is not read soon, and so needn't be in the processor's caches.
-    pub(crate) fn submit_streaming(
-        &self,
-        view: &View,
-        place: usize,
-        offset: u64,
-        (data, fua): (Slice, bool),
-    ) -> Option<Submission> {
-        let (member, device) = view.member(place)?;
-        self.count_write(data.len());
-        Some(device.write_streaming(member.data_offset + offset, data, fua))
-    }
-
-    fn count_write(&self, length: usize) {
         let counters = self.counters();
         counters.member_writes.add(1);
-        counters.member_write_bytes.add(length as u64);
+        counters.member_write_bytes.add(data.len() as u64);
+        let at = member.data_offset + offset;
+        Some(if streams { device.write_streaming(at, data, fua) } else { device.write(at, data, fua) })
     }
 
     /// Flushes every member of `view`, targets of replacements too; the places that failed, and how. Not only

@@ -10,6 +10,7 @@ use crate::{
     error::{IoError, Operation},
     geometry::{MEMBERS_MAX, MemberSlot, Piece, Role, Set64, StripeId, StripeMap},
     io::{
+        base::Bytes,
         parity::ParityVolume,
         row::{RowRange, Want},
     },
@@ -163,7 +164,7 @@ impl ParityVolume {
         (bytes, fua): (&Slice, bool),
         missed: &mut Missed,
     ) -> Result<(), IoError> {
-        let write = self.submit_write(view, place, offset, (bytes.clone(), fua));
+        let write = self.submit_write(view, place, offset, Bytes::new(bytes.clone(), fua));
         let result = write.ok_or(IoError::Stopping)?.await.result;
         let range = (offset, bytes.len() as u64);
         if let Some(error) = self.note_outcome(view, place, range, result, missed) {

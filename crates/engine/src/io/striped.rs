@@ -8,7 +8,7 @@ use pinstripe_runtime::{Buffer, DeviceError, DeviceErrorKind, Slice, Submission,
 use crate::{
     error::{IoError, MemberError, Operation},
     geometry::Raid0Geometry,
-    io::base::{Pooled, VolumeBase},
+    io::base::{Bytes, Pooled, VolumeBase},
     membership::snapshot::View,
     mutants::{Mutant, active},
     units::to_usize,
@@ -73,7 +73,8 @@ impl StripedVolume {
         for extent in self.geometry.extents(offset, data.len() as u64)? {
             let length = to_usize(extent.length);
             let (slot, at) = (extent.slot.index(), extent.member_offset);
-            let part = (data.slice(done, length), fua && !active(Mutant::StripedFuaDropped));
+            let fua = fua && !active(Mutant::StripedFuaDropped);
+            let part = Bytes::new(data.slice(done, length), fua);
             if let Some(write) = self.submit_write(&view, slot, at, part) {
                 set.push((slot, at), write);
             }

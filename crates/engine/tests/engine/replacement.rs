@@ -124,6 +124,18 @@ fn power_loss(scene: &mut Scene) {
     scene.ledger.borrow_mut().crash();
 }
 
+/// Nothing waits until it is there.
+fn begin_to_assemble(scene: &mut Scene) {
+    let sources = sources(scene, &[]);
+    let shards = (0..scene.world.shards()).map(|i| scene.world.shard(i).handle()).collect();
+    let options = scene.options.clone();
+    scene.world.spawn(0, "assemble", async move {
+        let array = pinstripe_engine::array::Array::assemble(sources, options, shards).await;
+        std::future::pending::<()>().await;
+        drop(array);
+    });
+}
+
 fn sources(scene: &Scene, lost: &[usize]) -> Vec<Arc<dyn DeviceSource>> {
     let here = scene
         .disks
@@ -194,14 +206,7 @@ fn crashes(seed: u64, kind: Kind) {
     let in_flight = scene.ledger.borrow().unsettled(false);
     while rng.chance(1, 3) {
         power_loss(&mut scene);
-        let sources = sources(&scene, &[]);
-        let shards = (0..scene.world.shards()).map(|i| scene.world.shard(i).handle()).collect();
-        let options = scene.options.clone();
-        scene.world.spawn(0, "assemble", async move {
-            let array = pinstripe_engine::array::Array::assemble(sources, options, shards).await;
-            std::future::pending::<()>().await;
-            drop(array);
-        });
+        begin_to_assemble(&mut scene);
         let _ = scene.world.run_until(1 << rng.below(11), |_| false);
     }
     let lost = if kind == Kind::Bitmap { Vec::new() } else { losses(&mut rng, kind, &scene) };
@@ -287,14 +292,7 @@ fn rebuild_crashes(seed: u64) {
     };
     for _ in 0..3 {
         power_loss(&mut scene);
-        let sources = sources(&scene, &[]);
-        let shards = (0..scene.world.shards()).map(|i| scene.world.shard(i).handle()).collect();
-        let options = scene.options.clone();
-        scene.world.spawn(0, "assemble", async move {
-            let array = pinstripe_engine::array::Array::assemble(sources, options, shards).await;
-            std::future::pending::<()>().await;
-            drop(array);
-        });
+        begin_to_assemble(&mut scene);
         let (disks, from) = (scene.disks.clone(), events(&scene.disks));
         let to = from + 1 + rng.below(2);
         let _ = scene.world.run_until(4000, |_| events(&disks) >= to);

@@ -11,6 +11,7 @@ use super::{
 use crate::{
     geometry::MemberSlot,
     io::{
+        base::Bytes,
         entry::Writing,
         remote::exchange::{Sent, Step, resolve},
     },
@@ -260,7 +261,7 @@ impl StripeWrite<'_> {
         let mut submit = |slot: MemberSlot, run: &Run, data: Slice| {
             let written = Written { slot: slot.index(), start: run.start, length: run.length() };
             let at = base + u64::from(run.start);
-            if let Some(write) = self.submit_write(view, slot.index(), at, (data, fua)) {
+            if let Some(write) = self.submit_write(view, slot.index(), at, Bytes::new(data, fua)) {
                 requests.push(written, write);
             }
         };

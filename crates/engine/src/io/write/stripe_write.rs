@@ -16,6 +16,7 @@ use crate::{
     error::{IoError, Operation},
     geometry::{MemberSlot, Set64, StripeId, StripeMap},
     io::{
+        base::Bytes,
         entry::{Inside, Intended, Moved, Writing},
         parity::ParityVolume,
         room::Taken,
@@ -445,13 +446,8 @@ impl StripeWrite<'_> {
             let end = start + to_u32(data.len());
             assert!(end <= chunk, "a stripe's write stays in its chunk: {start} to {end} of {chunk}");
             for place in view.places(slot.index()).filter(|_| !skip) {
-                let (at, part) = (base + u64::from(start), (data.clone(), fua));
-                let write = if streams {
-                    volume.submit_streaming(view, place, at, part)
-                } else {
-                    volume.submit_write(view, place, at, part)
-                };
-                if let Some(write) = write {
+                let part = Bytes { data: data.clone(), fua, streams };
+                if let Some(write) = volume.submit_write(view, place, base + u64::from(start), part) {
                     set.push((place, Transfer { slot, start, end }), write);
                 }
             }
