@@ -121,16 +121,38 @@ pub fn with_all_above(name: &str) -> Vec<String> {
 
 /// The disk under a partition; other devices are their own.
 pub fn disk_of(device: &Path) -> Option<PathBuf> {
+    found(device, whole)
+}
+
+/// The disk that a device lies on: under a partition, under what LUKS or LVM has made of one device, and
+/// under a multipath. What is none of these is its own.
+pub fn disk_below(device: &Path) -> Option<PathBuf> {
+    found(device, lowest)
+}
+
+fn found(device: &Path, find: fn(&Path, &Path) -> Option<OsString>) -> Option<PathBuf> {
     // A generic device of NVMe (`/dev/ngXnY`) is no block device, and has one.
     let path = readable_path(&device.canonicalize().ok()?);
-    Some(Path::new("/dev").join(whole(Path::new("/sys/class/block"), Path::new(path.file_name()?))?))
+    Some(Path::new("/dev").join(find(Path::new("/sys/class/block"), Path::new(path.file_name()?))?))
 }
 
 /// The name of the disk under a partition; what is none has its own.
-pub fn whole(class: &Path, name: &Path) -> Option<OsString> {
+fn whole(class: &Path, name: &Path) -> Option<OsString> {
     let folder = class.join(name).canonicalize().ok()?;
     let disk = if folder.join("partition").exists() { folder.parent()? } else { &folder };
     disk.file_name().map(ToOwned::to_owned)
+}
+
+fn lowest(class: &Path, name: &Path) -> Option<OsString> {
+    let folder = class.join(name);
+    // All of a multipath's are ways to one disk.
+    let is_multipath =
+        fs::read_to_string(folder.join("dm/uuid")).is_ok_and(|uuid| uuid.starts_with("mpath-"));
+    match names(&folder.join("slaves")).as_slice() {
+        [below] => lowest(class, Path::new(below)),
+        [below, ..] if is_multipath => lowest(class, Path::new(below)),
+        _ => whole(class, name),
+    }
 }
 
 fn partitions(name: &str) -> impl Iterator<Item = String> {
@@ -229,9 +251,23 @@ mod tests {
             let target = folder.path().join("devices").join(name);
             std::os::unix::fs::symlink(&target, class.join(target.file_name().unwrap())).unwrap();
         }
-        assert_eq!(whole(&class, Path::new("nvme0n1p2")), Some("nvme0n1".into()));
-        assert_eq!(whole(&class, Path::new("nvme0n1")), Some("nvme0n1".into()));
-        assert_eq!(whole(&class, Path::new("sda")), None);
+        for find in [whole, lowest] {
+            assert_eq!(find(&class, Path::new("nvme0n1p2")), Some("nvme0n1".into()));
+            assert_eq!(find(&class, Path::new("nvme0n1")), Some("nvme0n1".into()));
+            assert_eq!(find(&class, Path::new("sda")), None);
+        }
+        // LUKS over the partition, a volume over two devices, and two ways to one disk.
+        let mapped = |name: &str, slaves: &[&str], uuid: &str| {
+            for slave in slaves {
+                fs::create_dir_all(class.join(name).join("slaves").join(slave)).unwrap();
+            }
+            fs::create_dir_all(class.join(name).join("dm")).unwrap();
+            fs::write(class.join(name).join("dm/uuid"), uuid).unwrap();
+            lowest(&class, Path::new(name)).unwrap()
+        };
+        assert_eq!(mapped("dm-0", &["nvme0n1p2"], "CRYPT-LUKS2-a"), "nvme0n1");
+        assert_eq!(mapped("dm-1", &["dm-0", "nvme0n1"], "LVM-a"), "dm-1");
+        assert_eq!(mapped("dm-2", &["nvme0n1", "nvme0n1p2"], "mpath-a"), "nvme0n1");
     }
 
     #[test]

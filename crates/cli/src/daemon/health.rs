@@ -2,8 +2,6 @@
 //! SCSI.
 
 use std::{
-    ffi::OsString,
-    fs,
     io::Read,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -18,11 +16,10 @@ use pinstripe_control::{
     daemon::DiskHealth,
     detail::Member,
 };
-use pinstripe_runtime::uring::readable_path;
 use serde_json::Value;
 
 use super::groups::Note;
-use crate::block_users::whole;
+use crate::block_users::disk_below;
 
 /// How long a server may take to answer.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -109,32 +106,9 @@ fn devices(detail: &Detail) -> Vec<String> {
     all.filter(|device| device.starts_with("/dev/")).collect()
 }
 
-/// The disk that a device lies on.
-fn disk_of(device: &str) -> Option<PathBuf> {
-    // A generic device of NVMe (`/dev/ngXnY`) is no block device, and has one.
-    let path = readable_path(&Path::new(device).canonicalize().ok()?);
-    Some(Path::new("/dev").join(disk_below(Path::new("/sys/class/block"), Path::new(path.file_name()?))?))
-}
-
-/// The name of the disk under a partition, under what LUKS or LVM has made of one device, and under a
-/// multipath; what is none of these has its own.
-fn disk_below(class: &Path, name: &Path) -> Option<OsString> {
-    let folder = class.join(name);
-    let slaves = fs::read_dir(folder.join("slaves")).into_iter().flatten().flatten();
-    let slaves: Vec<OsString> = slaves.map(|entry| entry.file_name()).collect();
-    // All of them are ways to one disk.
-    let is_multipath =
-        fs::read_to_string(folder.join("dm/uuid")).is_ok_and(|uuid| uuid.starts_with("mpath-"));
-    match slaves.as_slice() {
-        [below] => disk_below(class, Path::new(below)),
-        [below, ..] if is_multipath => disk_below(class, Path::new(below)),
-        _ => whole(class, name),
-    }
-}
-
 /// What the disk under a device says; none if it says nothing.
 fn ask(device: String) -> Option<DiskHealth> {
-    let disk = disk_of(&device)?;
+    let disk = disk_below(Path::new(&device))?;
     let mut smartctl = Command::new("smartctl");
     // A disk that sleeps isn't woken: it tells nothing then.
     smartctl.args(["--json", "--nocheck=standby", "--health", "--attributes"]).arg(disk);
@@ -292,35 +266,6 @@ pub mod tests {
                 json!({ "ata_smart_attributes": { "table": [{ "id": id, "raw": { "value": 10 } }] } });
             assert_eq!(failing(&value).len(), 1, "{id}");
         }
-    }
-
-    #[test]
-    fn the_disk_under_a_partition_is_asked() {
-        let folder = tempfile::tempdir().unwrap();
-        let class = folder.path().join("class");
-        let partition = folder.path().join("devices/nvme0n1/nvme0n1p2");
-        std::fs::create_dir_all(&class).unwrap();
-        std::fs::create_dir_all(&partition).unwrap();
-        std::fs::write(partition.join("partition"), "2").unwrap();
-        for name in ["nvme0n1", "nvme0n1/nvme0n1p2"] {
-            let target = folder.path().join("devices").join(name);
-            std::os::unix::fs::symlink(&target, class.join(target.file_name().unwrap())).unwrap();
-        }
-        assert_eq!(disk_below(&class, Path::new("nvme0n1p2")), Some("nvme0n1".into()));
-        assert_eq!(disk_below(&class, Path::new("nvme0n1")), Some("nvme0n1".into()));
-        assert_eq!(disk_below(&class, Path::new("sda")), None);
-        // LUKS over the partition, a volume over two devices, and two ways to one disk.
-        let mapped = |name: &str, slaves: &[&str], uuid: &str| {
-            for slave in slaves {
-                fs::create_dir_all(class.join(name).join("slaves").join(slave)).unwrap();
-            }
-            fs::create_dir_all(class.join(name).join("dm")).unwrap();
-            fs::write(class.join(name).join("dm/uuid"), uuid).unwrap();
-            disk_below(&class, Path::new(name)).unwrap()
-        };
-        assert_eq!(mapped("dm-0", &["nvme0n1p2"], "CRYPT-LUKS2-a"), "nvme0n1");
-        assert_eq!(mapped("dm-1", &["dm-0", "nvme0n1"], "LVM-a"), "dm-1");
-        assert_eq!(mapped("dm-2", &["nvme0n1", "nvme0n1p2"], "mpath-a"), "nvme0n1");
     }
 
     /// A disk with nothing to say but whether it fails.
