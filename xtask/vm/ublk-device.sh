@@ -130,7 +130,7 @@ grep -q '/mnt' /tmp/error || die "stop: $(cat /tmp/error)"
 pinstripe ublk list | grep -q 'mounted on /mnt' || die "list: $(pinstripe ublk list)"
 pinstripe ublk delete 0 --force 2>/dev/null && die "a device that is served is deleted"
 (cd /sbin && sha256sum ./* 2>/dev/null) >/tmp/sums
-# As in a container, whose mounts are its own.
+# As in a container, which has mounts of its own.
 unshare -m sleep 600 &
 f_container=$!
 sleep 0.5

@@ -118,7 +118,7 @@ pub struct Cell {
     pub kib: u32,
     /// Requests under way, of all jobs together.
     pub depth: u32,
-    /// Jobs of fio, whose requests come by several CPUs.
+    /// Jobs of fio. The requests of several come by several CPUs.
     #[serde(default = "one")]
     pub jobs: u32,
 }
@@ -155,7 +155,7 @@ pub const DEPTH: u32 = 32;
 const SIZES_KIB: [u32; 3] = [4, 64, 1024];
 const STATES: [State; 3] = [State::Healthy, State::Degraded, State::Rebuilding];
 
-/// Every size, state and pattern; small writes of two jobs; and whole stripes, whose parity needs no reads.
+/// Every size, state and pattern; small writes of two jobs; and whole stripes, which need no reads.
 fn every_cell(array: Array) -> impl Iterator<Item = Cell> {
     let cell = |state, kib, sequential, reads| Cell { state, sequential, reads, kib, depth: DEPTH, jobs: 1 };
     let patterns = [(false, true), (false, false), (true, true), (true, false)];

@@ -367,9 +367,9 @@ impl Drop for Lab {
     }
 }
 
-/// What the sample leaves out: checks of the harness itself, whose work others rest on, and scenarios next to
-/// which others try the same code: of `ext4` the kernel's NBD client is in `read-error`, `hang` and `replug`,
-/// and the file system, with a lost member too, in `ublk` and `fuse`.
+/// What the sample leaves out: checks of the harness itself, and scenarios next to which others try the same
+/// code: of `ext4` the kernel's NBD client is in `read-error`, `hang` and `replug`, and the file system, with
+/// a lost member too, in `ublk` and `fuse`.
 const LEFT_OUT: &[&str] = &[
     "ext4",
     "mdadm-alone",

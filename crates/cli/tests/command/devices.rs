@@ -321,7 +321,7 @@ impl Drop for Stopped<'_> {
     }
 }
 
-/// Answers in place of a server whose array is this block device: only a machine with ublk has one. Gives
+/// Answers in place of the server that has its array as this block device: only a machine with ublk has one. Gives
 /// what was asked for, but for `detail` and `version`.
 fn stand_in(world: &World, device: &str) -> Receiver<String> {
     let detail = json!({

@@ -326,7 +326,7 @@ fn hold_first_claim(listener: TcpListener, target: SocketAddr) -> (Receiver<()>,
     const RESERVATION_REGISTER: u8 = 0x0d;
     let ((say, said), (go, goes)) = (channel(), channel());
     let claims = Arc::new(Mutex::new(Some((say, goes))));
-    // By messages of the protocol, whose fifth to eighth byte say how long each is.
+    // By messages of the protocol: the fifth to eighth byte of each say how long it is.
     let pass =
         |mut from: TcpStream, mut to: TcpStream, claims: &Mutex<Option<(Sender<()>, Receiver<()>)>>| {
             let mut head = [0; 9];

@@ -393,7 +393,7 @@ fn udevs_rules_learn_which_array_a_device_is_of_and_the_generator_which_units_th
     assert_eq!(configured.run(&["incremental", "--export", &members[0]]).ok().out, "");
 }
 
-/// The command in a process whose watchdog is its own, as systemd says it: `WATCHDOG_PID`.
+/// The command in a process with a watchdog of its own, as systemd says it: `WATCHDOG_PID`.
 fn watched(plain: &Command) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", "export WATCHDOG_PID=$$; exec \"$@\"", "sh"]);

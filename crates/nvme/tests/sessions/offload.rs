@@ -189,7 +189,7 @@ fn a_host_that_attaches_when_its_giving_up_may_be_stored_is_attached_after_a_cra
     });
 }
 
-/// A host whose Commit is refused takes the member out of its array.
+/// A host takes the member out of its array if Commit is refused.
 #[test]
 fn what_a_host_has_prepared_is_still_there_after_a_takeover_that_can_not_be_stored() {
     seeds(3, |random: Rc<Random>| async move {
