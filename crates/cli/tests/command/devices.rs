@@ -321,8 +321,8 @@ impl Drop for Stopped<'_> {
     }
 }
 
-/// Answers in place of the server that has its array as this block device: only a machine with ublk has one. Gives
-/// what was asked for, but for `detail` and `version`.
+/// Answers in place of the server that has its array as this block device: only a machine with ublk has one.
+/// Gives what was asked for, but for `detail` and `version`.
 fn stand_in(world: &World, device: &str) -> Receiver<String> {
     let detail = json!({
         "name": "data", "uuid": "", "level": "raid5", "layout": "", "chunk_bytes": 65536, "logical_block_bytes": 512,
