@@ -13,6 +13,12 @@ const SCALA: Arm = ("scala-raid", "--ablate scala-raid");
 const OURS: Arm = ("pinstripe", "--ablate pinstripe");
 const ALL: &[Arm] = &[ORIG, HEMI, SCALA, OURS];
 const PAPERS: &[Arm] = &[ORIG, HEMI, SCALA];
+/// The three designs with each lock held for 2 us longer, so that few threads meet as many do.
+const HELD: &[Arm] = &[
+    (ORIG.0, "--ablate orig-raid,hold=2000"),
+    (HEMI.0, "--ablate hemi-raid,hold=2000"),
+    (SCALA.0, "--ablate scala-raid,hold=2000"),
+];
 const BITMAP: &[Arm] = &[("no bitmap", "--bitmap none"), ("bitmap", "--bitmap internal")];
 
 /// The paper's 2+1, 4+1 and 6+1, with full stripes of 128, 256 and 384 KiB.
@@ -80,6 +86,17 @@ const EXPERIMENTS: &[Experiment] = &[
     experiment("small-reads", "Random reads of 4 KiB", SMALL, PAPERS, real!("--pattern random --reads 100")),
     experiment("streams", "Streams of full stripes", STRIPES, ALL, real!("--pattern sequential")),
     experiment("stripes", "Random full stripes", STRIPES, ALL, real!("--pattern random")),
+    experiment(
+        "held",
+        "Locks held for 2 us longer",
+        Places::Named(&[
+            ("stream of stripes, 2+1", "--members 3 --pattern sequential --size 128K"),
+            ("random stripes, 2+1", "--members 3 --pattern random --size 128K"),
+            ("random 4 KiB, 2+1", "--members 3 --pattern random --size 4K"),
+        ]),
+        HELD,
+        real!(""),
+    ),
     Experiment {
         series: Series::Virtual,
         is_short: true,
@@ -133,6 +150,16 @@ const FIGURES: &[Figure] = &[
             panel("small", Cpu),
             panel("small", Waiting),
             panel("small", Inside),
+        ],
+    },
+    Figure {
+        title: "With locks held for 2 us longer",
+        paper: text::HELD,
+        panels: &[
+            panel("held", Throughput),
+            panel("held", Waiting),
+            panel("held", P999),
+            panel("held", Cpu),
         ],
     },
     Figure {
@@ -221,6 +248,14 @@ const CLAIMS: &[Claim] = &[
     at("2+1", claim("6d: the same, random writes of 4 KiB, 2+1", "small", Waiting, Less)),
     at("4+1", claim("6d: the same, 4+1", "small", Waiting, Less)),
     at("6+1", claim("6d: the same, 6+1", "small", Waiting, Less)),
+    at(
+        "stream of stripes, 2+1",
+        hemi(claim("5a with locks held longer: HemiRAID over MD, a stream: 1.40", "held", Throughput, More)),
+    ),
+    at("stream of stripes, 2+1", claim("5a: the same, ScalaRAID over MD: 1.89", "held", Throughput, More)),
+    at("random stripes, 2+1", claim("6b: the same, random full stripes: 1.67", "held", Throughput, More)),
+    at("random 4 KiB, 2+1", claim("5c: the same, tail of 4 KiB writes: 0.45", "held", P999, Less)),
+    at("stream of stripes, 2+1", claim("6c: the same, CPU for as much, a stream: 0.57", "held", Cpu, Less)),
 ];
 
 /// The page of it.

@@ -144,6 +144,18 @@ const EXPERIMENTS: &[Experiment] = &[
         &[MD, HELD],
         real!("--level 5 --pattern random --size 4K"),
     ),
+    Experiment {
+        places: Places::Named(&[
+            ("RAID5, 4 KiB", "--level 5 --size 4K"),
+            ("RAID6, 64 KiB in chunks of 8 KiB", "--level 6 --size 64K --chunk 8K"),
+        ]),
+        ..real(
+            "filled",
+            "Random writes, after 4 seconds of them",
+            &[MD, STRAID, BARE],
+            "--members 6 --device mem:64M --depth 64 --seconds 0.5 --warm-up 4 --pattern random",
+        )
+    },
     real("reads-4k", "RAID5, random reads of 4 KiB", PAIR, real!("--reads 100 --size 4K")),
     real("reads-64k", "RAID5, random reads of 64 KiB", PAIR, real!("--reads 100 --size 64K")),
     Experiment {
@@ -288,6 +300,7 @@ const FIGURES: &[Figure] = &[
             panel("raid6-4k", Throughput),
             panel("raid6-64k", Throughput),
             panel("raid6-stripe", Throughput),
+            panel("filled", Throughput),
             panel("ssd-random-4k", Throughput),
             panel("ssd-random-64k", Throughput),
         ],

@@ -129,6 +129,7 @@ pub const CLAIMS: &[&[Claim]] = &[
             because(text::CACHE, claim("10: 4 KiB random, one user: 2.1", "random-4k", Throughput, More)),
         ),
         at("1", bare(claim("10: the same without StRAID's cache", "random-4k", Throughput, More))),
+        at("RAID5, 4 KiB", claim("10: the same with a cache that was filled before", "filled", Throughput, More)),
         claim("10: 4 KiB random, over models of drives", "ssd-random-4k", Throughput, More),
         claim("10: 64 KiB random: 2.9", "random-64k", Throughput, More),
         at("1", claim("10: the same, one user: 1.5", "random-64k", Throughput, More)),
@@ -189,6 +190,10 @@ pub const CLAIMS: &[&[Claim]] = &[
             claim("16: chunks of 8 KiB, full stripes: 2.2", "raid6-64k-chunk-8k", Throughput, More),
         ),
         bare(claim("16: the same without StRAID's cache", "raid6-64k-chunk-8k", Throughput, More)),
+        at(
+            "RAID6, 64 KiB in chunks of 8 KiB",
+            claim("16: the same with a cache that was filled before", "filled", Throughput, More),
+        ),
         by_experiment(
             STRAID.0,
             "raid6-64k",
