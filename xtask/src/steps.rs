@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 /// For all steps together, on two cores.
-const BUDGET: Duration = Duration::from_hours(1);
+const BUDGET: Duration = Duration::from_mins(58);
 /// Lines that are shown of a failed step's log if it doesn't say what failed, and at most of each failure.
 const TAIL_LINES: usize = 60;
 
