@@ -301,6 +301,15 @@ impl Hosts {
         survey.seats.iter().flatten().any(|(number, _)| net.emptied.contains(number))
     }
 
+    /// Waits until no server stands still any more. One that does at a stop is lost to the array, and rightly.
+    pub(super) fn await_servers(&mut self) -> Result<(), Verdict> {
+        let Some(net) = &self.net else { return Ok(()) };
+        let (control, until) = (net.control(), net.standing_until);
+        let Some(left) = until.checked_sub(self.world.now()) else { return Ok(()) };
+        let pause = async move { shard::sleep(left).await };
+        Ok(self.world.block_on(control, "wait for servers", STEPS_MAX, pause)?)
+    }
+
     /// No server holds an operation any more, soon.
     pub(super) fn settle(&mut self) -> Result<(), Verdict> {
         let Some(net) = &self.net else { return Ok(()) };

@@ -21,6 +21,7 @@ pub(super) fn rest(swarm: &mut Swarm) -> Result<(), Verdict> {
         read_all(swarm)?;
     }
     heal(&mut swarm.bed);
+    swarm.bed.hosts.await_servers()?;
     takeover::await_end(swarm)?;
     let shared = swarm.bed.service.shared();
     loop {
