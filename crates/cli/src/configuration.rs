@@ -1,6 +1,7 @@
 //! The configuration as commands use it: read, and its options checked as the command line of `serve` checks
 //! them.
 
+pub mod file_systems;
 pub mod mounts;
 #[cfg(test)]
 mod page;

@@ -159,6 +159,7 @@ pub fn main() -> ExitCode {
             UblkAction::List(arguments) => ublk::list(arguments.json),
             UblkAction::Export(arguments) => ublk::export(&arguments),
             UblkAction::Delete(arguments) => ublk::delete(&arguments),
+            UblkAction::Note => configuration::file_systems::note(),
         },
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),

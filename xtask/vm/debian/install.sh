@@ -52,9 +52,10 @@ pinstripe create --level 5 --name net $(by_id n0 n1 n2) || die "create net"
 systemctl daemon-reload && systemctl start pinstripe@data pinstripe@net || die "start: $(journalctl -u 'pinstripe@*')"
 mkfs.ext4 -q /dev/pinstripe/data || die "mkfs.ext4"
 mkfs.xfs -q /dev/pinstripe/net || die "mkfs.xfs"
-cat >>/etc/fstab <<'FSTAB'
+# One by the device, one by what udev has told of it.
+cat >>/etc/fstab <<FSTAB
 /dev/pinstripe/data /srv/data ext4 defaults,nofail 0 2
-/dev/pinstripe/net /srv/net xfs defaults,nofail,_netdev,x-systemd.device-timeout=20 0 2
+UUID=$(blkid -o value -s UUID /dev/pinstripe/net) /srv/net xfs defaults,nofail,_netdev,x-systemd.device-timeout=20 0 2
 FSTAB
 systemctl daemon-reload && mount /srv/data && mount /srv/net || die "mount"
 for place in data net; do

@@ -16,7 +16,7 @@ done
 [ "$(systemctl is-active pinstripe@home)" = active ] || die "what was imported is not served"
 mount /dev/pinstripe/home /srv/home || die "mount home"
 cmp /usr/bin/perl /srv/home/perl || die "what was in memory at the reboot is lost"
-# By hand, as a line of fstab with UUID= would have it: no file of the generator names it.
+# By hand: no file of the generator names it.
 systemctl stop pinstripe@home && is_inactive pinstripe@home || die "stop home: $(journalctl -u pinstripe@home --no-pager)"
 ! findmnt /srv/home || die "the array was stopped under its file system"
 systemctl start pinstripe@home && mount /dev/pinstripe/home /srv/home || die "start home again"

@@ -37,7 +37,7 @@ same_files
 
 say "remove"
 umount /srv/data /srv/net || die "umount"
-sed -i /pinstripe/d /etc/fstab
+sed -i -e /pinstripe/d -e '\#/srv/net#d' /etc/fstab
 systemctl daemon-reload
 apt-get remove --yes --quiet pinstripe || die "apt-get remove"
 # It is udev that takes the names of devices away.

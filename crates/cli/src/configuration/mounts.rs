@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use pinstripe_config::{Array, Configuration};
 use pinstripe_md::identity::{Uuid, short_name};
 
-use super::units;
+use super::{file_systems, units};
 use crate::called::{Claim, Entry, beside, in_dev, is_foreign};
 
 /// Where udev has the names of arrays that are block devices.
-const DEVICES: &str = "/dev/pinstripe/";
+pub const DEVICES: &str = "/dev/pinstripe/";
 
 /// A mount on an array: its unit, and those of the device and of the array.
 #[derive(Debug, PartialEq, Eq)]
@@ -39,15 +39,22 @@ impl Mount {
     }
 }
 
-/// The mounts of a file system table that are on configured arrays. `host`: this machine's name.
-pub fn mounts(fstab: &str, configuration: &Configuration, host: &str) -> Vec<Mount> {
+/// The mounts of a file system table that are on configured arrays. `known`: names in /dev/disk, each with its
+/// device's in [`DEVICES`]. `host`: this machine's name.
+pub fn mounts(
+    fstab: &str,
+    known: &[(String, String)],
+    configuration: &Configuration,
+    host: &str,
+) -> Vec<Mount> {
     let mount = |line: &str| {
         let mut fields = line.split_whitespace();
         let (device, place, kind) = (fields.next()?, fields.next()?, fields.next()?);
         // A swap has no place, and the root is there before any generator.
         let place = Some(decoded(place)).filter(|place| place.starts_with('/') && kind != "swap")?;
-        let device = decoded(device);
-        let array = array(&device, configuration, host)?;
+        let device = file_systems::path(&decoded(device));
+        let ours = known.iter().find(|(name, _)| *name == device).map_or(&device, |(_, ours)| ours);
+        let array = array(ours, configuration, host)?;
         let unit = unit_of(resolved(Path::new(&place)).to_str()?, "mount")?;
         Some(Mount { unit, device: unit_of(&device, "device")?, array })
     };
@@ -131,6 +138,10 @@ mod tests {
     use crate::configuration::load;
 
     fn found(fstab: &str) -> Vec<(String, String)> {
+        found_with(&[], fstab)
+    }
+
+    fn found_with(known: &[(String, String)], fstab: &str) -> Vec<(String, String)> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pinstripe.toml");
         let text = "[[array]]\nname = 'data'\n[[array]]\nname = 'host:net-part1'\n\
@@ -139,7 +150,7 @@ mod tests {
             [[array]]\nname = 'away:both'\nuuid = '30000000:a77e88e8:3d543c04:9a78354b'\n\
             [[array]]\nname = 'here:both'\nuuid = '40000000:a77e88e8:3d543c04:9a78354b'\n";
         std::fs::write(&path, text).unwrap();
-        let mounts = mounts(fstab, &load(Some(&path)).unwrap(), "here");
+        let mounts = mounts(fstab, known, &load(Some(&path)).unwrap(), "here");
         mounts.into_iter().map(|mount| (mount.unit, mount.array)).collect()
     }
 
@@ -183,6 +194,25 @@ mod tests {
             "/dev/pinstripe/data / ext4",
         ] {
             assert_eq!(found(other), [], "{other}");
+        }
+    }
+
+    #[test]
+    fn mounts_are_found_by_names_of_file_systems_that_udev_has_seen_on_arrays() {
+        let on = |name: &str, device: &str| (format!("/dev/disk/by-{name}"), format!("{DEVICES}{device}"));
+        let known =
+            [on("uuid/1-a", "data"), on("label/my\\x20data", "data"), on("uuid/2", "net-part1-part2"), on("uuid/3", "other")];
+        for (line, array) in [
+            ("UUID=1-a /srv ext4", "data"),
+            ("/dev/disk/by-uuid/1-a /srv ext4", "data"),
+            ("LABEL=my\\040data /srv ext4", "data"),
+            ("UUID=2 /srv ext4", "net-part1"),
+        ] {
+            let array = format!("pinstripe@{array}.service");
+            assert_eq!(found_with(&known, line), [("srv.mount".to_owned(), array)], "{line}");
+        }
+        for other in ["UUID=1 /srv ext4", "LABEL=1-a /srv ext4", "UUID=3 /srv ext4", "UUID=1-a / ext4"] {
+            assert_eq!(found_with(&known, other), [], "{other}");
         }
     }
 

@@ -20,8 +20,8 @@ use pinstripe_config::{
 use pinstripe_md::identity::short_name;
 
 use super::{
-    load, load_usable,
-    mounts::{self, unit_of},
+    file_systems, load, load_usable,
+    mounts::{self, Mount, unit_of},
 };
 use crate::{
     called::{host, in_dev},
@@ -76,7 +76,8 @@ pub fn run(arguments: &ConfigUnitsArguments) -> Result<(), Failure> {
     let outcome = load(main).map(drop).map_err(Failure::from);
     // What is wrong keeps others from nothing: this is how a machine boots.
     let Ok(Usable { configuration, wrong, .. }) = load_usable(main) else { return outcome };
-    let (files, remarks) = generated(&configuration, &wrong, &mounts::table());
+    let mounts = mounts::mounts(&mounts::table(), &file_systems::known(), &configuration, &host());
+    let (files, remarks) = generated(&configuration, &wrong, &mounts);
     for remark in remarks {
         output::remark(&format!("pinstripe: {remark}"));
     }
@@ -122,9 +123,12 @@ pub fn unit_of_target(name: &str) -> String {
 }
 
 /// All files but those of entries that are `wrong`, and what a person should know.
-fn generated(configuration: &Configuration, wrong: &[Place], fstab: &str) -> (Vec<Generated>, Vec<String>) {
+fn generated(
+    configuration: &Configuration,
+    wrong: &[Place],
+    mounts: &[Mount],
+) -> (Vec<Generated>, Vec<String>) {
     let (mut files, mut remarks) = (Vec::new(), Vec::new());
-    let mounts = mounts::mounts(fstab, configuration, &host());
     for entry in configuration.arrays.iter().filter(|entry| !wrong.contains(&entry.place)) {
         let Some(unit) = unit(configuration, entry) else {
             remarks.push(format!(
@@ -281,7 +285,7 @@ mod tests {
     }
 
     fn texts(text: &str) -> Vec<String> {
-        let (files, _) = generated(&configuration(text), &[], "");
+        let (files, _) = generated(&configuration(text), &[], &[]);
         let text = |file| match file {
             Generated::Text { text, .. } => Some(text),
             Generated::Link { .. } => None,
@@ -293,7 +297,7 @@ mod tests {
     fn each_array_has_a_unit_of_its_name_and_those_that_start_by_themselves_are_wanted() {
         let text = "[[array]]\nname = 'data'\n[[array]]\nname = 'host:my-home'\nauto = false\n\
             [[array]]\nname = 'a b'\n[[array]]\nname = 'a c'\nuuid = '6d41c174:a77e88e8:3d543c04:9a78354b'\n";
-        let (files, remarks) = generated(&configuration(text), &[], "");
+        let (files, remarks) = generated(&configuration(text), &[], &[]);
         let paths: Vec<String> = files
             .iter()
             .map(|file| match file {
@@ -321,7 +325,9 @@ mod tests {
     fn a_file_system_on_an_array_comes_after_its_unit() {
         let fstab = "/dev/pinstripe/data /a ext4\n/dev/pinstripe/data-part1 /b ext4\n";
         let text = "[[array]]\nname = 'data'\n[[array]]\nname = 'other'\n";
-        let (files, _) = generated(&configuration(text), &[], fstab);
+        let configuration = configuration(text);
+        let mounts = mounts::mounts(fstab, &[], &configuration, &host());
+        let (files, _) = generated(&configuration, &[], &mounts);
         let of = |name: &str| {
             let is_it =
                 |file: &&Generated| matches!(file, Generated::Text { path, .. } if path.starts_with(name));
@@ -372,7 +378,7 @@ mod tests {
     fn a_target_has_its_command_line_and_waits_for_its_devices() {
         let text = "[[target]]\nname = 'store'\nlisten = '192.0.2.7:4420'\nnqn = 'nqn.2026-01.com.example:a'\n\
             devices = ['/dev/disk/by-id/x-1', '/srv/m/a $b\"%n']\ndhchap-hosts = '/etc/100%'\nstate = '/var/lib/x'\n";
-        let (files, _) = generated(&configuration(text), &[], "");
+        let (files, _) = generated(&configuration(text), &[], &[]);
         let [link, Generated::Text { path, text: more }] = &files[..] else { panic!("{files:?}") };
         assert_eq!(link, &at_boot("pinstripe-target@store.service", "pinstripe-target@.service"));
         assert_eq!(path, Path::new("pinstripe-target@store.service.d/50-pinstripe.conf"));
@@ -392,7 +398,7 @@ mod tests {
         let passed = texts(&passed).remove(0);
         assert!(passed.contains("\"/dev/ng0n1\"") && !passed.contains(".device"), "{passed}");
         let (files, _) =
-            generated(&configuration(&(text.to_owned() + "auto = false\nallow-missing = true\n")), &[], "");
+            generated(&configuration(&(text.to_owned() + "auto = false\nallow-missing = true\n")), &[], &[]);
         let [Generated::Text { text: more, .. }] = &files[..] else { panic!("{files:?}") };
         assert!(!more.contains("/srv/m\n") && more.contains("RequiresMountsFor=/var/lib/x\n"), "{more}");
         assert!(more.contains("\"--allow-missing\""), "{more}");

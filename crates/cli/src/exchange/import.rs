@@ -20,8 +20,9 @@ use super::{
 use crate::{
     ask_daemon,
     assemble::{Outcome, Report, State, Way, of_one, settle, would_start},
+    called::in_dev,
     command_line::ImportArguments,
-    configuration,
+    configuration::{self, file_systems},
     failure::Failure,
     output,
     scan::{FoundArray, Served, scan, shown},
@@ -159,6 +160,8 @@ impl Plan {
             ));
         };
         if let Some(name) = &self.kernel {
+            // Its mounts are ordered by these names at the next boot. It is no reason to leave it to the kernel.
+            let _ = file_systems::note_of_kernel(name, &in_dev(&self.array.short_name()));
             stop(name)?;
             let members: Vec<String> = self.array.members.iter().map(|member| shown(&member.path)).collect();
             wait_until_free(self.array.uuid, &members)?;

@@ -8,6 +8,7 @@ use pinstripe_config::{Array, Configuration, duties::Every};
 use crate::{
     ask_daemon,
     called::in_dev,
+    configuration::file_systems,
     scan::{FoundArray, shown},
 };
 
@@ -23,7 +24,7 @@ pub fn remarks(configuration: &Configuration, array: &FoundArray, kernel: Option
         .flat_map(|(path, word)| lines(path, &fs::read_to_string(path).unwrap_or_default(), *word, is_it))
         .map(|line| {
             format!(
-                "{line}: served with `ublk`, the array is /dev/pinstripe/{}, and what is mounted by that waits for its start",
+                "{line}: served with `ublk`, the array is /dev/pinstripe/{}",
                 in_dev(&short)
             )
         })
@@ -70,25 +71,11 @@ fn lines(path: &str, text: &str, word: usize, is_it: impl Fn(&str) -> bool) -> V
 
 /// Whether it is the kernel's device of the array, or a partition of it, by whatever link.
 fn is_device(device: &str, kernel: Option<&str>, short: &str) -> bool {
-    let path = path_of(device);
+    let path = file_systems::path(device);
     let real = Path::new(&path).canonicalize().map_or_else(|_| path.clone(), |real| shown(&real));
-    let is_kernels = |kernel: &str| {
-        let rest = real.strip_prefix("/dev/").and_then(|name| name.strip_prefix(kernel));
-        let part = |rest: &str| rest.strip_prefix('p').is_some_and(|number| number.parse::<u32>().is_ok());
-        rest.is_some_and(|rest| rest.is_empty() || part(rest))
-    };
+    let is_kernels = |kernel: &str| file_systems::part_of(&real, kernel).is_some();
     // The link of an array that isn't assembled leads nowhere.
     kernel.is_some_and(is_kernels) || device.strip_prefix("/dev/md/") == Some(short)
-}
-
-/// What a tag of a table stands for.
-fn path_of(device: &str) -> String {
-    let tags = [("UUID", "uuid"), ("LABEL", "label"), ("PARTUUID", "partuuid"), ("PARTLABEL", "partlabel")];
-    let tagged = device.split_once('=').and_then(|(tag, value)| {
-        let (_, folder) = tags.iter().find(|(name, _)| *name == tag)?;
-        Some(format!("/dev/disk/by-{folder}/{}", value.trim_matches(['"', '\''])))
-    });
-    tagged.unwrap_or_else(|| device.to_owned())
 }
 
 #[cfg(test)]
@@ -104,8 +91,5 @@ mod tests {
         assert_eq!(found, ["t:2 names /dev/md9990", "t:3 names /dev/md9990p12", "t:8 names /dev/md/home"]);
         assert_eq!(lines("t", "secret /dev/md9990 none luks\n", 1, is_it), ["t:1 names /dev/md9990"]);
         assert!(!is_device("/dev/md9990", None, "home"));
-        assert_eq!(path_of("UUID=1-2"), "/dev/disk/by-uuid/1-2");
-        assert_eq!(path_of("PARTLABEL=\"a\""), "/dev/disk/by-partlabel/a");
-        assert_eq!(path_of("/dev/x=y"), "/dev/x=y");
     }
 }
