@@ -20,7 +20,7 @@ out limits yes
 
 say "load"
 out load begins
-end=$(($(cut -d. -f1 /proc/uptime) + 5))
+end=$(($(cut -d. -f1 /proc/uptime) + 9))
 rounds=0
 while [ "$(cut -d. -f1 /proc/uptime)" -lt $end ]; do
     fio --name=verify --filename=$device --rw=randwrite --bsrange=512-128k --size=64m --io_size=24m --direct=1 --ioengine=libaio \

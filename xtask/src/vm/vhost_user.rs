@@ -26,8 +26,8 @@ fn machine(name: &str, script: &'static str, socket: &Path) -> Result<Machine> {
     Ok(machine)
 }
 
-/// fio and ext4 in a guest whose server is killed, and then told to end, under load; then a boot whose root
-/// is on the array.
+/// fio and ext4 in a guest whose server is killed, then told to end, and then upgraded, under load; then a boot
+/// whose root is on the array.
 pub fn guest(lab: &Lab) -> Result<()> {
     let devices = GEOMETRY.make_members(lab)?;
     server::create(lab, &GEOMETRY, &devices, &["--assume-clean", "--force"])?;
@@ -60,7 +60,8 @@ pub fn guest(lab: &Lab) -> Result<()> {
     server.stop()
 }
 
-/// Kills the server under the guest's fio, then tells the next one to end, and gives the third one.
+/// Kills the server under the guest's fio, then tells the next one to end, and gives the third one, which is
+/// upgraded. Its monitor connects again each time.
 fn interrupt(first: Server, start: &impl Fn() -> Result<Server>, results: &Path) -> Result<Server> {
     wait_for(results, "@out load begins")?;
     std::thread::sleep(LOAD);
@@ -71,8 +72,15 @@ fn interrupt(first: Server, start: &impl Fn() -> Result<Server>, results: &Path)
     std::thread::sleep(LOAD);
     second.terminate()?;
     let third = start_again(start)?;
+    std::thread::sleep(LOAD);
+    third.upgrade()?;
+    let begun = Instant::now();
+    while !third.state()?["clients"].to_string().contains("qemu") {
+        ensure!(begun.elapsed() < PATIENCE / 4, "QEMU has not come back after the upgrade");
+        std::thread::sleep(Duration::from_millis(50));
+    }
     let said = std::fs::read_to_string(results)?;
-    ensure!(!said.contains("@out load ends"), "fio was over before the server had ended twice");
+    ensure!(!said.contains("@out load ends"), "fio was over before the server had ended twice and was upgraded");
     Ok(third)
 }
 

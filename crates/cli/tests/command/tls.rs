@@ -16,7 +16,10 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
 };
 
-use crate::world::{PATIENCE, Server, World, wait_until};
+use crate::{
+    nbd::{header, pattern},
+    world::{PATIENCE, Server, World, wait_until},
+};
 
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
@@ -229,4 +232,42 @@ fn what_can_t_be_used_for_tls_is_refused_before_anything_is_served() {
     world.serve_refused(&tls, &members).refused(1, &["ca-cert.pem"]);
     world.serve_refused(&["--tls-certificates", "nowhere"], &members).refused(1, &["nowhere"]);
     drop(world.serve(&[&tls[..], &["--tls-clients", "any"]].concat(), &members));
+}
+
+/// The error of the next answer; 0 for none.
+fn answer(client: &mut impl Read) -> u32 {
+    let mut answer = [0; 16];
+    client.read_exact(&mut answer).unwrap();
+    u32::from_be_bytes(*answer[4..].first_chunk().unwrap())
+}
+
+fn read(client: &mut impl Read, length: usize) -> Vec<u8> {
+    assert_eq!(answer(client), 0);
+    let mut bytes = vec![0; length];
+    client.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+/// The keys of its connection can't go over.
+#[test]
+fn a_client_by_tls_is_answered_and_let_go_at_a_change_of_programs() {
+    let world = World::new();
+    let authority = Authority::new();
+    authority.put(&world, "tls");
+    let server = world.serve(&[&TCP[..], &["--tls-certificates", "tls"]].concat(), &world.raid5(3));
+    let connect = || connect(&server, authority.client("client.example")).unwrap().1;
+    let (mut client, bytes) = (connect(), pattern(1, 1 << 20));
+    client.write_all(&[header(1, 0, bytes.len()), bytes.clone()].concat()).unwrap();
+    assert_eq!(answer(&mut client), 0);
+    client.write_all(&header(0, 0, bytes.len())).unwrap();
+    let result = world.run(&["upgrade", "data", "--json"]).ok().json();
+    assert_eq!(result["connections"], 0, "{result}");
+    assert!(read(&mut client, bytes.len()) == bytes);
+    assert_eq!(client.read(&mut [0]).unwrap(), 0, "it is told of the end, and not cut off");
+
+    let mut client = connect();
+    fs::write(world.path("tls/server-cert.pem"), "nothing").unwrap();
+    world.run(&["upgrade", "data"]).refused(1, &["server-cert.pem"]);
+    client.write_all(&header(0, 4096, 4096)).unwrap();
+    assert!(read(&mut client, 4096) == bytes[4096..8192], "nothing was changed");
 }
