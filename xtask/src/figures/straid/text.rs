@@ -34,7 +34,7 @@ What is called a guess was not measured.
   them and the hand-off are metered here; XOR and I/O are not told apart. Time inside is sampled, and
   contains what other programs take of the CPU. At 4 KiB StRAID without its cache is inside locks for a larger share of
   its time than `orig-raid`: it makes half as many writes again.
-- **Whether the meter sees waiting** is tried where threads do meet: with each of MD's locks held for 2 us longer (the last
+- **Whether the meter sees waiting** is tried where threads do meet: with each of MD's locks held for 5 us longer (the last
   table of figures 5 and 13).
 - **Waiting of `straid` is 0 by construction**: it has no lock to wait for. So figure 13's is no comparison
   that could come out another way, and isn't in the table. A ratio by `orig-raid` is left out where that is
