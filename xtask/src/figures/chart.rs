@@ -13,6 +13,8 @@ const SIZE: (u32, u32) = (760, 420);
 const NAME_ROOM: f64 = 0.07;
 /// Most marks of an axis of sizes.
 const MARKS_MAX: usize = 14;
+/// What a value is taken for that is less, where there has to be one.
+const LEAST: f64 = 1e-3;
 
 /// A line.
 pub struct Series {
@@ -30,12 +32,18 @@ pub struct Chart<'a> {
     pub across: &'a str,
     /// Whether that axis is logarithmic.
     pub logarithmic: bool,
+    /// Whether the one that goes up is.
+    pub rises_by_powers: bool,
     pub series: &'a [Series],
 }
 
 impl Chart<'_> {
     fn place(&self, kib: u32) -> f64 {
         if self.logarithmic { f64::from(kib).log2() } else { f64::from(kib) }
+    }
+
+    fn height(&self, value: f64) -> f64 {
+        if self.rises_by_powers { value.max(LEAST).log10() } else { value }
     }
 
     /// The sizes that are marked.
@@ -62,20 +70,19 @@ impl Chart<'_> {
             let found = marks.iter().find(|kib| (self.place(**kib) - at).abs() < 1e-6);
             found.map_or(String::new(), ToString::to_string)
         };
-        let values = self.series.iter().flat_map(|series| &series.points);
-        let top = values.map(|(_, spread)| spread.high).fold(1e-3, f64::max);
+        let values = || self.series.iter().flat_map(|series| &series.points);
+        let top = values().map(|(_, spread)| spread.high).fold(LEAST, f64::max);
+        let bottom = values().map(|(_, spread)| spread.low).fold(top, f64::min).max(LEAST);
         let room = NAME_ROOM * f64::from(u16::try_from(self.series.len())?);
+        let rising =
+            if self.rises_by_powers { Axis::powers(bottom, top, room) } else { Axis::rising(top, room) };
+        let rising_label = |at: f64| in_figures(if self.rises_by_powers { 10_f64.powf(at) } else { at });
         let across = Axis { range: self.span(), places: marks.iter().map(|kib| self.place(*kib)).collect() };
         Picture {
             title: self.title,
             size: SIZE,
             across: Side { axis: across, label: &label, words: self.across, room: 42 },
-            rising: Side {
-                axis: Axis::rising(top, room),
-                label: &in_figures,
-                words: self.quantity,
-                room: 56,
-            },
+            rising: Side { axis: rising, label: &rising_label, words: self.quantity, room: 56 },
             has_lines_up: false,
             names: Some(SeriesLabelPosition::UpperLeft),
         }
@@ -86,17 +93,18 @@ impl Chart<'_> {
     }
 
     fn line(&self, area: &mut Area<'_, '_>, series: &Series, color: RGBColor) -> Drawn {
-        let points = || series.points.iter().map(|(kib, spread)| (self.place(*kib), spread));
-        area.draw_series(points().map(|(x, spread)| {
-            PathElement::new(vec![(x, spread.low), (x, spread.high)], color.stroke_width(1))
-        }))?;
-        area.draw_series(points().map(|(x, spread)| Circle::new((x, spread.median), 2, color.filled())))?;
-        area.draw_series(LineSeries::new(
-            points().map(|(x, spread)| (x, spread.median)),
-            color.stroke_width(2),
-        ))?
-        .label(series.name.as_str())
-        .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 18, y)], color.stroke_width(2)));
+        let points = |of: fn(&Spread) -> f64| {
+            series.points.iter().map(move |(kib, spread)| (self.place(*kib), self.height(of(spread))))
+        };
+        let (lows, highs) = (points(|spread| spread.low), points(|spread| spread.high));
+        area.draw_series(
+            lows.zip(highs).map(|(low, high)| PathElement::new(vec![low, high], color.stroke_width(1))),
+        )?;
+        let medians = || points(|spread| spread.median);
+        area.draw_series(medians().map(|median| Circle::new(median, 2, color.filled())))?;
+        area.draw_series(LineSeries::new(medians(), color.stroke_width(2)))?
+            .label(series.name.as_str())
+            .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 18, y)], color.stroke_width(2)));
         Ok(())
     }
 }
@@ -111,12 +119,16 @@ mod tests {
         let line =
             |name: &str| Series { name: name.to_owned(), points: vec![(4, point(2.0)), (64, point(3.0))] };
         let series = [line("RAID4S"), line("RAID5")];
-        let chart =
-            Chart { title: "writes", across: "KiB", quantity: "MB/s", logarithmic: true, series: &series };
-        let text = chart.svg().unwrap();
+        let chart = |rises_by_powers| {
+            let (title, across, quantity) = ("writes", "KiB", "MB/s");
+            Chart { title, across, quantity, logarithmic: true, rises_by_powers, series: &series }.svg()
+        };
+        let text = chart(false).unwrap();
         for word in ["<svg", "RAID4S", "RAID5", ">\n4\n<", ">\n64\n<", "writes", "#FFFFFF", "#0072B2"] {
             assert!(text.contains(word), "{word} is missing in {text}");
         }
         assert_eq!(text.matches("<circle").count(), 4);
+        let powers = chart(true).unwrap();
+        assert!(powers.contains(">\n10\n<") && !text.contains(">\n10\n<"), "{powers}");
     }
 }

@@ -85,14 +85,13 @@ pub struct Row {
     pub place: String,
     pub arm: String,
     pub round: u32,
-    /// In the order of [`ALL`].
-    values: Vec<Option<f64>>,
+    /// What was measured.
+    pub values: Vec<(Quantity, f64)>,
 }
 
 impl Row {
     pub fn value(&self, quantity: Quantity) -> Option<f64> {
-        let column = ALL.iter().position(|each| *each == quantity)?;
-        *self.values.get(column)?
+        self.values.iter().find(|(each, _)| *each == quantity).map(|(_, value)| *value)
     }
 }
 
@@ -235,7 +234,7 @@ fn measure(pinstripe: &Path, task: &Task) -> Result<Row> {
         place: task.place.clone(),
         arm: task.arm.to_owned(),
         round: task.round,
-        values: ALL.iter().map(|quantity| quantity.of(&report)).collect(),
+        values: ALL.iter().filter_map(|&quantity| Some((quantity, quantity.of(&report)?))).collect(),
     })
 }
 
@@ -301,15 +300,16 @@ impl Rows {
         Spread::of_median(self.of(at, quantity).filter_map(by))
     }
 
-    /// A line a run.
-    pub fn csv(&self) -> String {
-        let columns: Vec<&str> = ALL.iter().map(|quantity| quantity.column()).collect();
-        let mut text = format!("series,experiment,place,arm,round,{}\n", columns.join(","));
-        for Row { series, experiment, place, arm, round, values } in &self.0 {
-            let values: Vec<String> = values
-                .iter()
-                .map(|value| value.map_or(String::new(), |value| format!("{value:.4}")))
-                .collect();
+    /// A line a run, with these columns.
+    pub fn csv(&self, columns: &[Quantity]) -> String {
+        let names: Vec<&str> = columns.iter().map(|quantity| quantity.column()).collect();
+        let mut text = format!("{POINT}{}\n", names.join(","));
+        for row in &self.0 {
+            let Row { series, experiment, place, arm, round, .. } = row;
+            let value = |quantity: &Quantity| {
+                row.value(*quantity).map_or(String::new(), |value| format!("{value:.4}"))
+            };
+            let values: Vec<String> = columns.iter().map(value).collect();
             let _ =
                 writeln!(text, "{series},{experiment},\"{place}\",\"{arm}\",{round},{}", values.join(","));
         }
@@ -318,8 +318,11 @@ impl Rows {
 
     /// What [`Self::csv`] has written.
     pub fn parse(text: &str) -> Result<Self> {
-        let line = |line: &str| row(line).with_context(|| format!("not a row of a table: {line}"));
-        text.lines().skip(1).map(line).collect::<Result<_>>().map(Self)
+        let mut lines = text.lines();
+        let Some(head) = lines.next() else { return Ok(Self::default()) };
+        let columns = columns(head).with_context(|| format!("not the columns of a table: {head}"))?;
+        let line = |line: &str| row(line, &columns).with_context(|| format!("not a row of a table: {line}"));
+        lines.map(line).collect::<Result<_>>().map(Self)
     }
 }
 
@@ -331,7 +334,14 @@ pub struct At<'a> {
     pub arm: &'a str,
 }
 
-fn row(line: &str) -> Option<Row> {
+/// The columns before those of quantities.
+const POINT: &str = "series,experiment,place,arm,round,";
+
+fn columns(head: &str) -> Option<Vec<Quantity>> {
+    head.strip_prefix(POINT)?.split(',').map(Quantity::called).collect()
+}
+
+fn row(line: &str, columns: &[Quantity]) -> Option<Row> {
     // Names of places and arms may have commas.
     let [before, place, _, arm, after] = line.split('"').collect::<Vec<_>>().try_into().ok()?;
     let (series, experiment) = before.strip_suffix(',')?.split_once(',')?;
@@ -339,8 +349,12 @@ fn row(line: &str) -> Option<Row> {
     let round = after.next()?.parse().ok()?;
     let value = |text: &str| if text.is_empty() { Some(None) } else { text.parse().ok().map(Some) };
     let values: Vec<Option<f64>> = after.map(value).collect::<Option<_>>()?;
+    if values.len() != columns.len() {
+        return None;
+    }
+    let measured = columns.iter().zip(values).filter_map(|(column, value)| Some((*column, value?)));
     let [series, experiment, place, arm] = [series, experiment, place, arm].map(str::to_owned);
-    (values.len() == ALL.len()).then_some(Row { series, experiment, place, arm, round, values })
+    Some(Row { series, experiment, place, arm, round, values: measured.collect() })
 }
 
 #[cfg(test)]
@@ -349,8 +363,7 @@ pub mod tests {
 
     /// A row with this throughput, and nothing else.
     pub fn throughput(experiment: &str, place: &str, arm: &str, round: u32, value: f64) -> Row {
-        let mut values = vec![None; ALL.len()];
-        values[0] = Some(value);
+        let values = vec![(Quantity::Throughput, value)];
         let [series, experiment, place, arm] = ["real CPU", experiment, place, arm].map(str::to_owned);
         Row { series, experiment, place, arm, round, values }
     }
@@ -358,7 +371,7 @@ pub mod tests {
     impl Row {
         /// With this for every quantity.
         pub fn with_all(mut self, value: f64) -> Self {
-            self.values = vec![Some(value); ALL.len()];
+            self.values = ALL.map(|quantity| (quantity, value)).to_vec();
             self
         }
     }
@@ -386,9 +399,15 @@ pub mod tests {
     fn what_is_kept_is_read_again() {
         let rows =
             Rows(vec![throughput("e", "1", "ours, all", 1, 4.0), throughput("e", "x, y", "b", 2, 5.5)]);
-        assert_eq!(Rows::parse(&rows.csv()).unwrap(), rows);
-        assert!(Rows::parse("head\nreal CPU,e,\"1\",\"a\",1,3\n").is_err(), "columns are missing");
-        assert!(Rows::parse("head\nreal CPU,e,1,a,1\n").is_err());
+        assert_eq!(Rows::parse(&rows.csv(&ALL)).unwrap(), rows);
+        let parse = |columns: &str, line: &str| Rows::parse(&format!("{POINT}{columns}\n{line}\n"));
+        let line = "real CPU,e,\"1\",\"a\",1,,3";
+        let rows = parse("p99_us,mb_per_second", line).unwrap();
+        assert_eq!(rows, Rows(vec![throughput("e", "1", "a", 1, 3.0)]), "columns are known by their names");
+        assert!(parse("p99_us", line).is_err() && parse("p99_us,p99_us,mb_per_second", line).is_err());
+        assert!(parse("p99_us,other", line).is_err(), "there is no such column");
+        assert!(parse("mb_per_second", "real CPU,e,1,a,1").is_err());
+        assert_eq!(Rows::parse("").unwrap(), Rows::default());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::chart::{Chart, Series as Line};
 use super::experiment::{self, At, Experiment, Row, Rows, Series};
-use super::quantity::Quantity;
+use super::quantity::{ALL, Quantity};
 use super::twice;
 use crate::bars::Bars;
 use crate::bench::Spread;
@@ -120,6 +120,8 @@ impl Wanted {
             Self::More => "> 1".to_owned(),
             Self::Less => "< 1".to_owned(),
             Self::Alike(share) => format!("1 ± {share}"),
+            Self::Within(least, most) if most.is_infinite() => format!("≥ {least}"),
+            Self::Within(least, most) if least.is_infinite() => format!("≤ {most}"),
             Self::Within(least, most) => format!("{least} to {most}"),
         }
     }
@@ -179,13 +181,7 @@ impl Paper {
         let origin = Origin::now(root)?;
         let chosen = self.experiments.iter().filter(|experiment| experiment.is_short || rounds.is_some());
         let rows = run(pinstripe, &chosen.collect::<Vec<_>>(), rounds)?;
-        Ok(Kept {
-            rows: Rows(rows),
-            origin,
-            later: BTreeMap::new(),
-            before: Rows::default(),
-            cpus: super::cpus(),
-        })
+        Ok(Kept { rows: Rows(rows), ..Kept::new(origin) })
     }
 
     /// Measures these again, and takes the others from what is kept.
@@ -205,43 +201,20 @@ impl Paper {
         let chosen: Vec<&Experiment> = names.iter().map(find).collect::<Result<_>>()?;
         let origin = Origin::now(root)?;
         let rows = run(pinstripe, &chosen, Some(rounds))?;
-        let (old, others): (Vec<Row>, Vec<Row>) =
-            kept.rows.0.into_iter().partition(|row| names.contains(&row.experiment));
-        kept.rows = Rows(others.into_iter().chain(rows).collect());
-        kept.before.0.retain(|row| !names.contains(&row.experiment));
-        kept.before.0.extend(old);
-        kept.later.extend(names.iter().map(|name| (name.clone(), origin.clone())));
+        kept.replace(names, rows, &origin);
         Ok(kept)
     }
 
     /// What [`Self::write`] has kept.
     pub fn load(&self, folder: &Path) -> Result<Kept> {
-        let beside = folder.join(self.name);
-        let name = format!("{}.csv", self.name);
-        let text = std::fs::read_to_string(beside.join(&name)).with_context(|| name.clone())?;
-        let origin = origin::load(&beside.join("origin.json"))?.context("nothing was measured yet")?;
-        let cpus = cpus_of(&origin).context("origin.json doesn't say how many CPUs there were")?;
-        let later = origin::load(&beside.join("later.json"))?.unwrap_or_default();
-        let before = std::fs::read_to_string(beside.join(BEFORE)).unwrap_or_default();
-        let before = Rows::parse(&before).context(BEFORE)?;
-        Ok(Kept { rows: Rows::parse(&text).context(name)?, origin, later, before, cpus })
+        load(folder, self.name)?.context("nothing was measured yet")
     }
 
     /// Writes page, table and pictures below `folder`; `more` comes before what differs.
     pub fn write(&self, folder: &Path, kept: &Kept, more: &str) -> Result<()> {
-        let beside = folder.join(self.name);
-        std::fs::create_dir_all(&beside).with_context(|| format!("make {}", beside.display()))?;
-        let write = |path: &Path, text: &str| {
-            std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
-        };
-        write(&beside.join(format!("{}.csv", self.name)), &kept.rows.csv())?;
-        origin::save(&kept.origin, &beside.join("origin.json"))?;
-        origin::save(&kept.later, &beside.join("later.json"))?;
-        if !kept.before.0.is_empty() {
-            write(&beside.join(BEFORE), &kept.before.csv())?;
-        }
+        save(folder, self.name, &ALL, kept)?;
         for panel in self.panels(kept) {
-            write(&beside.join(panel.file()), &self.picture(panel, kept)?)?;
+            write(&folder.join(self.name).join(panel.file()), &self.picture(panel, kept)?)?;
         }
         write(&folder.join(format!("{}.md", self.name)), &self.page(kept, more))
     }
@@ -286,8 +259,16 @@ impl Paper {
             };
             let series: Vec<Line> = experiment.arms.iter().map(line).collect();
             let across = experiment.across();
-            return Chart { title: &title, across, quantity: &words, logarithmic: true, series: &series }
-                .svg();
+            let (logarithmic, rises_by_powers) = (true, false);
+            return Chart {
+                title: &title,
+                across,
+                quantity: &words,
+                logarithmic,
+                rises_by_powers,
+                series: &series,
+            }
+            .svg();
         }
         let names: Vec<String> = places.iter().map(|place| experiment.label(place)).collect();
         let group = |(place, name)| -> (&str, Vec<Option<Spread>>) {
@@ -308,7 +289,7 @@ impl Paper {
         text.push_str(&self.reached(kept));
         text.push_str(more);
         text.push_str(self.differs);
-        text.push_str(&self.two_runs(kept));
+        text.push_str(&two_runs(self.name, kept));
         for figure in self.figures {
             let paper = in_lines(&format!("The paper: {}", figure.paper));
             let _ = writeln!(text, "## {}\n\n{paper}\n", figure.title);
@@ -365,38 +346,10 @@ impl Paper {
 
     /// The table of comparisons.
     fn reached(&self, kept: &Kept) -> String {
-        let mut text = "## What was to be reached\n\nRatios at the most threads, or at the greatest depth.\n\n\
-                        | published comparison | series | wanted | measured | kept |\n|---|---|---|---:|---|\n"
-            .to_owned();
-        for claim in self.claims.iter().copied().flatten() {
-            let (series, wanted) = (self.experiment(claim.experiment).series.name(), claim.wanted.words());
-            let [measured, told] = claim.told(kept);
-            let _ = writeln!(text, "| {} | {series} | {wanted} | {measured} | {told} |", claim.words);
-        }
-        text + "\n"
-    }
-
-    /// What was measured twice, beside each other.
-    fn two_runs(&self, kept: &Kept) -> String {
-        let (counts, apart) = twice::compare(&kept.rows, &kept.before);
-        if counts.is_empty() {
-            return String::new();
-        }
-        let intro = format!(
-            "What was measured the time before, of the experiments that were measured again, is in [{BEFORE}]({}/{BEFORE}). Bars that are \
-             intervals of 95 % lie apart now and then, and where the program has changed between the two.",
-            self.name
-        );
-        let mut text = format!(
-            "## Two runs\n\n{}\n\n| series | quantity | points with bars that overlap |\n|---|---|---:|\n",
-            in_lines(&intro)
-        );
-        for ((series, quantity), count) in counts {
-            let _ = writeln!(text, "| {series} | {quantity} | {count} |");
-        }
-        let points = apart.iter().map(|point| format!("- {point}\n"));
-        let list = if apart.is_empty() { String::new() } else { "\nApart:\n\n".to_owned() };
-        text + &list + &points.collect::<String>() + "\n"
+        let claims = self.claims.iter().copied().flatten();
+        let claims = claims.map(|claim| (claim, self.experiment(claim.experiment).series));
+        "## What was to be reached\n\nRatios at the most threads, or at the greatest depth.\n\n".to_owned()
+            + &compared("published comparison", claims, kept)
     }
 
     fn section(&self, panel: &Panel, kept: &Kept) -> String {
@@ -434,20 +387,110 @@ impl Paper {
     }
 }
 
+impl Kept {
+    /// Of this machine, on which nothing was measured yet.
+    pub fn new(origin: Origin) -> Self {
+        let (later, cpus) = (BTreeMap::new(), super::cpus());
+        Self { rows: Rows::default(), origin, later, before: Rows::default(), cpus }
+    }
+
+    /// Takes these rows for those that there were of these experiments. Those are kept, too.
+    pub fn replace(&mut self, names: &[String], rows: Vec<Row>, origin: &Origin) {
+        let is_again = |row: &Row| names.contains(&row.experiment);
+        let (old, others): (Vec<Row>, Vec<Row>) =
+            std::mem::take(&mut self.rows.0).into_iter().partition(is_again);
+        self.rows = Rows(others.into_iter().chain(rows).collect());
+        self.before.0.retain(|row| !is_again(row));
+        self.before.0.extend(old);
+        self.later.extend(names.iter().map(|name| (name.clone(), origin.clone())));
+    }
+}
+
+/// What [`save`] has kept of this name, if there is something.
+pub fn load(folder: &Path, name: &str) -> Result<Option<Kept>> {
+    let beside = folder.join(name);
+    let Some(origin) = origin::load(&beside.join("origin.json"))? else { return Ok(None) };
+    let table = format!("{name}.csv");
+    let text = std::fs::read_to_string(beside.join(&table)).with_context(|| table.clone())?;
+    let cpus = cpus_of(&origin).context("origin.json doesn't say how many CPUs there were")?;
+    let later = origin::load(&beside.join("later.json"))?.unwrap_or_default();
+    let before = std::fs::read_to_string(beside.join(BEFORE)).unwrap_or_default();
+    let before = Rows::parse(&before).context(BEFORE)?;
+    Ok(Some(Kept { rows: Rows::parse(&text).context(table)?, origin, later, before, cpus }))
+}
+
+/// Keeps it below `folder`, in tables with these columns.
+pub fn save(folder: &Path, name: &str, columns: &[Quantity], kept: &Kept) -> Result<()> {
+    let beside = folder.join(name);
+    std::fs::create_dir_all(&beside).with_context(|| format!("make {}", beside.display()))?;
+    write(&beside.join(format!("{name}.csv")), &kept.rows.csv(columns))?;
+    origin::save(&kept.origin, &beside.join("origin.json"))?;
+    origin::save(&kept.later, &beside.join("later.json"))?;
+    if kept.before.0.is_empty() { Ok(()) } else { write(&beside.join(BEFORE), &kept.before.csv(columns)) }
+}
+
+/// A page or a picture.
+pub fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
+}
+
+/// A table of comparisons, each with what takes time in it; `what` says which they are.
+pub fn compared<'c>(what: &str, claims: impl Iterator<Item = (&'c Claim, Series)>, kept: &Kept) -> String {
+    let mut text = format!("| {what} | series | wanted | measured | kept |\n|---|---|---|---:|---|\n");
+    for (claim, series) in claims {
+        let (words, series, wanted) = (claim.words, series.name(), claim.wanted.words());
+        let [measured, told] = claim.told(kept);
+        let _ = writeln!(text, "| {words} | {series} | {wanted} | {measured} | {told} |");
+    }
+    text + "\n"
+}
+
+/// What was measured twice, beside each other.
+pub fn two_runs(name: &str, kept: &Kept) -> String {
+    let (counts, apart) = twice::compare(&kept.rows, &kept.before);
+    if counts.is_empty() {
+        return String::new();
+    }
+    let intro = format!(
+        "What was measured the time before, of the experiments that were measured again, is in [{BEFORE}]({name}/{BEFORE}). Bars that are \
+         intervals of 95 % lie apart now and then, and where the program has changed between the two."
+    );
+    let mut text = format!(
+        "## Two runs\n\n{}\n\n| series | quantity | points with bars that overlap |\n|---|---|---:|\n",
+        in_lines(&intro)
+    );
+    for ((series, quantity), count) in counts {
+        let _ = writeln!(text, "| {series} | {quantity} | {count} |");
+    }
+    let points = apart.iter().map(|point| format!("- {point}\n"));
+    let list = if apart.is_empty() { String::new() } else { "\nApart:\n\n".to_owned() };
+    text + &list + &points.collect::<String>() + "\n"
+}
+
 impl Claim {
     /// What was measured of it, and what that tells.
     fn told(&self, kept: &Kept) -> [String; 2] {
+        let base = Some(self.base_at.0).filter(|base| !base.is_empty()).unwrap_or(self.experiment);
+        let rounds = kept.rows.rounds_of(self.experiment).min(kept.rows.rounds_of(base));
+        let in_words = if rounds == 1 { alone } else { in_brackets };
         let (measured, verdict) = match (self.ratio(&kept.rows), self.value(&kept.rows)) {
-            (Some(ratio), _) => (in_brackets(ratio), self.wanted.verdict(ratio)),
+            (Some(ratio), _) => (in_words(ratio), self.wanted.verdict(ratio)),
             (None, Some(value)) => {
                 let verdict = self.wanted.verdict_beside_nothing(value);
-                (format!("{} beside 0", in_brackets(value)), verdict)
+                (format!("{} beside 0", in_words(value)), verdict)
             }
             (None, None) => return ["not measured".to_owned(), String::new()],
         };
+        let why = match (verdict, self.why) {
+            (Verdict::Kept, _) | (Verdict::NotTold, "") => String::new(),
+            (Verdict::NotKept, "") => ": not explained".to_owned(),
+            (_, why) => format!(": {why}"),
+        };
         let not_told = |why: String| [measured.clone(), format!("{}: {why}", Verdict::NotTold.words())];
-        let base = Some(self.base_at.0).filter(|base| !base.is_empty()).unwrap_or(self.experiment);
-        let rounds = kept.rows.rounds_of(self.experiment).min(kept.rows.rounds_of(base));
+        if rounds == 1 {
+            let against = if verdict == Verdict::NotKept { " against it" } else { "" };
+            return not_told(format!("one run{against}{why}"));
+        }
         if rounds < ROUNDS_MIN {
             return not_told(format!("{rounds} of the {ROUNDS_MIN} rounds that it takes"));
         }
@@ -455,11 +498,6 @@ impl Claim {
         if kept.later.get(self.experiment) != kept.later.get(base) {
             return not_told("measured by two commands".to_owned());
         }
-        let why = match (verdict, self.why) {
-            (Verdict::Kept, _) | (Verdict::NotTold, "") => String::new(),
-            (Verdict::NotKept, "") => ": not explained".to_owned(),
-            (_, why) => format!(": {why}"),
-        };
         [measured, format!("{}{why}", verdict.words())]
     }
 
@@ -493,7 +531,7 @@ impl Claim {
 
 impl Panel {
     fn file(&self) -> String {
-        format!("{}-{}.svg", self.experiment, self.quantity.column().replace('_', "-"))
+        self.quantity.file(self.experiment)
     }
 }
 
@@ -507,7 +545,7 @@ fn run(pinstripe: &Path, experiments: &[&Experiment], rounds: Option<u32>) -> Re
 }
 
 /// A paragraph, broken before a line gets too long.
-fn in_lines(text: &str) -> String {
+pub fn in_lines(text: &str) -> String {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
         match lines.last_mut() {
@@ -524,13 +562,21 @@ fn in_lines(text: &str) -> String {
 
 /// With as many digits as say something.
 fn in_brackets(spread: Spread) -> String {
-    let digits = match spread.median.abs() {
+    let (digits, Spread { low, high, .. }) = (digits(spread), spread);
+    format!("{} ({low:.digits$} to {high:.digits$})", alone(spread))
+}
+
+/// What has no interval, for there is one run.
+fn alone(spread: Spread) -> String {
+    format!("{:.*}", digits(spread), spread.median)
+}
+
+fn digits(spread: Spread) -> usize {
+    match spread.median.abs() {
         0.0..10.0 => 2,
         10.0..100.0 => 1,
         _ => 0,
-    };
-    let Spread { median, low, high } = spread;
-    format!("{median:.digits$} ({low:.digits$} to {high:.digits$})")
+    }
 }
 
 fn cpus_of(origin: &Origin) -> Option<usize> {
@@ -633,7 +679,11 @@ pub mod tests {
         kept.rows = Rows(of(1).to_vec());
         let told = paper.reached(&kept).matches("can't be told").count();
         assert_eq!(told, 5, "one seed tells nothing: {}", paper.reached(&kept));
-        assert_eq!(paper.reached(&kept).matches("can't be told: 1 of the 3 rounds").count(), 5);
+        assert_eq!(paper.reached(&kept).matches("can't be told: one run").count(), 5);
+        let text = paper.reached(&kept);
+        assert!(text.contains("| > 1 | 0.50 | can't be told: one run against it: a reason |"), "{text}");
+        kept.rows = Rows((1..=2).flat_map(of).collect());
+        assert_eq!(paper.reached(&kept).matches("can't be told: 2 of the 3 rounds").count(), 5);
         let elsewhere = |round| {
             let mut row = throughput("f", "1", "b", round, 4.0);
             Series::Virtual.name().clone_into(&mut row.series);

@@ -1,4 +1,5 @@
-//! What is taken of one report of `pinstripe bench`, of a pattern or of a trace.
+//! What is taken of one report of `pinstripe bench`, of a pattern or of a trace, and what is counted besides
+//! where members are behind links.
 
 use serde_json::Value;
 
@@ -16,6 +17,14 @@ pub enum Quantity {
     Inside,
     HandOff,
     Hits,
+    P50,
+    ServersCpu,
+    Sent,
+    Received,
+    OfBound,
+    Busy,
+    Seconds,
+    Link,
 }
 
 /// In the order of a table's columns.
@@ -33,6 +42,21 @@ pub const ALL: [Quantity; 11] = [
     Quantity::Hits,
 ];
 
+/// The same of arrays behind links; CPU is the client's.
+pub const OF_LINKS: [Quantity; 11] = [
+    Quantity::Throughput,
+    Quantity::P50,
+    Quantity::P99,
+    Quantity::Cpu,
+    Quantity::ServersCpu,
+    Quantity::Sent,
+    Quantity::Received,
+    Quantity::OfBound,
+    Quantity::Busy,
+    Quantity::Seconds,
+    Quantity::Link,
+];
+
 impl Quantity {
     /// Its column.
     pub fn column(self) -> &'static str {
@@ -48,7 +72,25 @@ impl Quantity {
             Self::Inside => "lock_inside_percent",
             Self::HandOff => "hand_off_percent",
             Self::Hits => "cache_hit_percent",
+            Self::P50 => "p50_us",
+            Self::ServersCpu => "servers_cpu_us_per_mib",
+            Self::Sent => "sent_by_users_bytes",
+            Self::Received => "received_by_users_bytes",
+            Self::OfBound => "share_of_bound",
+            Self::Busy => "machine_busy_percent",
+            Self::Seconds => "seconds",
+            Self::Link => "link_mbit",
         }
+    }
+
+    /// The one of this [`Self::column`].
+    pub fn called(column: &str) -> Option<Self> {
+        ALL.into_iter().chain(OF_LINKS).find(|quantity| quantity.column() == column)
+    }
+
+    /// The picture of it.
+    pub fn file(self, experiment: &str) -> String {
+        format!("{experiment}-{}.svg", self.column().replace('_', "-"))
     }
 
     /// As axes and tables call it.
@@ -65,6 +107,14 @@ impl Quantity {
             Self::Inside => "inside locks, % of the threads' time",
             Self::HandOff => "hand-off, % of a stripe write's time",
             Self::Hits => "parity cache hits, %",
+            Self::P50 => "median latency, us",
+            Self::ServersCpu => "servers' CPU us a MiB",
+            Self::Sent => "bytes that the client sends, by users' bytes",
+            Self::Received => "bytes that the client receives, by users' bytes",
+            Self::OfBound => "share of the bound",
+            Self::Busy => "busy, % of the machine's CPUs",
+            Self::Seconds => "seconds",
+            Self::Link => "link, Mbit/s",
         }
     }
 
@@ -104,6 +154,15 @@ impl Quantity {
                 let hits = count("cache_hits")?;
                 by("cache_hits", hits + count("cache_misses")?).map(|share| share * 100.0)
             }
+            Self::P50 => latency("p50"),
+            // Of links and of the machine no report says anything.
+            Self::ServersCpu
+            | Self::Sent
+            | Self::Received
+            | Self::OfBound
+            | Self::Busy
+            | Self::Seconds
+            | Self::Link => None,
         }
     }
 }
@@ -114,6 +173,14 @@ mod tests {
 
     fn near(found: Option<f64>, wanted: f64) {
         assert!(found.is_some_and(|found| (found - wanted).abs() < 1e-9), "{found:?} and not {wanted}");
+    }
+
+    #[test]
+    fn columns_are_known_by_their_names() {
+        for quantity in ALL.into_iter().chain(OF_LINKS) {
+            assert_eq!(Quantity::called(quantity.column()), Some(quantity));
+        }
+        assert_eq!(Quantity::called("other"), None);
     }
 
     #[test]

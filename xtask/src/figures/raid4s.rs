@@ -298,7 +298,8 @@ impl Figure {
         let series: Vec<Series> = self.arms.iter().map(line).collect();
         let quantity = if self.normalized { "throughput by RAID4S's" } else { "MB/s" };
         let across = "size of a write, KiB";
-        Chart { title: self.title, across, quantity, logarithmic: self.logarithmic, series: &series }.svg()
+        let (logarithmic, rises_by_powers) = (self.logarithmic, false);
+        Chart { title: self.title, across, quantity, logarithmic, rises_by_powers, series: &series }.svg()
     }
 }
 
