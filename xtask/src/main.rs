@@ -159,7 +159,7 @@ fn run(task: Task) -> Result<()> {
     match task {
         Task::Deb(deb) => deb::run(root, &deb),
         Task::Test(test) => steps::run(root, &test),
-        Task::Figures(figures) => figures::run(root, &figures),
+        Task::Figures(figures) => figures::run(root, &figures, net::write_pages),
         Task::Fuzz(fuzz) => fuzz::run(root, &fuzz),
         Task::Soak(soak) => soak::run(root, &soak),
         Task::Sim(sim) => sim::run(root, &sim),

@@ -34,6 +34,12 @@ impl Origin {
             machine: format!("{cpus} CPUs, Linux {}", kernel.trim()),
         })
     }
+
+    /// The commit, for a page.
+    pub fn commit_in_words(&self) -> String {
+        let changed = self.commit.strip_suffix("-dirty");
+        changed.map_or_else(|| self.commit.clone(), |name| format!("{name} with changes that are in no commit"))
+    }
 }
 
 /// The commit, and whether something is changed but for documents: they change while they are being made.

@@ -9,13 +9,15 @@
 //!   straid      a paper of experiment x figures ─┐
 //!   scalaraid   another one, and the bitmap ─────┴> paper ─> page, table, pictures
 //! ```
+//!
+//! dRAID's are measured by `cargo xtask net`, with tables, comparisons and pictures of the same form.
 
 mod bitmap;
-mod chart;
+pub mod chart;
 mod drives;
-mod experiment;
-mod paper;
-mod quantity;
+pub mod experiment;
+pub mod paper;
+pub mod quantity;
 mod raid4s;
 mod scalaraid;
 mod straid;
@@ -33,6 +35,9 @@ use self::experiment::Rows;
 
 /// Where pages, tables and pictures lie.
 const FOLDER: &str = "docs/results/papers";
+
+/// What measures the fourth paper's.
+const DRAID: &str = "dRAID's figures are measured by `cargo xtask net --figures`, --objects and --rocksdb, as root";
 
 /// Rounds, unless the user says how many.
 const ROUNDS: u32 = 3;
@@ -70,21 +75,25 @@ enum Which {
     Raid4s,
     Straid,
     Scalaraid,
+    /// Only its pages (--page)
+    Draid,
 }
 
-/// Measures, and writes the pages.
-pub fn run(root: &Path, figures: &Figures) -> Result<()> {
+/// Measures, and writes the pages. `draid` writes those of dRAID again, from the tables in a folder.
+pub fn run(root: &Path, figures: &Figures, draid: fn(&Path) -> Result<()>) -> Result<()> {
     ensure!(
         figures.experiment.is_empty() || figures.only != Some(Which::Raid4s),
         "RAID4S is measured as a whole"
     );
+    ensure!(figures.page || figures.only != Some(Which::Draid), "{DRAID}; --page writes its pages again");
     let folder = figures.out.clone().unwrap_or_else(|| root.join(FOLDER));
     let is_wanted = |which| figures.only.is_none_or(|only| only == which);
     if let Some(other) = &figures.beside {
         return compare(&folder, other, is_wanted);
     }
     if figures.page {
-        return write_again(root, &folder, &folder, is_wanted);
+        write_again(root, &folder, &folder, is_wanted)?;
+        return if is_wanted(Which::Draid) { draid(&folder) } else { Ok(()) };
     }
     let pinstripe = crate::cargo::build(
         root,
@@ -125,6 +134,9 @@ pub fn run(root: &Path, figures: &Figures) -> Result<()> {
     }
     if is_wanted(Which::Raid4s) {
         raid4s::write(&folder, &raid4s::measure(root, &pinstripe, figures.short)?)?;
+    }
+    if figures.only.is_none() {
+        println!("{DRAID}");
     }
     if figures.short { is_on_record(&folder, &root.join(FOLDER), is_wanted) } else { Ok(()) }
 }
@@ -292,15 +304,15 @@ fn command(arguments: &[String]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
 
-    /// The files of the papers here, by name.
-    fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    /// The files of these papers here, by name.
+    pub fn files(folder: &Path, papers: &[&str]) -> BTreeMap<String, Vec<u8>> {
         let mut files = BTreeMap::new();
-        for paper in ["raid4s", "straid", "scalaraid"] {
+        for paper in papers {
             let page = folder.join(format!("{paper}.md"));
             let beside = std::fs::read_dir(folder.join(paper)).unwrap().map(|entry| entry.unwrap().path());
             for path in beside.chain([page]) {
@@ -316,7 +328,8 @@ mod tests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let again = std::env::temp_dir().join(format!("figures-again-{}", std::process::id()));
         write_again(root, &root.join(FOLDER), &again, |_| true).unwrap();
-        let (kept, mut again_files) = (files(&root.join(FOLDER)), files(&again));
+        let papers = ["raid4s", "straid", "scalaraid"];
+        let (kept, mut again_files) = (files(&root.join(FOLDER), &papers), files(&again, &papers));
         std::fs::remove_dir_all(&again).unwrap();
         // It is measured apart, and written by no page.
         again_files.insert(drives::FILE.to_owned(), kept[drives::FILE].clone());

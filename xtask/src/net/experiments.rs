@@ -6,14 +6,17 @@
 
 use super::client::{Load, Rebuild, equal_links};
 use super::network::{Node, Rates};
+use crate::figures::quantity::Quantity;
 
+/// Plain sequential requests to one member over one link, before the points of each round: its goodput.
+pub const WRITTEN: &str = "one link, written";
+pub const READ: &str = "one link, read";
 /// Servers, where a figure isn't about their number.
 const SERVERS: usize = 8;
 /// Widths of stripes.
-const WIDTHS: &[usize] = &[4, 6, 8, 10, 14, 18];
-const KIB: u64 = 1 << 10;
-/// Bytes of requests under way at a time, where requests aren't very small or very large.
-const BYTES_UNDER_WAY: u64 = 4 << 20;
+const WIDTHS: &[u32] = &[4, 6, 8, 10, 14, 18];
+/// KiB of requests under way at a time, where requests aren't very small or very large.
+const KIB_UNDER_WAY: u32 = 4 << 10;
 
 /// Which side does the parity's work, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +37,7 @@ pub enum Arm {
 
 impl Arm {
     /// Its name in tables.
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::HostCentric => "host-centric",
             Self::Offload => "offload",
@@ -68,37 +71,6 @@ impl Arm {
 
 const BOTH: &[Arm] = &[Arm::HostCentric, Arm::Offload];
 
-/// What a figure's chart shows of each point.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Quantity {
-    /// Users' bytes per second, by the goodput of a link in that direction.
-    Goodput,
-    /// Bytes on the client's link, both directions together, by users' bytes.
-    LinkBytes,
-    /// The 99th percentile of latency, in milliseconds.
-    Latency,
-}
-
-impl Quantity {
-    /// What the chart's axis says.
-    pub fn in_words(self) -> &'static str {
-        match self {
-            Self::Goodput => "users' bytes by the link's goodput",
-            Self::LinkBytes => "bytes on the client's link per user's byte",
-            Self::Latency => "99th percentile of latency, ms",
-        }
-    }
-
-    /// The end of a chart's file name.
-    pub fn suffix(self) -> &'static str {
-        match self {
-            Self::Goodput => "",
-            Self::LinkBytes => "-bytes",
-            Self::Latency => "-latency",
-        }
-    }
-}
-
 /// How fast the links are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Links {
@@ -131,9 +103,9 @@ impl Links {
 #[derive(Clone, Debug)]
 pub struct Point {
     /// Which line it is on.
-    pub series: String,
+    pub series: &'static str,
     /// Where on the axis.
-    pub x: f64,
+    pub x: u32,
     /// In words.
     pub label: String,
     /// Servers; each has one member.
@@ -144,6 +116,19 @@ pub struct Point {
     pub load: Load,
     /// The load's rate, by the goodput.
     pub rate_share: Option<f64>,
+}
+
+impl Point {
+    /// As the table calls it.
+    pub fn place(&self) -> String {
+        format!("{}, {}", self.series, self.label)
+    }
+
+    /// The goodput that it is compared with. A duplex link carries both at once, so that mixed loads can
+    /// exceed it.
+    pub fn goodput(&self) -> &'static str {
+        if self.load.reads == 100 || self.load.rebuild.is_some() { READ } else { WRITTEN }
+    }
 }
 
 /// See the module.
@@ -158,7 +143,7 @@ pub struct Figure {
     pub axis: &'static str,
     /// Its points double rather than rise evenly.
     pub logarithmic: bool,
-    /// A chart of each.
+    /// A chart of each; none of what has one place only.
     pub quantities: &'static [Quantity],
     /// The arms that are compared.
     pub arms: &'static [Arm],
@@ -167,10 +152,10 @@ pub struct Figure {
 }
 
 /// Makes the points of both levels: `make` gets the plain point of its level and changes it.
-fn levels(seconds: f64, values: &[f64], make: impl Fn(&mut Point, f64)) -> Vec<Point> {
-    let point = |level: u8, x: f64| {
+fn levels(seconds: f64, values: &[u32], make: impl Fn(&mut Point, u32)) -> Vec<Point> {
+    let point = |level: u8, x: u32| {
         let mut point = Point {
-            series: format!("RAID{level}"),
+            series: if level == 5 { "RAID5" } else { "RAID6" },
             x,
             label: String::new(),
             servers: SERVERS,
@@ -188,25 +173,16 @@ fn levels(seconds: f64, values: &[f64], make: impl Fn(&mut Point, f64)) -> Vec<P
         .collect()
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "small whole numbers, all positive"
-)]
-fn whole(x: f64) -> u64 {
-    x.round() as u64
-}
-
 /// Requests of `kib`, as many as fill the links.
-fn set_size(point: &mut Point, kib: f64) {
-    point.load.size = whole(kib) * KIB;
-    point.load.depth = usize::try_from(BYTES_UNDER_WAY / point.load.size).unwrap_or(0).clamp(8, 128);
+fn set_size(point: &mut Point, kib: u32) {
+    point.load.size = u64::from(kib) << 10;
+    point.load.depth = (KIB_UNDER_WAY / kib).clamp(8, 128) as usize;
     point.label = format!("{kib} KiB");
 }
 
-fn set_width(point: &mut Point, width: f64) {
-    point.servers = usize::try_from(whole(width)).unwrap_or(SERVERS);
-    point.label = format!("{width}");
+fn set_width(point: &mut Point, width: u32) {
+    point.servers = width as usize;
+    point.label = format!("{width} servers");
 }
 
 /// Reads of what was written, with the first member missing.
@@ -214,10 +190,6 @@ fn degrade(point: &mut Point) {
     point.load.reads = 100;
     point.load.fill = true;
     point.load.lost = vec![0];
-}
-
-fn widths() -> Vec<f64> {
-    WIDTHS.iter().map(|&width| f64::from(u32::try_from(width).unwrap_or(0))).collect()
 }
 
 /// All figures, each point measured for so many seconds.
@@ -229,25 +201,25 @@ pub fn all(seconds: f64) -> Vec<Figure> {
 impl Figure {
     /// Throughput of client and servers, which needs no explanation.
     fn plain(name: &'static str, title: &'static str, axis: &'static str, points: Vec<Point>) -> Self {
-        let (quantities, logarithmic) = (&[Quantity::Goodput], axis.ends_with("KiB"));
+        let (quantities, logarithmic) = (&[Quantity::Throughput], axis.ends_with("KiB"));
         Self { name, title, about: "", axis, logarithmic, quantities, arms: BOTH, points }
     }
 }
 
 /// Of a complete array.
 fn writes(seconds: f64) -> Vec<Figure> {
-    let partial = levels(seconds, &[128.0], set_size);
-    let sizes = [4.0, 16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 0.0];
+    let partial = levels(seconds, &[128], set_size);
+    let sizes = [4, 16, 64, 128, 256, 512, 1024, 0];
     let by_size = levels(seconds, &sizes, |point, kib| {
-        let stripe = 512.0 * if point.load.level == 5 { 7.0 } else { 6.0 };
-        point.x = if kib == 0.0 { stripe } else { kib };
+        let stripe = 512 * if point.load.level == 5 { 7 } else { 6 };
+        point.x = if kib == 0 { stripe } else { kib };
         set_size(point, point.x);
     });
-    let by_chunk = levels(seconds, &[32.0, 64.0, 128.0, 256.0, 512.0, 1024.0], |point, kib| {
-        (point.load.chunk, point.label) = (whole(kib) * KIB, format!("{kib} KiB"));
+    let by_chunk = levels(seconds, &[32, 64, 128, 256, 512, 1024], |point, kib| {
+        (point.load.chunk, point.label) = (u64::from(kib) << 10, format!("{kib} KiB"));
     });
-    let by_width = levels(seconds, &widths(), set_width);
-    let with_slow_links = levels(seconds, &widths(), |point, width| {
+    let by_width = levels(seconds, WIDTHS, set_width);
+    let with_slow_links = levels(seconds, WIDTHS, |point, width| {
         set_width(point, width);
         point.links = Links::Servers(0.2);
         // So many for each that all have something to do, whomever chance has the writes go to.
@@ -256,11 +228,12 @@ fn writes(seconds: f64) -> Vec<Figure> {
     vec![
         Figure {
             about: "What the project set out for first: random writes of 128 KiB.",
+            quantities: &[],
             ..Figure::plain("partial-writes", "Partial writes", "I/O size, KiB", partial)
         },
         Figure {
             about: "The last size is a whole stripe, which goes out in one piece, whichever side computes parity.",
-            quantities: &[Quantity::Goodput, Quantity::LinkBytes],
+            quantities: &[Quantity::Throughput, Quantity::Sent],
             ..Figure::plain("writes-by-size", "Writes by I/O size", "I/O size, KiB", by_size)
         },
         Figure::plain("writes-by-chunk", "Writes by chunk", "chunk, KiB", by_chunk),
@@ -275,17 +248,17 @@ fn writes(seconds: f64) -> Vec<Figure> {
 
 /// Of a complete array.
 fn reads_and_loads(seconds: f64) -> Vec<Figure> {
-    let by_size = levels(seconds, &[4.0, 16.0, 64.0, 128.0, 512.0, 1024.0], |point, kib| {
+    let by_size = levels(seconds, &[4, 16, 64, 128, 512, 1024], |point, kib| {
         set_size(point, kib);
         (point.load.reads, point.load.fill) = (100, true);
     });
-    let by_share = levels(seconds, &[0.0, 25.0, 50.0, 75.0, 100.0], |point, share| {
-        point.load.reads = u8::try_from(whole(share)).unwrap_or(100);
+    let by_share = levels(seconds, &[0, 25, 50, 75, 100], |point, share| {
+        point.load.reads = u8::try_from(share).unwrap_or(100);
         (point.load.fill, point.label) = (true, format!("{share} %"));
     });
-    let shares = [10.0, 20.0, 30.0, 40.0, 45.0, 60.0, 75.0, 90.0];
+    let shares = [10, 20, 30, 40, 45, 60, 75, 90];
     let by_load = levels(seconds, &shares, |point, percent| {
-        (point.rate_share, point.load.depth) = (Some(percent / 100.0), 128);
+        (point.rate_share, point.load.depth) = (Some(f64::from(percent) / 100.0), 128);
         point.label = format!("{percent} %");
     });
     vec![
@@ -294,7 +267,7 @@ fn reads_and_loads(seconds: f64) -> Vec<Figure> {
         Figure {
             about: "Random writes of 128 KiB come at random instants, whether the ones before them are done or not, and their time \
                     runs from then. Above what an arm can do, it is the queue that is measured.",
-            quantities: &[Quantity::Latency],
+            quantities: &[Quantity::P99],
             ..Figure::plain("latency", "Latency against load", "load, % of goodput", by_load)
         },
     ]
@@ -302,14 +275,14 @@ fn reads_and_loads(seconds: f64) -> Vec<Figure> {
 
 /// With a member missing.
 fn degraded(seconds: f64) -> Vec<Figure> {
-    let sizes = [16.0, 64.0, 128.0, 512.0];
+    let sizes = [16, 64, 128, 512];
     let mut reads = levels(seconds, &sizes, |point, kib| {
         degrade(point);
         set_size(point, kib);
     });
     let one_lost: Vec<Point> = reads.iter().filter(|point| point.load.level == 6).cloned().collect();
     reads.extend(one_lost.into_iter().map(|mut point| {
-        (point.load.lost, point.series) = (vec![0, 3], "RAID6, two lost".to_owned());
+        (point.load.lost, point.series) = (vec![0, 3], "RAID6, two lost");
         point
     }));
     let lost_alone = levels(seconds, &sizes, |point, kib| {
@@ -317,7 +290,7 @@ fn degraded(seconds: f64) -> Vec<Figure> {
         set_size(point, kib);
         point.load.pattern = "lost";
     });
-    let by_width = levels(seconds, &widths(), |point, width| {
+    let by_width = levels(seconds, WIDTHS, |point, width| {
         degrade(point);
         set_width(point, width);
     });
@@ -326,7 +299,7 @@ fn degraded(seconds: f64) -> Vec<Figure> {
         point.load.reads = 0;
         set_size(point, kib);
     });
-    let rebuilds = levels(seconds, &widths(), |point, width| {
+    let rebuilds = levels(seconds, WIDTHS, |point, width| {
         (point.load.rebuild, point.load.fill) = (Some(Rebuild { slot: 0, bytes: 64 << 20 }), true);
         set_width(point, width);
     });
@@ -347,10 +320,10 @@ fn degraded(seconds: f64) -> Vec<Figure> {
 
 /// How the servers divide the work among themselves.
 fn division(seconds: f64) -> Vec<Figure> {
-    let sizes = &[32.0, 128.0, 512.0];
+    let sizes = &[32, 128, 512];
     let slow = |point: &mut Point| point.links = Links::SlowReceivers(3);
     let reducers = &[Arm::HostCentric, Arm::Uniform, Arm::Bandwidth];
-    let rebuilds = levels(seconds, &[8.0], |point, width| {
+    let rebuilds = levels(seconds, &[8], |point, width| {
         slow(point);
         // So much that what was learned of the links in its first seconds pays.
         (point.load.rebuild, point.load.fill) = (Some(Rebuild { slot: 0, bytes: 384 << 20 }), true);
@@ -366,6 +339,7 @@ fn division(seconds: f64) -> Vec<Figure> {
     vec![
         Figure {
             about: "The receiving side of 3 of the 7 servers that are left has a quarter of the rate; a member is rebuilt.",
+            quantities: &[],
             arms: &[Arm::Uniform, Arm::Bandwidth],
             ..Figure::plain("reducers", "Reducers under unequal links", "servers", rebuilds)
         },

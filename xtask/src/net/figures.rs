@@ -1,25 +1,29 @@
 //! `cargo xtask net --figures`: measures, keeps what was measured, and writes the page.
+//!
+//! A figure is an experiment of a table such as the other papers' are: a round measures the goodput of a
+//! link, and then at each place one arm right after the other.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
 use super::client::{self, Load, Measurement, equal_links};
-use super::experiments::{self, Arm, Figure, Links, Point};
+use super::experiments::{self, Arm, Figure, Links, Point, READ, WRITTEN};
 use super::network::{Network, Node, Rates};
-use super::results::{Goodput, Line, Measured};
-use super::{chart, report, start_servers};
-use crate::origin;
+use super::report::{self, NAME};
+use super::rounds::whole;
+use super::start_servers;
+use crate::figures::chart::{Chart, Series as Line};
+use crate::figures::experiment::{At, Row, Series};
+use crate::figures::paper::{self, Kept};
+use crate::figures::quantity::{OF_LINKS, Quantity};
+use crate::origin::Origin;
 
 /// Memory of all members together; with more servers each has less.
 const MEMBERS_BYTES: u64 = 2 << 30;
 /// A member has at least so much otherwise: there must be far more stripes than requests under way.
 const MEMBER_BYTES_MIN: u64 = 128 << 20;
-/// Where the figures lie, from the root.
-const FOLDER: &str = "docs/results/disaggregated";
-/// The page.
-const PAGE: &str = "docs/results/disaggregated.md";
+const MIB: f64 = 1_048_576.0;
 
 /// What to measure.
 pub struct Wish<'a> {
@@ -27,32 +31,16 @@ pub struct Wish<'a> {
     pub root: &'a Path,
     /// The command.
     pub pinstripe: &'a Path,
+    /// How often.
+    pub rounds: u32,
     /// Only figures with this in their names; the others stay as they are.
     pub only: Option<&'a str>,
-    /// Whether to measure nothing, and write the page of what is kept.
-    pub page: bool,
     /// Seconds of each point.
     pub seconds: f64,
     /// The client's link.
     pub mbit: f64,
-    /// Where the page goes instead of the documents.
-    pub out: Option<&'a Path>,
-}
-
-impl Wish<'_> {
-    fn base(&self) -> &Path {
-        self.out.unwrap_or(self.root)
-    }
-
-    /// Where charts and what was measured lie.
-    fn folder(&self) -> PathBuf {
-        self.base().join(FOLDER)
-    }
-
-    /// What was measured of a figure.
-    fn file(&self, name: &str) -> PathBuf {
-        self.folder().join(format!("{name}.json"))
-    }
+    /// Where page, table and pictures go.
+    pub papers: PathBuf,
 }
 
 /// Measures the figures, one after the other; one that fails is left as it was, and the others are measured.
@@ -67,40 +55,72 @@ pub fn run(wish: &Wish) -> Result<()> {
     ensure!(!chosen.is_empty(), "no figure has {:?} in its name; they are: {}", wish.only.unwrap_or(""), {
         figures.iter().map(|figure| figure.name).collect::<Vec<_>>().join(", ")
     });
-    fs::create_dir_all(wish.folder())?;
-    if wish.page {
-        return write_page(wish, &figures);
-    }
+    // One for all: figures that are compared with each other are then of one command.
+    let origin = Origin::now(wish.root)?;
+    let mut kept = paper::load(&wish.papers, NAME)?.unwrap_or_else(|| Kept::new(origin.clone()));
     let servers = chosen.iter().flat_map(|figure| &figure.points).map(|point| point.servers).max();
     let lab = Lab { wish, network: Network::new(servers.unwrap_or(1))? };
     let mut failed = Vec::new();
     for figure in chosen {
         println!("{}: {}", figure.name, figure.title);
-        let result =
-            lab.measure(figure).and_then(|measured| origin::save(&measured, &wish.file(figure.name)));
-        if let Err(error) = result {
-            println!("  FAILED: {error:#}");
-            failed.push(figure.name);
+        match lab.measure(figure) {
+            Ok(rows) => kept.replace(&[figure.name.to_owned()], rows, &origin),
+            Err(error) => {
+                println!("  FAILED: {error:#}");
+                failed.push(figure.name);
+            }
         }
         // After each, so that what was measured stands if the next one is interrupted.
-        write_page(wish, &figures)?;
+        write(&wish.papers, &figures, &kept)?;
     }
-    println!("{}", wish.base().join(PAGE).display());
+    println!("{}", wish.papers.join(format!("{NAME}.md")).display());
     ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
     Ok(())
 }
 
-/// Draws everything that was measured, now or before, and writes the page.
-fn write_page(wish: &Wish, figures: &[Figure]) -> Result<()> {
-    let mut known = Vec::new();
+/// Writes the page again, if something is kept.
+pub fn write_again(papers: &Path) -> Result<()> {
+    let kept = paper::load(papers, NAME)?;
+    kept.map_or(Ok(()), |kept| write(papers, &experiments::all(1.0), &kept))
+}
+
+/// Writes page, table and pictures of everything that was measured, now or before.
+fn write(papers: &Path, figures: &[Figure], kept: &Kept) -> Result<()> {
+    paper::save(papers, NAME, &OF_LINKS, kept)?;
     for figure in figures {
-        if let Some(measured) = origin::load::<Measured>(&wish.file(figure.name))? {
-            chart::draw(figure, &measured, &wish.folder())?;
-            known.push((figure, measured));
+        for &quantity in figure.quantities {
+            if kept.rows.has(figure.name, quantity) {
+                let file = papers.join(NAME).join(quantity.file(figure.name));
+                paper::write(&file, &picture(figure, quantity, kept)?)?;
+            }
         }
     }
-    let path = wish.base().join(PAGE);
-    fs::write(&path, report::page(figures, &known)).with_context(|| format!("write {}", path.display()))
+    paper::write(&papers.join(format!("{NAME}.md")), &report::page(figures, kept))
+}
+
+/// A line for each level and arm.
+fn picture(figure: &Figure, quantity: Quantity, kept: &Kept) -> Result<String> {
+    let mut lines = Vec::new();
+    for points in figure.points.chunk_by(|point, next| point.series == next.series) {
+        for arm in figure.arms {
+            let value = |point: &Point| {
+                let at = At { experiment: figure.name, place: &point.place(), arm: arm.name() };
+                Some((point.x, kept.rows.spread(at, quantity)?))
+            };
+            let name = format!("{}, {}", points[0].series, arm.name());
+            lines.push(Line { name, points: points.iter().filter_map(value).collect() });
+        }
+    }
+    Chart {
+        title: &format!("{} ({})", figure.title, Series::Real.name()),
+        quantity: quantity.words(),
+        across: figure.axis,
+        logarithmic: figure.logarithmic,
+        // Beyond what an arm can do, latency is a thousand times as long.
+        rises_by_powers: quantity == Quantity::P99,
+        series: &lines,
+    }
+    .svg()
 }
 
 struct Lab<'a> {
@@ -109,58 +129,46 @@ struct Lab<'a> {
 }
 
 impl Lab<'_> {
-    /// Measures every point with every arm, goodput first.
-    fn measure(&self, figure: &Figure) -> Result<Measured> {
-        let goodput = self.goodput()?;
-        let mut measured = Measured::begin(self.wish.root, self.wish.seconds, self.wish.mbit, goodput)?;
-        println!(
-            "  goodput: {} MB/s written, {} MB/s read",
-            megabytes(goodput.write),
-            megabytes(goodput.read)
-        );
-        for point in &figure.points {
-            for &arm in figure.arms {
-                let row = self.row(point, arm, goodput)?;
-                let of_bound =
-                    row.of_bound().map_or(String::new(), |share| format!(", {share:.3} of its bound"));
-                println!(
-                    "  {:16} {:>9}  {:34} {:6} MB/s, {:.3} of goodput{of_bound}; machine {:.0} % busy",
-                    row.series,
-                    row.label,
-                    row.arm,
-                    megabytes(row.bytes_per_second),
-                    row.of_goodput,
-                    row.busy * 100.0
-                );
-                measured.rows.push(row);
+    /// Every point with every arm, behind the goodput, round after round.
+    fn measure(&self, figure: &Figure) -> Result<Vec<Row>> {
+        let mut rows = Vec::new();
+        for round in 1..=self.wish.rounds {
+            let mut keep = |place: &str, arm: Arm, mut values: Vec<(Quantity, f64)>| {
+                values.extend([(Quantity::Seconds, self.wish.seconds), (Quantity::Link, self.wish.mbit)]);
+                let [series, experiment, place, arm] =
+                    [Series::Real.name(), figure.name, place, arm.name()].map(str::to_owned);
+                rows.push(Row { series, experiment, place, arm, round, values });
+            };
+            let [written, read] = [self.goodput(0)?, self.goodput(100)?];
+            println!("  {round}: goodput: {written:.1} MB/s written, {read:.1} MB/s read");
+            keep(WRITTEN, Arm::HostCentric, vec![(Quantity::Throughput, written)]);
+            keep(READ, Arm::HostCentric, vec![(Quantity::Throughput, read)]);
+            for point in &figure.points {
+                let goodput = if point.goodput() == READ { read } else { written };
+                for &arm in figure.arms {
+                    let measured = self.point(point, arm, goodput)?;
+                    let (rate, busy) = (measured.bytes_per_second() / 1e6, measured.busy * 100.0);
+                    let (place, name, share) = (point.place(), arm.name(), rate / goodput);
+                    println!("  {place:26} {name:34} {rate:6.1} MB/s, {share:.3} of goodput; {busy:.0} % busy");
+                    keep(&place, arm, values(point, arm, &measured, goodput));
+                }
             }
         }
-        Ok(measured)
+        Ok(rows)
     }
 
-    /// What one link carries: plain sequential writes to one member, and reads of it.
-    fn goodput(&self) -> Result<Goodput> {
-        let plain =
-            Load { size: 1 << 20, depth: 8, pattern: "sequential", ..Load::new(0, self.wish.seconds) };
+    /// What one link carries, in MB/s: plain sequential writes to one member, or reads of it.
+    fn goodput(&self, reads: u8) -> Result<f64> {
+        let plain = Load::new(0, self.wish.seconds);
+        let plain = Load { size: 1 << 20, depth: 8, pattern: "sequential", reads, fill: reads > 0, ..plain };
         let rates = equal_links(1, self.wish.mbit);
-        let write = self.run(1, &plain, Arm::HostCentric, &rates)?.bytes_per_second();
-        let reads = Load { reads: 100, fill: true, ..plain };
-        let read = self.run(1, &reads, Arm::HostCentric, &rates)?.bytes_per_second();
-        Ok(Goodput { write, read })
+        Ok(self.run(1, &plain, Arm::HostCentric, &rates)?.bytes_per_second() / 1e6)
     }
 
-    fn row(&self, point: &Point, arm: Arm, goodput: Goodput) -> Result<Line> {
-        let goodput = goodput.of(if point.load.rebuild.is_some() { 100 } else { point.load.reads });
-        let mut load = point.load.clone();
-        load.rate = point.rate_share.map(|share| bytes(share * goodput));
-        let rates = point.links.rates(point.servers, self.wish.mbit);
-        let measured = self.run(point.servers, &load, arm, &rates)?;
-        let place = (point.series.as_str(), arm.name(), point.x, point.label.as_str());
-        let servers_share = match point.links {
-            Links::Servers(share) => share * f64::from(u32::try_from(point.servers)?),
-            Links::Equal | Links::SlowReceivers(_) => 1.0,
-        };
-        Ok(Line::new(place, &measured, goodput, (arm == Arm::HostCentric, servers_share)))
+    fn point(&self, point: &Point, arm: Arm, goodput: f64) -> Result<Measurement> {
+        let rate = point.rate_share.map(|share| bytes(share * goodput * 1e6));
+        let load = Load { rate, ..point.load.clone() };
+        self.run(point.servers, &load, arm, &point.links.rates(point.servers, self.wish.mbit))
     }
 
     /// A load on new members.
@@ -173,12 +181,71 @@ impl Lab<'_> {
     }
 }
 
+/// What the table has of a measurement; rates are in MB/s.
+fn values(point: &Point, arm: Arm, measured: &Measurement, goodput: f64) -> Vec<(Quantity, f64)> {
+    let (user, rate) = (measured.user_bytes(), measured.bytes_per_second() / 1e6);
+    let cpu = |seconds: f64| seconds * 1e6 * MIB / user;
+    let mut values = vec![
+        (Quantity::Throughput, rate),
+        (Quantity::Cpu, cpu(measured.client_cpu)),
+        (Quantity::ServersCpu, cpu(measured.servers_cpu.iter().sum())),
+        (Quantity::Sent, whole(measured.client.sent) / user),
+        (Quantity::Received, whole(measured.client.received) / user),
+        (Quantity::Busy, measured.busy * 100.0),
+    ];
+    if point.load.rebuild.is_none() {
+        let latency = |(quantity, percentile)| (quantity, measured.latency(percentile) * 1e6);
+        values.extend([(Quantity::P50, "p50"), (Quantity::P99, "p99")].map(latency));
+    }
+    if arm == Arm::HostCentric {
+        // By what the plan moves over the busiest link.
+        let servers_share = match point.links {
+            Links::Servers(share) => share * whole(point.servers as u64),
+            Links::Equal | Links::SlowReceivers(_) => 1.0,
+        };
+        let (written, read) = measured.moved();
+        let bound = servers_share.min(1.0) * user / written.max(read) * goodput;
+        values.push((Quantity::OfBound, rate / bound));
+    }
+    values
+}
+
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate in bytes, positive")]
 fn bytes(rate: f64) -> u64 {
     rate.max(1.0) as u64
 }
 
-/// Bytes in MB, for people.
-fn megabytes(bytes: f64) -> String {
-    format!("{:.1}", bytes / 1e6)
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::report::tests::kept;
+
+    #[test]
+    fn a_chart_names_its_lines_and_its_places() {
+        let figures = experiments::all(1.0);
+        let figure = figures.iter().find(|figure| figure.name == "reads-by-size").unwrap();
+        let text = picture(figure, Quantity::Throughput, &kept()).unwrap();
+        for word in ["RAID5, offload", "RAID6, host-centric", ">\n64\n<", ">\n1024\n<", "(real CPU)"] {
+            assert!(text.contains(word), "{word} is missing in {text}");
+        }
+        assert!(text.contains(figure.title) && text.contains("MB/s"), "{text}");
+    }
+
+    #[test]
+    fn what_is_kept_is_read_again() {
+        let papers = std::env::temp_dir().join(format!("net-figures-{}", std::process::id()));
+        std::fs::create_dir_all(&papers).unwrap();
+        write_again(&papers).unwrap();
+        let (figures, kept) = (experiments::all(1.0), kept());
+        write(&papers, &figures, &kept).unwrap();
+        let page = papers.join(format!("{NAME}.md"));
+        let written = std::fs::read_to_string(&page).unwrap();
+        std::fs::remove_file(&page).unwrap();
+        let loaded = paper::load(&papers, NAME).unwrap().unwrap();
+        write_again(&papers).unwrap();
+        let again = std::fs::read_to_string(&page).unwrap();
+        std::fs::remove_dir_all(&papers).unwrap();
+        assert_eq!((loaded.rows, loaded.later), (kept.rows, kept.later));
+        assert_eq!(again, written);
+    }
 }

@@ -2,10 +2,9 @@
 //! rate.
 //!
 //! Without options it is a test: bytes on every link against what the client says it moved, limits that
-//! limit, data and parity right. With `--figures` it measures what docs/results/disaggregated.md shows, with
-//! `--objects` what docs/results/papers/draid.md does, and with `--rocksdb` and `--db-bench` applications.md.
+//! limit, data and parity right. With `--figures` it measures what disaggregated.md in docs/results/papers
+//! shows, with `--objects` what draid.md there does, and with `--rocksdb` and `--db-bench` applications.md.
 
-mod chart;
 mod check;
 mod client;
 mod experiments;
@@ -14,7 +13,6 @@ mod network;
 mod objects;
 mod paper;
 mod report;
-mod results;
 mod rocksdb;
 mod rounds;
 mod server;
@@ -32,6 +30,9 @@ pub use self::rocksdb::{build_client, verify_tables};
 use self::server::Server;
 pub use self::ycsb::of as page_of;
 
+/// Where pages, tables and pictures lie, from the root.
+const PAPERS: &str = "docs/results/papers";
+
 /// What to do.
 #[derive(Args)]
 pub struct Net {
@@ -44,10 +45,10 @@ pub struct Net {
     /// stay as they were measured. Runs of RocksDB are kept together only if they are of one commit.
     #[arg(long, requires = "measured", conflicts_with = "objects")]
     only: Option<String>,
-    /// How often each run of the store or of RocksDB is made [default: 3]
-    #[arg(long, requires = "measured", conflicts_with = "figures", value_parser = clap::value_parser!(u32).range(1..))]
-    rounds: Option<u32>,
-    /// Measure nothing: write page and pictures again from what is kept.
+    /// How often each run is made.
+    #[arg(long, requires = "measured", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Measure nothing: write dRAID's pages and pictures again from what is kept.
     #[arg(long, requires = "measured", conflicts_with_all = ["rounds", "only", "seconds", "mbit"])]
     page: bool,
     /// Clients of RocksDB at a time.
@@ -72,8 +73,8 @@ pub struct Net {
 #[group(id = "measured", multiple = false)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of the command line")]
 struct Measured {
-    /// Measure, and write docs/results/disaggregated.md: an hour or so for each arm, on a machine with
-    /// nothing else to do.
+    /// Measure, and write docs/results/papers/disaggregated.md: an hour or so for each arm of a round, on a
+    /// machine with nothing else to do.
     #[arg(long)]
     figures: bool,
     /// Measure a store of objects, and write docs/results/papers/draid.md: 8 minutes a round.
@@ -89,8 +90,9 @@ struct Measured {
 
 /// Runs the test or makes the figures.
 pub fn run(root: &Path, net: &Net) -> Result<()> {
+    let papers = net.out.as_deref().unwrap_or(root).join(PAPERS);
     if net.page {
-        return measure(root, net, Path::new(""));
+        return write_pages(&papers);
     }
     if !crate::packages::is_root() {
         let sentence = "network namespaces, limits of links and loop devices need root";
@@ -107,13 +109,19 @@ pub fn run(root: &Path, net: &Net) -> Result<()> {
         crate::vm::build_command(root)?;
         root.join("target/release/pinstripe")
     };
-    measure(root, net, &bench)
+    measure(root, net, &bench, papers)
+}
+
+/// Writes dRAID's pages and pictures in this folder again, as far as something is kept there.
+pub fn write_pages(papers: &Path) -> Result<()> {
+    figures::write_again(papers)?;
+    objects::write_again(papers)?;
+    rocksdb::write_again(papers)
 }
 
 /// Tries or measures with this command.
-fn measure(root: &Path, net: &Net, pinstripe: &Path) -> Result<()> {
-    // A page without runs is told by there being no rounds.
-    let rounds = if net.page { 0 } else { net.rounds.unwrap_or(3) };
+fn measure(root: &Path, net: &Net, pinstripe: &Path, papers: PathBuf) -> Result<()> {
+    let rounds = net.rounds;
     if net.measured.objects {
         return objects::run(&objects::Wish {
             root,
@@ -121,7 +129,7 @@ fn measure(root: &Path, net: &Net, pinstripe: &Path) -> Result<()> {
             rounds,
             seconds: net.seconds.unwrap_or(5.0),
             mbit: net.mbit.unwrap_or(300.0),
-            out: net.out.as_deref(),
+            papers,
         });
     }
     if net.measured.rocksdb || net.measured.db_bench {
@@ -134,7 +142,7 @@ fn measure(root: &Path, net: &Net, pinstripe: &Path) -> Result<()> {
             seconds: net.seconds.unwrap_or(10.0),
             threads: net.threads,
             mbit: net.mbit.unwrap_or(300.0),
-            out: net.out.as_deref(),
+            papers,
         });
     }
     if !net.measured.figures {
@@ -143,11 +151,11 @@ fn measure(root: &Path, net: &Net, pinstripe: &Path) -> Result<()> {
     figures::run(&figures::Wish {
         root,
         pinstripe,
+        rounds,
         only: net.only.as_deref(),
-        page: net.page,
         seconds: net.seconds.unwrap_or(15.0),
         mbit: net.mbit.unwrap_or(500.0),
-        out: net.out.as_deref(),
+        papers,
     })
 }
 
@@ -162,4 +170,33 @@ fn start_servers(
     let mut servers: Vec<Server> = (0..count).map(start).collect::<Result<_>>()?;
     servers.iter_mut().try_for_each(Server::wait)?;
     Ok(servers)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::figures::tests::files;
+
+    #[test]
+    fn draid_s_pages_and_pictures_are_those_of_their_tables() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let (papers, again) = (["disaggregated", "draid", "applications"], std::env::temp_dir());
+        let (kept, again) = (root.join(PAPERS), again.join(format!("net-again-{}", std::process::id())));
+        let is_table = |name: &String| [".csv", ".json"].iter().any(|end| name.ends_with(end));
+        let kept_files = files(&kept, &papers);
+        for paper in papers {
+            fs::create_dir_all(again.join(paper)).unwrap();
+        }
+        for (name, bytes) in kept_files.iter().filter(|(name, _)| is_table(name)) {
+            fs::write(again.join(name), bytes).unwrap();
+        }
+        write_pages(&again).unwrap();
+        let again_files = files(&again, &papers);
+        fs::remove_dir_all(&again).unwrap();
+        let differs = |name: &&String| kept_files.get(*name) != again_files.get(*name);
+        let wrong: Vec<&String> = kept_files.keys().chain(again_files.keys()).filter(differs).collect();
+        assert!(wrong.is_empty(), "cargo xtask figures --only draid --page would change {wrong:?}");
+    }
 }

@@ -31,8 +31,6 @@ const OBJECT_BYTES: u64 = 128 << 10;
 const SERVERS: usize = 8;
 /// Six times as much are the slots of level 6, of which four in five may have objects.
 const MEMBER_BYTES: u64 = 112 << 20;
-/// Where the page lies, from the root.
-const FOLDER: &str = "docs/results/papers";
 
 /// What to measure.
 pub struct Wish<'a> {
@@ -40,29 +38,19 @@ pub struct Wish<'a> {
     pub root: &'a Path,
     /// The command.
     pub pinstripe: &'a Path,
-    /// How often. None is needed to write the page again.
+    /// How often.
     pub rounds: u32,
     /// Seconds of each run.
     pub seconds: f64,
     /// All links.
     pub mbit: f64,
-    /// Where the page goes instead of the documents.
-    pub out: Option<&'a Path>,
-}
-
-impl Wish<'_> {
-    fn folder(&self) -> PathBuf {
-        self.out.unwrap_or(self.root).join(FOLDER)
-    }
+    /// Where page, table and pictures go.
+    pub papers: PathBuf,
 }
 
 /// Measures, and writes the page after each round.
 pub fn run(wish: &Wish) -> Result<()> {
-    let folder = wish.folder();
-    let known = table::load(&folder)?;
-    if wish.rounds == 0 {
-        return write(&folder, &known.context("nothing was measured yet")?);
-    }
+    let known = table::load(&wish.papers)?;
     let fresh =
         Kept { origin: Origin::now(wish.root)?, mbit: wish.mbit, seconds: wish.seconds, runs: Vec::new() };
     let mut kept = known.filter(|known| known.is_of(&fresh)).unwrap_or(fresh);
@@ -74,10 +62,15 @@ pub fn run(wish: &Wish) -> Result<()> {
                 kept.runs.push(measure(wish, &network, point, arm, round)?);
             }
         }
-        write(&folder, &kept)?;
+        write(&wish.papers, &kept)?;
     }
-    println!("{}", folder.join("draid.md").display());
+    println!("{}", wish.papers.join("draid.md").display());
     Ok(())
+}
+
+/// Writes the page again, if something is kept.
+pub fn write_again(papers: &Path) -> Result<()> {
+    table::load(papers)?.map_or(Ok(()), |kept| write(papers, &kept))
 }
 
 /// What is measured, in this order.

@@ -76,7 +76,7 @@ Figures 20 and 21 of \"Disaggregated RAID Storage in Modern Datacenters\" (ASPLO
 `cargo xtask net --objects` (as root). The raw numbers, a line a run, are in
 [objects.csv](draid/objects.csv). **Real CPU, members in memory, links limited by the kernel:** all of it is
 on one machine, so only ratios within a round mean something. The paper's figures without an application are
-on [a page of their own](../disaggregated.md), as is [figure 19](applications.md), RocksDB.
+on [a page of their own](disaggregated.md), as is [figure 19](applications.md), RocksDB.
 
 ";
 

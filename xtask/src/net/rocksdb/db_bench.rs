@@ -336,7 +336,7 @@ Percentiles: P50: 6.25 P75: 12.29 P99: 271.86 P99.9: 8002.00 P99.99: 92173.00
             seconds: 6.0,
             threads: 16,
             mbit: 300.0,
-            out: None,
+            papers: "/".into(),
         };
         for benchmark in BENCHMARKS {
             let words = arguments(&wish, benchmark).join(" ");

@@ -29,8 +29,7 @@ const RECORDS: u64 = 50_000;
 const SERVERS: usize = 8;
 /// Of each, so that XFS, which wants 300 MiB, and the tables before and after a compaction fit.
 const MEMBER_BYTES: u64 = 96 << 20;
-/// Where the page lies, from the root, and what is beside it.
-const FOLDER: &str = "docs/results/papers";
+/// What is beside the page.
 const BESIDE: &str = "applications";
 
 /// What to measure.
@@ -39,7 +38,7 @@ pub struct Wish<'a> {
     pub root: &'a Path,
     /// The command.
     pub pinstripe: &'a Path,
-    /// How often. None is needed to write the page again.
+    /// How often.
     pub rounds: u32,
     /// Only points with this in their words.
     pub only: Option<&'a str>,
@@ -49,17 +48,14 @@ pub struct Wish<'a> {
     pub threads: u32,
     /// All links.
     pub mbit: f64,
-    /// Where the page goes instead of the documents.
-    pub out: Option<&'a Path>,
+    /// Where page, tables and pictures go.
+    pub papers: PathBuf,
 }
 
 /// Measures YCSB's workloads, and writes table and page after each point.
 pub fn run(wish: &Wish) -> Result<()> {
-    let papers = wish.papers();
+    let papers = &wish.papers;
     let known = table::load(&papers.join(BESIDE), YCSB)?;
-    if wish.rounds == 0 {
-        return write(&papers, &known.context("nothing was measured yet")?);
-    }
     let ycsb = build_client(wish.root)?;
     let mut kept = wish.kept(known)?;
     wish.with_host(|host| {
@@ -76,7 +72,7 @@ pub fn run(wish: &Wish) -> Result<()> {
                     println!("{round} {point:48} {:12} {run}", arm.name());
                     kept.runs.push(run);
                 }
-                write(&papers, &kept)?;
+                write(papers, &kept)?;
             }
         }
         Ok(())
@@ -85,11 +81,7 @@ pub fn run(wish: &Wish) -> Result<()> {
 
 /// Measures db_bench's, and writes table and page after each state.
 pub fn run_db_bench(wish: &Wish) -> Result<()> {
-    let papers = wish.papers();
-    let beside = papers.join(BESIDE);
-    if wish.rounds == 0 {
-        return run(wish);
-    }
+    let beside = wish.papers.join(BESIDE);
     crate::packages::ensure_rocksdb()?;
     let mut kept = wish.kept(table::load(&beside, DB_BENCH)?)?;
     wish.with_host(|host| {
@@ -101,20 +93,19 @@ pub fn run_db_bench(wish: &Wish) -> Result<()> {
                 db_bench::measure(host, state, &mut kept)?;
                 table::save(&beside, DB_BENCH, &kept)?;
                 // Elsewhere there may be no YCSB that it could stand beside.
-                if let Some(known) = table::load(&beside, YCSB)? {
-                    write(&papers, &known)?;
-                }
+                write_again(&wish.papers)?;
             }
         }
         Ok(())
     })
 }
 
-impl Wish<'_> {
-    fn papers(&self) -> PathBuf {
-        self.out.unwrap_or(self.root).join(FOLDER)
-    }
+/// Writes the page again, if something is kept.
+pub fn write_again(papers: &Path) -> Result<()> {
+    table::load(&papers.join(BESIDE), YCSB)?.map_or(Ok(()), |kept| write(papers, &kept))
+}
 
+impl Wish<'_> {
     /// What is known, if what is measured now joins it.
     fn kept<R: rounds::Run>(&self, known: Option<Kept<R>>) -> Result<Kept<R>> {
         let setting = Setting {

@@ -65,7 +65,7 @@ Figure 19 of \"Disaggregated RAID Storage in Modern Datacenters\" (ASPLOS 2023),
 `cargo xtask net --rocksdb` (as root). The raw numbers, a line a run, are in
 [rocksdb.csv](applications/rocksdb.csv). **Real CPU, members in memory, links limited by the kernel:** all of
 it is on one machine, so only ratios within a round mean something. The paper's figures without an application
-are on [a page of their own](../disaggregated.md), as are [figures 20 and 21](draid.md), a store of objects.
+are on [a page of their own](disaggregated.md), as are [figures 20 and 21](draid.md), a store of objects.
 
 ";
 
