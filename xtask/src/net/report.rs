@@ -94,7 +94,8 @@ fn state(figures: &[Figure], kept: &Kept) -> String {
         let names = figures.iter().filter(has).map(|figure| format!("`{}`", figure.name));
         names.collect::<Vec<_>>()
     };
-    let [missing, once, often] = [of(|rounds| rounds == 0), of(|rounds| rounds == 1), of(|rounds| rounds > 1)];
+    let [missing, once, often] =
+        [of(|rounds| rounds == 0), of(|rounds| rounds == 1), of(|rounds| rounds > 1)];
     let mut text = String::new();
     if !missing.is_empty() {
         let _ = write!(text, "Not measured yet: {}. ", missing.join(", "));
