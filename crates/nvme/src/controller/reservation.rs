@@ -368,4 +368,15 @@ mod tests {
         let report = state.report(|_| vec![3, 4]);
         assert_eq!((report.len(), report[4], report[5]), (64 + 2 * 64, 0, 2));
     }
+
+    #[test]
+    fn what_all_registrants_hold_stays_as_long_as_one_of_them() {
+        let mut state = registered();
+        state.acquire(&A, kind(ReservationKind::WriteExclusiveAll), keys(0xa, 0)).unwrap();
+        state.register(&A, action::UNREGISTER, keys(0xa, 0)).unwrap();
+        assert!(state.allows(&B, Access::Write) && !state.allows(&A, Access::Write));
+        assert!(!state.allows(&C, Access::Write));
+        state.register(&B, action::UNREGISTER, keys(0xb, 0)).unwrap();
+        assert!(state.is_free());
+    }
 }
