@@ -828,4 +828,22 @@ mod tests {
         fence.grant(4, B, Outcome::Stored);
         assert!(fence.allows(4) && !fence.allows(1));
     }
+
+    /// It was sent before the one that is alone, and has come only after a takeover that changed nothing.
+    #[test]
+    fn a_takeover_that_can_not_be_stored_leaves_which_attach_comes_too_late() {
+        let mut fence = Fence::default();
+        attached(&mut fence, 5, 1, A);
+        let alone = Attach { alone: true, generation: 4, ..attach(5) };
+        assert_eq!(fence.attach(&alone, 2, A, Table::default()), Ok(Grant::Ends));
+        fence.grant(2, A, Outcome::Stored);
+        for alone in [false, true] {
+            let takeover = Attach { takeover: true, alone, generation: 0, ..attach(6) };
+            assert_eq!(fence.attach(&takeover, 3, B, Table::default()), Ok(Grant::Raises));
+            fence.grant(3, B, Outcome::Unchanged);
+            let late = Attach { generation: 4, ..attach(5) };
+            assert_eq!(fence.attach(&late, 1, A, Table::default()), Err(Status::INVALID_FIELD));
+        }
+        assert!(fence.allows(2) && !fence.allows(1));
+    }
 }
