@@ -143,4 +143,12 @@ mod tests {
         assert_eq!(first.as_mut().poll(&mut cx), Poll::Ready(Err(ServiceError::Io)));
         assert_eq!(second.as_mut().poll(&mut cx), Poll::Ready(Err(ServiceError::Io)));
     }
+
+    /// The kernel has more error numbers than kinds.
+    #[test]
+    fn a_forced_write_that_failed_in_an_unknown_way_may_have_lost_something() {
+        let flushes = DeviceFlushes::new(|_| ());
+        assert!(at_once(flushes.force(ready(of(DeviceErrorKind::Other)))).is_err());
+        assert_eq!(at_once(flushes.flush(ready(Ok(())))), Err(ServiceError::Io));
+    }
 }
