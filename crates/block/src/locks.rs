@@ -173,4 +173,16 @@ mod tests {
         drop((late, second));
         assert!(locks.0.iter().all(|slot| slot.word.load(Ordering::SeqCst) == 0));
     }
+
+    #[test]
+    fn a_writer_of_a_part_of_two_regions_waits_for_the_writers_of_both() {
+        let locks = Locks::default();
+        for region in [0, MIB] {
+            let whole = now(pin!(locks.shared(region, 4096))).unwrap();
+            let mut part = Box::pin(locks.alone(MIB - 10, 20));
+            assert!(now(part.as_mut()).is_none(), "{region} is being written");
+            drop(whole);
+            assert!(now(part.as_mut()).is_some());
+        }
+    }
 }
