@@ -471,6 +471,14 @@ pub(crate) mod tests {
         }
     }
 
+    /// C32.
+    #[test]
+    fn each_piece_of_long_zeroes_with_fua_is_forced() {
+        let (results, asked, ..) = served(&[(5 | 1 << 13, 0, 200 << 11)], None, true, STOPPED);
+        assert_eq!(results, [0]);
+        assert!(asked.len() > 5 && asked.iter().all(|piece| piece.contains("fua true")), "{asked:?}");
+    }
+
     #[test]
     fn a_failed_request_is_answered_with_its_error_and_the_next_one_served() {
         let requests = [(0, 0, 8), (1, 0, 8), (3, 0, 8), (2, 0, 0), (9, 0, 8), (0, 1 << 30, 8)];
