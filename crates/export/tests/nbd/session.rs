@@ -753,6 +753,20 @@ fn a_long_request_without_data_ends_with_its_connection() {
 }
 
 #[test]
+fn a_long_request_ends_with_the_first_piece_that_fails() {
+    for command in [ZEROES, TRIM] {
+        with_client(21, 129 << 20, move |client, session, array, _| async move {
+            array.seen.borrow_mut().fail = Some(ServiceError::Io);
+            assert!(client.send_all(&request(0, command, 1, 512, 128 << 20)).await);
+            assert_eq!(reply(&client, nothing).await.unwrap().error, 5);
+            assert_eq!(array.seen.borrow().requests, 1);
+            client.shutdown();
+            session.join().await;
+        });
+    }
+}
+
+#[test]
 fn stop_does_not_wait_for_the_whole_of_a_long_request() {
     let stop = |_, server: Server<Array>| async move {
         shard::spawn(async move { server.stop(1000 * SECOND).await });
