@@ -199,6 +199,22 @@ fn flush_fua_zeroes_and_discard_reach_the_server() {
     });
 }
 
+/// A server takes at most 1 MiB by a command.
+#[test]
+fn every_command_of_a_long_forced_write_is_forced() {
+    const LENGTH: usize = 3 << 20;
+    seeds(2, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let target = network(&random, std::slice::from_ref(&array));
+        let source = initiator().open(&address("")).await.unwrap();
+        let device = source.attach().unwrap();
+        assert_eq!(device.write(0, filled(LENGTH, &random).freeze(), true).await.result, Ok(LENGTH));
+        assert_eq!(array.seen.borrow().fua, 3);
+        drop((device, source));
+        leave(target).await;
+    });
+}
+
 #[test]
 fn a_server_that_is_short_of_memory_is_busy_but_not_of_what_was_to_be_durable() {
     seeds(1, |random| async move {
