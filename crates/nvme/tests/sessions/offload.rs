@@ -220,6 +220,32 @@ fn what_a_host_has_prepared_is_still_there_after_a_takeover_that_can_not_be_stor
     });
 }
 
+/// The one that is under way need not be.
+#[test]
+fn a_forced_commit_beside_another_one_is_answered_behind_a_flush() {
+    seeds(3, |random: Rc<Random>| async move {
+        let array = Array::new(&random, 1 << 20, 0);
+        let target = computing(std::slice::from_ref(&array));
+        let mut first = Host::admin(&random, &target, 1).await;
+        assert_eq!(attached(&mut first, &attach(1, 9)).await, Status::SUCCESS);
+        let mut io = first.io(&random, &target, 1, 1, 0).await;
+        let mut other = first.io(&random, &target, 1, 2, 0).await;
+        let blocks = Blocks { start: 0, count: 1 };
+        let begin = Request::PartialWrite { blocks, modify: false, reducers: [None, None] };
+        assert_eq!(io.status(begin.command(1, ticket(1)), &[1; 512]).await, Status::SUCCESS);
+        array.close();
+        io.command(Request::Commit { fua: false }.command(1, ticket(1)), &[]).await;
+        shard::sleep(1_000_000).await;
+        other.command(Request::Commit { fua: true }.command(1, ticket(1)), &[]).await;
+        shard::sleep(1_000_000).await;
+        array.open();
+        assert_eq!(io.completion().await.status(), Status::SUCCESS);
+        assert_eq!(other.completion().await.status(), Status::SUCCESS);
+        assert_eq!((array.seen.borrow().fua, array.seen.borrow().flushes), (0, 1));
+        target.stop().await;
+    });
+}
+
 /// Commands of operations that were dropped hold memory as long as their disk hangs.
 #[test]
 fn of_first_phase_commands_there_are_no_more_than_slots_although_their_operations_are_dropped() {
