@@ -418,6 +418,14 @@ fn what_is_not_served_says_which_and_why() {
     assert_eq!(reason(&forged(&[(8, &[0, 2]), (258, &[0xfd, 0xff])])), "", "a journal is replayed");
 }
 
+/// Without a reshape nothing says how far the data has moved.
+#[test]
+fn a_member_with_another_data_offset_to_come_is_not_served() {
+    let superblock = decode(&forged(&[(8, &[0x41])])).unwrap();
+    assert_eq!((superblock.array.reshape, superblock.member.new_offset), (None, Some(0)));
+    assert_eq!(superblock.support(), Support::Refused(RefusedReason::Reshape));
+}
+
 #[test]
 fn an_unknown_feature_is_read_for_examination_and_never_written() {
     let superblock = decode(&forged(&[(10, &[1])])).unwrap();
