@@ -444,6 +444,16 @@ fn members_of_different_arrays_are_told_apart() {
     assert!(matches!(sample().same_array(&other), Err(Disagreement::SetUuid { .. })));
 }
 
+#[test]
+fn members_with_chunks_in_other_places_are_not_of_one_array() {
+    let mut other = sample();
+    other.array.layout = Layout::Parity(ParityLayout::LeftAsymmetric);
+    assert!(matches!(sample().same_array(&other), Err(Disagreement::Layout { .. })));
+    let mut other = sample();
+    other.array.level = Level::Raid6;
+    assert!(matches!(sample().same_array(&other), Err(Disagreement::Level { .. })));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
