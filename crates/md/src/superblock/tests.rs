@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
+    bitmap::BitmapHeader,
     level::ParityLayout,
     placement::{NewDevice, place_spare},
 };
@@ -431,6 +432,16 @@ fn an_unknown_feature_is_read_for_examination_and_never_written() {
     let superblock = decode(&forged(&[(10, &[1])])).unwrap();
     assert_eq!(superblock.array.unknown_features, 0x1_0000);
     assert_eq!(superblock.encode(512), Err(Violation::UnknownFeatures(0x1_0000)));
+}
+
+#[test]
+fn a_bitmap_is_written_in_whole_blocks_as_far_as_there_is_room() {
+    let mut superblock = sample();
+    // It begins at sector 16, and the log five sectors behind.
+    superblock.member.bad_block_log.as_mut().unwrap().offset = 13;
+    let header = BitmapHeader::new(Uuid([1; 16]), SectorCount(22528), 65536).unwrap();
+    let written = [512, 1024, 4096].map(|block| superblock.bitmap_bytes(&header, block));
+    assert_eq!(written, [Some(2560), Some(2048), None]);
 }
 
 #[test]
