@@ -82,3 +82,45 @@ fn is_needed(member: &Found, freshest: &Superblock) -> bool {
     matches!(member.superblock.role_in(&freshest.array), Role::Slot(_) | Role::Journal)
         && event_is_current(freshest.array.events, member.superblock.array.events)
 }
+
+#[cfg(test)]
+mod tests {
+    use pinstripe_md::{
+        bad_blocks::BadBlocksError,
+        identity::{SetName, Timestamp, Uuid},
+        level::{Layout, Level, ParityLayout},
+        placement::{InitialSync, NewArray, NewBitmap, NewDevice},
+        superblock::MetadataVersion,
+        units::SectorCount,
+    };
+
+    use super::*;
+
+    #[test]
+    fn of_several_devices_that_are_set_aside_the_most_recent_one_counts() {
+        let array = NewArray {
+            set_uuid: Uuid([9; 16]),
+            name: SetName::from_bytes([b'a'; 32]),
+            created: Timestamp::new(0, 0),
+            level: Level::Raid5,
+            layout: Layout::Parity(ParityLayout::LeftSymmetric),
+            chunk: SectorCount(128),
+            version: MetadataVersion::V1_2,
+            bitmap: NewBitmap::None,
+            initial: InitialSync::AssumeClean,
+            size: None,
+            data_offset: None,
+            logical_block_bytes: 512,
+            members: (1..4).map(|number| NewDevice { sectors: 1 << 14, uuid: Uuid([number; 16]) }).collect(),
+            spares: Vec::new(),
+        };
+        let mut superblock = array.place().unwrap().superblocks.remove(0);
+        let mut unfit = Unfit::default();
+        for events in [7, 12, 8] {
+            superblock.array.events = events;
+            let error = AssembleError::BadBlocks { name: String::new(), error: BadBlocksError::Shift(20) };
+            unfit.set_aside(&superblock, error).unwrap();
+        }
+        assert_eq!((unfit.events, unfit.whys.len()), (12, 3));
+    }
+}
