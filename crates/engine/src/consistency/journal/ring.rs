@@ -196,8 +196,13 @@ pub(crate) fn blocks_max(pages: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        pin::pin,
+        task::{Context, Poll, Waker},
+    };
+
     use super::*;
-    use pinstripe_runtime::{Shard, ShardConfig};
+    use pinstripe_runtime::{Memory, MemoryDevice, Shard, ShardConfig};
 
     fn ring() -> Ring {
         let set_uuid = Uuid([3; 16]);
@@ -234,6 +239,23 @@ mod tests {
         assert_eq!(ring.parts(Sector(98 * 8), 5), [((1 << 20) + 98 * 4096, 2 * 4096), (1 << 20, 3 * 4096)]);
         assert_eq!(ring.parts(Sector(95 * 8), 5)[1].1, 0);
         assert_eq!(ring.after(Sector(98 * 8), 5), Sector(3 * 8));
+    }
+
+    #[test]
+    fn a_write_past_the_end_has_failed_if_either_of_its_parts_has() {
+        in_a_shard(|| {
+            for (bytes, fails) in [((1 << 20) + 50 * BLOCK_BYTES, true), ((1 << 20) + 100 * BLOCK_BYTES, false)] {
+                // A device that ends before the ring refuses the first part.
+                let memory = Memory::new(bytes).unwrap();
+                let device: Rc<dyn Device> = MemoryDevice::new("journal", memory, 512);
+                let (ring, blocks) = (ring(), shard::zeroed(5 * BLOCK_BYTES).freeze());
+                let write = pin!(ring.write(&device, Sector(98 * 8), &blocks));
+                match write.poll(&mut Context::from_waker(Waker::noop())) {
+                    Poll::Ready(written) => assert_eq!(written.is_err(), fails),
+                    Poll::Pending => panic!("memory answers at once"),
+                }
+            }
+        });
     }
 
     #[test]
