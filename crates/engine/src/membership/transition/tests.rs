@@ -360,6 +360,20 @@ fn known(superblock: Superblock, slot: Option<usize>, state: MemberState) -> Dev
     DeviceRecord { name: handle.to_string(), superblock, slot, state, valid_but_for_bits: 0, handle }
 }
 
+/// A start after a crash goes by the bits where a copy may be none.
+#[test]
+fn without_a_bitmap_nothing_of_a_copy_is_valid_but_for_bits() {
+    let superblock = World::new(Level::Raid5, 3, 0).disks[0].superblock.clone().unwrap();
+    let mut membership = Membership::new(superblock.array.clone());
+    let mut record = known(superblock, Some(0), MemberState::Replacing);
+    record.superblock.member.recovery_offset = Some(Sector(64));
+    membership.devices.push(record);
+    assert!(membership.distrust_copies(0, true));
+    assert_eq!(membership.devices[0].valid_but_for_bits, 64 * 512);
+    membership.forget_bits();
+    assert_eq!(membership.devices[0].valid_but_for_bits, 0);
+}
+
 impl Membership<usize> {
     /// What holds of every membership.
     fn check(&self) {
