@@ -5,7 +5,7 @@ use std::{cell::Cell, rc::Rc, sync::Arc};
 
 use crate::arrays::{
     self, STEPS, options,
-    scene::{DATA_SECTOR, Scene, superblock_on, wish, write},
+    scene::{DATA_SECTOR, Scene, list_as_bad, superblock_on, wish, write},
 };
 use pinstripe_engine::{
     array::{Added, Array, CommandError},
@@ -605,6 +605,33 @@ fn a_sector_that_a_member_refuses_is_listed_before_the_acknowledgement_and_freed
         crash(&mut scene);
         scene.read_all();
         assert_eq!(detail(&scene).missing, 0);
+    }
+}
+
+/// An entry that is cut in two gets its second half elsewhere in the log first.
+#[test]
+fn what_stays_listed_is_durable_elsewhere_before_its_entry_is_shortened() {
+    for seed in 0..8 {
+        let mut scene = raid5(seed);
+        fill(&mut scene);
+        let (disk, bytes) = place(&scene, 40);
+        scene.stop();
+        let middle = bytes.start / 512;
+        // A sector of the log has room for 64 entries.
+        let others = (0..64).map(|other| middle + 100 + 2 * other);
+        list_as_bad(&scene.disks[disk], (middle - 1..middle + 2).chain(others));
+        scene.reassemble();
+        let (log, on_disk) =
+            (scene.superblock(disk).bad_block_log_sector().unwrap().0 * 512, scene.disks[disk].clone());
+        let before = on_disk.peek(log, 1024);
+        let (volume, ledger) = (scene.volume(), Rc::clone(&scene.ledger));
+        scene.world.spawn(0, "write", async move {
+            write(&volume, &ledger, 40, 1, false).await.unwrap();
+        });
+        scene.world.run_until(STEPS, |_| on_disk.peek(log, 512) != before[..512]).unwrap();
+        assert_ne!(on_disk.peek_durable(log + 512, 512), before[512..], "seed {seed}");
+        wait_for(&mut scene, |detail| detail.slots[disk].bad_sectors == 66);
+        scene.read_all();
     }
 }
 
