@@ -237,6 +237,25 @@ fn a_clean_stop_does_not_record_a_resync_that_has_left_something_out() {
     assert_eq!(scene.check(), 0);
 }
 
+/// In a leg before the last one.
+#[test]
+fn a_resync_of_which_one_leg_has_left_something_out_is_not_over() {
+    let mut scene = slow(48, InitialSync::Resync);
+    spoil_parity(&scene);
+    let (disks, at) = (scene.disks.clone(), DATA_SECTOR * 512 + 2 * CHUNK + 512);
+    let map = scene.geometry().slots(StripeId(2));
+    for column in [0, 1] {
+        disks[map.data_slot(column).index()].fault(&Fault::UnreadableRange(at..at + 512));
+    }
+    sleep(&mut scene, CHUNKS + 20);
+    assert_eq!(scene.array.detail().regions_to_resync, 1);
+    for disk in &disks {
+        disk.fault(&Fault::Heal);
+    }
+    settle(&mut scene);
+    assert_eq!(scene.check(), 0);
+}
+
 /// A stop in the middle of a rebuild or a resync, and then power fails: mismatches after the next start.
 fn mismatched_after_a_stop(seed: u64) -> u64 {
     let initial = if seed.is_multiple_of(2) { InitialSync::Resync } else { InitialSync::AssumeClean };
