@@ -60,6 +60,17 @@ impl Memories {
     }
 
     fn with_log(seed: u64, level: Level, initial: InitialSync, log: NewLog, options: ArrayOptions) -> Self {
+        let bitmap = if log == NewLog::None { BITMAP } else { NewBitmap::None };
+        Self::with_bitmap(seed, level, initial, (bitmap, log), options)
+    }
+
+    fn with_bitmap(
+        seed: u64,
+        level: Level,
+        initial: InitialSync,
+        (bitmap, log): (NewBitmap, NewLog),
+        options: ArrayOptions,
+    ) -> Self {
         let members = 3 + u8::from(level == Level::Raid6) + seed.to_le_bytes()[0] % 3;
         let mut world = World::new(WorldConfig::new(seed, 2));
         let memories: Vec<_> = (0..members).map(|_| Memory::new(BYTES).unwrap()).collect();
@@ -69,7 +80,6 @@ impl Memories {
             };
             memories.iter().enumerate().for_each(fill);
         }
-        let bitmap = if log == NewLog::None { BITMAP } else { NewBitmap::None };
         let (wish, devices) = (wish(level, members, CHUNK, bitmap, initial), sources(&memories));
         let created = world.block_on(0, "create", STEPS, async move {
             let devices: Vec<_> = devices.iter().map(|source| source.attach().unwrap()).collect();
@@ -508,6 +518,20 @@ fn a_change_in_place_that_the_process_did_not_end_is_resynced() {
             memories.assert_right();
         }
     }
+}
+
+#[test]
+fn a_change_in_place_has_the_bits_of_all_regions_that_it_touches() {
+    let bitmap = NewBitmap::Internal { chunk_bytes: Some(4096) };
+    let (level, initial) = (Level::Raid5, InitialSync::AssumeClean);
+    let mut memories = Memories::with_bitmap(1, level, initial, (bitmap, NewLog::None), options());
+    let stripe = u64::from(memories.scene.geometry().stripe_bytes()) / 512;
+    for number in 0..16 {
+        memories.scene.write(number * stripe + 4, 8, false).unwrap();
+    }
+    let detail = memories.scene.array.detail();
+    assert_eq!(detail.bitmap.unwrap().bits_set, 32);
+    memories.assert_right();
 }
 
 /// Begins writes of the first sectors of the last stripe, and gives how many have been answered.
