@@ -688,4 +688,29 @@ mod tests {
         let made = steps(|| Kind::Discard, vec![-libc::EINVAL, 0]);
         assert_eq!(made, [(Step::Again, 0), (Step::Done(0), 0)]);
     }
+
+    /// What the kernel is told of how to write (`rw_flags`).
+    fn write_flags_of(entry: &squeue::Entry) -> i32 {
+        assert_eq!(size_of::<squeue::Entry>(), 64);
+        // SAFETY: an entry is the kernel's `io_uring_sqe`, 64 bytes that are all set.
+        let bytes: &[u8; 64] = unsafe { &*std::ptr::from_ref(entry).cast() };
+        i32::from_ne_bytes([bytes[28], bytes[29], bytes[30], bytes[31]])
+    }
+
+    /// Memory of the arena is registered with the ring, other memory is not.
+    #[test]
+    fn a_forced_write_is_forced_wherever_its_memory_lies() {
+        let flags = run(&RuntimeConfig::unpinned(1), |_| async {
+            let descriptor = Descriptor::new(File::new(null()));
+            let (arena, heap) = (crate::shard::zeroed(4096).freeze(), vec![0_u8; 4096]);
+            assert!(arena.arena_offset().is_some());
+            [true, false].map(|fua| {
+                [arena.as_ptr(), heap.as_ptr()].map(|address| {
+                    let write = Operation::new(Kind::Write { fua }, &descriptor).range(0, 4096, 512);
+                    write_flags_of(&write.memory(address, 4096).entry(0))
+                })
+            })
+        });
+        assert_eq!(flags.unwrap(), [[libc::RWF_DSYNC; 2], [0; 2]]);
+    }
 }
