@@ -307,6 +307,27 @@ fn a_request_that_finds_the_device_busy_is_tried_again_but_a_flush_is_not() {
     assert_eq!(detail(&scene).failed[0].error.error.kind, DeviceErrorKind::Busy);
 }
 
+/// Its wait is over then, and what is written next to the same place must not be overtaken (C16).
+#[test]
+fn what_found_the_device_busy_is_not_tried_again_when_its_member_is_out() {
+    let mut scene = raid5(7);
+    fill(&mut scene);
+    scene.disks[1].fault(&Fault::RefuseRequests(5));
+    let (volume, ledger) = (scene.volume(), Rc::clone(&scene.ledger));
+    scene.world.spawn(0, "write", async move {
+        write(&volume, &ledger, 0, STRIPE_SECTORS, false).await.unwrap();
+    });
+    // The next try is 8 ms later.
+    wait_for(&mut scene, |detail| detail.slots[1].statistics.retries == 3);
+    let array = scene.array.clone();
+    scene.run(async move { array.fail(1).await }).unwrap();
+    scene.disks[1].fault(&Fault::Heal);
+    let before = scene.disks[1].counters().bytes_written;
+    scene.run(async { shard::sleep(SECOND).await });
+    assert_eq!(scene.disks[1].counters().bytes_written, before);
+    scene.read_all();
+}
+
 /// A device that caches keeps what was tried again only if that was forced, too.
 #[test]
 fn a_forced_write_that_finds_the_device_busy_outlives_a_crash() {
