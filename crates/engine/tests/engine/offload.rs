@@ -875,6 +875,19 @@ fn a_member_that_comes_back_is_rebuilt_and_takes_part_again() {
     }
 }
 
+/// What this host began by a connection that it has lost must not land on what it writes from now on (C28).
+#[test]
+fn a_member_that_comes_back_ends_what_its_host_has_under_way_elsewhere() {
+    let mut net = raid6(2);
+    fill(&mut net);
+    net.lose(3);
+    net.servers[3].come_back();
+    let before = net.servers[3].attached_alone.get();
+    let (array, source) = (net.scene.array.clone(), ServerSource::of(&net.servers[3]));
+    net.scene.run(async move { array.add(source, Uuid([0x55; 16])).await }).unwrap();
+    assert_eq!(net.servers[3].attached_alone.get() - before, 1);
+}
+
 #[test]
 fn a_member_with_an_epoch_of_its_own_joins_under_a_higher_one_and_any_other_under_the_arrays() {
     let mut net = raid5(5);

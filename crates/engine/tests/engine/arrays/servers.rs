@@ -100,6 +100,8 @@ pub struct Server {
     pub commands: RefCell<BTreeMap<&'static str, u64>>,
     /// Most operations that it held at a time.
     pub held_max: Cell<usize>,
+    /// How often it was to end what its host has under way by other connections.
+    pub attached_alone: Cell<u32>,
 }
 
 /// What happens where: one for all servers of a scene.
@@ -169,6 +171,7 @@ pub fn serve_too(disk: &SimDisk, rng: Rng) -> Rc<Server> {
         refuses_commit: Cell::new(0),
         commands: RefCell::default(),
         held_max: Cell::new(0),
+        attached_alone: Cell::new(0),
     });
     SERVERS.with_borrow_mut(|servers| servers.push(Rc::clone(&server)));
     server
@@ -636,6 +639,7 @@ impl Offload for Link {
                 ended: false,
             };
             server.taken.set(false);
+            server.attached_alone.set(server.attached_alone.get() + u32::from(wanted.alone));
             SCRIPT.with_borrow(|script| script.attached.borrow_mut().push(server.number));
             Ok((0, None))
         })
