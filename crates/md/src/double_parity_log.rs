@@ -548,6 +548,19 @@ mod tests {
         }
     }
 
+    /// A record of 56 entries without payload is as long with blocks of 512 bytes as with such of 4096.
+    #[test]
+    fn which_blocks_there_were_is_told_by_all_records_not_only_by_the_newest() {
+        let mut area = area();
+        let gap = usize::try_from(gap_bytes(area.len() as u64, 4096)).unwrap();
+        let newest = put_blocks(&mut area, 4096, 2, &vec![vec![]; 56], 4096);
+        assert_eq!(newest, 8192);
+        put_blocks(&mut area, newest + gap, 1, &[vec![1; 1024]], 4096);
+        let found = find(&area, IDENTITY.set_uuid, 512).unwrap();
+        let sequences: Vec<u64> = found.live.iter().map(|record| record.sequence).collect();
+        assert_eq!(sequences, [1, 2], "the first lies behind the gap that its writer kept");
+    }
+
     #[test]
     fn another_array_or_incarnation_is_not_accepted() {
         let mut area = area();
