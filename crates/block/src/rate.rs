@@ -12,6 +12,8 @@ use std::sync::atomic::{
 
 use pinstripe_runtime::shard;
 
+use crate::service::Client;
+
 const SECOND: u64 = 1_000_000_000;
 /// The longest that a request sleeps before it looks whether it still has to wait.
 const LOOK_NANOSECONDS: u64 = 50_000_000;
@@ -68,33 +70,38 @@ impl RateLimit {
         self.waiting.load(Relaxed)
     }
 
-    /// Waits until a request that moves so many bytes may go. When the limits are changed meanwhile, what
-    /// came later may go first.
-    #[inline]
-    pub async fn pass(&self, bytes: u64) {
-        if self.requests.is_limited() || self.bytes.is_limited() {
-            // Boxed, so that requests without limits carry no more than a pointer.
-            Box::pin(self.wait(bytes)).await;
-        }
+    /// Whether there are limits.
+    pub fn is_set(&self) -> bool {
+        self.requests.is_limited() || self.bytes.is_limited()
     }
 
-    async fn wait(&self, bytes: u64) {
-        loop {
+    /// Waits until a request that moves so many bytes may go. When the limits are changed meanwhile, what
+    /// came later may go first. False if its client hangs up before: then nothing shall be done, and the
+    /// requests that it has in flight take no further time from others.
+    #[inline]
+    pub async fn pass(&self, bytes: u64, client: &Client) -> bool {
+        // Boxed, so that requests without limits carry no more than a pointer.
+        !self.is_set() || Box::pin(self.wait(bytes, client)).await
+    }
+
+    async fn wait(&self, bytes: u64, client: &Client) -> bool {
+        while !client.has_hung_up() {
             let changes = self.changes.load(SeqCst);
             let (now, burst) = (shard::now(), self.burst.load(SeqCst));
             let start = self.requests.take(1, now, burst).max(self.bytes.take(bytes, now, burst));
-            if start <= now || self.sleep_until(start, changes).await {
-                return;
+            if start <= now || self.sleep_until(start, changes, client).await {
+                return true;
             }
         }
+        false
     }
 
-    /// False if the rates were changed before.
-    async fn sleep_until(&self, start: u64, changes: u64) -> bool {
+    /// False if the rates were changed before, or the client has hung up.
+    async fn sleep_until(&self, start: u64, changes: u64, client: &Client) -> bool {
         let _waiting = Counted::new(&self.waiting);
         while let Some(left) = start.checked_sub(shard::now()).filter(|left| *left > 0) {
             shard::sleep(left.min(LOOK_NANOSECONDS)).await;
-            if self.changes.load(SeqCst) != changes {
+            if self.changes.load(SeqCst) != changes || client.has_hung_up() {
                 return false;
             }
         }

@@ -8,6 +8,8 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::{collections::VecDeque, ops::ControlFlow};
+
 use pinstripe_runtime::{Signal, mailbox::Mailbox};
 use shuttle::{
     future,
@@ -189,6 +191,94 @@ fn every_waiter_of_a_signal_sees_the_change() {
             })
             .collect();
         for thread in waiters.into_iter().chain(notifiers) {
+            thread.join().unwrap();
+        }
+    });
+}
+
+/// Each is told of its own number only, or of a higher one.
+#[test]
+fn every_waiter_of_a_number_sees_that_it_has_come() {
+    check(|| {
+        let table = Arc::new((AtomicU64::new(0), Signal::default()));
+        let waiters: Vec<_> = (1..=2)
+            .map(|number| {
+                let table = Arc::clone(&table);
+                thread::spawn(move || {
+                    let has_come = || (table.0.load(Ordering::SeqCst) >= number).then_some(());
+                    future::block_on(table.1.wait_for_number(number, has_come));
+                })
+            })
+            .collect();
+        let notifiers: Vec<_> = (0..2)
+            .map(|_| {
+                let table = Arc::clone(&table);
+                thread::spawn(move || {
+                    let number = table.0.fetch_add(1, Ordering::SeqCst) + 1;
+                    table.1.notify_to(number);
+                })
+            })
+            .collect();
+        for thread in waiters.into_iter().chain(notifiers) {
+            thread.join().unwrap();
+        }
+    });
+}
+
+/// What `consistency/queue.rs` of the engine does with numbers: a task that finds no record being written
+/// writes the next, and then wakes those that are in it and the oldest that waits.
+#[derive(Default)]
+struct Group {
+    next: u64,
+    durable: u64,
+    waiting: VecDeque<u64>,
+    leads: bool,
+}
+
+fn log(group: &Mutex<Group>, changed: &Signal) {
+    let ticket = {
+        let mut group = group.lock().unwrap();
+        let ticket = group.next;
+        group.next += 1;
+        group.waiting.push_back(ticket);
+        ticket
+    };
+    loop {
+        let turn = || {
+            let mut group = group.lock().unwrap();
+            if ticket < group.durable {
+                return Some(ControlFlow::Break(()));
+            }
+            if group.leads {
+                return None;
+            }
+            let written = group.waiting.pop_front()?;
+            group.leads = true;
+            Some(ControlFlow::Continue(written))
+        };
+        let ControlFlow::Continue(written) = future::block_on(changed.wait_for_number(ticket, turn)) else {
+            return;
+        };
+        let oldest = {
+            let mut group = group.lock().unwrap();
+            (group.leads, group.durable) = (false, written + 1);
+            group.waiting.front().copied().unwrap_or(u64::MAX)
+        };
+        changed.notify_to(oldest);
+    }
+}
+
+#[test]
+fn the_oldest_that_waits_is_never_forgotten() {
+    check(|| {
+        let shared = Arc::new((Mutex::new(Group::default()), Signal::default()));
+        let threads: Vec<_> = (0..3)
+            .map(|_| {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || log(&shared.0, &shared.1))
+            })
+            .collect();
+        for thread in threads {
             thread.join().unwrap();
         }
     });

@@ -23,19 +23,19 @@ pub struct Flushes {
 struct FlushState {
     /// The latest ticket.
     begun: u64,
-    /// The tickets of those that aren't over.
+    /// The tickets of those that aren't over, in order.
     under_way: Vec<u64>,
     /// How the last failed that did.
     error: Option<DeviceError>,
 }
 
 impl FlushState {
-    /// Whether every flush is over that had a ticket when `begun` was the latest one.
-    fn are_over(&self, begun: u64) -> bool {
+    /// All flushes up to this ticket are over.
+    fn over_to(&self) -> u64 {
         if active(Mutant::FlushesCounted) {
-            self.begun - self.under_way.len() as u64 >= begun
+            self.begun - self.under_way.len() as u64
         } else {
-            self.under_way.iter().all(|&ticket| ticket > begun)
+            self.under_way.first().map_or(self.begun, |oldest| oldest - 1)
         }
     }
 }
@@ -54,13 +54,16 @@ impl Flushes {
         FlushTicket(number)
     }
 
-    /// It is over.
-    pub fn end(&self, ticket: FlushTicket, error: Option<DeviceError>) {
+    /// It is over. Gives the latest that has begun, for [`Flushes::failure_to`]: a flush that begins later
+    /// can't be told of what this one covers.
+    pub fn end(&self, ticket: FlushTicket, error: Option<DeviceError>) -> FlushTicket {
         let mut state = self.state();
         state.under_way.retain(|&number| number != ticket.0);
         state.error = error.or(state.error);
+        let (over_to, begun) = (state.over_to(), state.begun);
         drop(state);
-        self.changed.notify();
+        self.changed.notify_to(over_to);
+        FlushTicket(begun)
     }
 
     /// Nothing waits any more for those that are under way.
@@ -76,8 +79,13 @@ impl Flushes {
 
     /// Waits for all that are under way now, and says how the last failed that ever did.
     pub async fn failure(&self) -> Option<DeviceError> {
-        let begun = self.state().begun;
-        self.changed.wait_until(|| self.state().are_over(begun)).await;
+        let begun = FlushTicket(self.state().begun);
+        self.failure_to(begun).await
+    }
+
+    /// The same for all that had begun at a moment, by the latest of them.
+    pub async fn failure_to(&self, FlushTicket(begun): FlushTicket) -> Option<DeviceError> {
+        self.changed.wait_for_number(begun, || (self.state().over_to() >= begun).then_some(())).await;
         self.state().error
     }
 
@@ -95,7 +103,11 @@ impl Flushes {
 mod tests {
     use std::{
         pin::pin,
-        task::{Context, Waker},
+        sync::{
+            Arc,
+            atomic::{AtomicU32, Ordering},
+        },
+        task::{Context, Wake, Waker},
     };
 
     use super::*;
@@ -120,6 +132,35 @@ mod tests {
         let told = answer.as_mut().poll(&mut cx);
         assert_eq!(told, std::task::Poll::Ready(Some(error)), "one that began later is not waited for");
         flushes.end(latest, None);
+    }
+
+    /// Counts how often a task is woken.
+    #[derive(Default)]
+    struct Wakes(AtomicU32);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_flush_wakes_what_waits_for_no_older_one() {
+        let flushes = Flushes::default();
+        let begun: Vec<_> = (0..3).map(|_| flushes.begin()).collect();
+        let wakes: Arc<Wakes> = Arc::default();
+        let waker = Waker::from(Arc::clone(&wakes));
+        let mut cx = Context::from_waker(&waker);
+        let mut answer = pin!(flushes.failure());
+        assert!(answer.as_mut().poll(&mut cx).is_pending());
+        let later = flushes.begin();
+        for over in [later, begun[1], begun[2]] {
+            flushes.end(over, None);
+            assert_eq!(wakes.0.load(Ordering::SeqCst), 0, "the oldest is under way");
+        }
+        flushes.end(begun[0], None);
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
+        assert!(answer.as_mut().poll(&mut cx).is_ready());
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub struct Memory {
     size: usize,
     /// What is stored has to outlive a loss of power.
     is_persistent: bool,
+    /// The processor refuses stores, by a signal that ends the process: so none is tried.
+    is_read_only: bool,
     /// What the bytes are of; open, and locked, for as long as they can be changed.
     _file: Option<Arc<dyn Send + Sync>>,
 }
@@ -43,7 +45,7 @@ impl Memory {
         // SAFETY: the range was just mapped. The advice may be refused: it is only speed.
         let _ = unsafe { madvise(base, size, Advice::LinuxHugepage) };
         let base = NonNull::new(base.cast()).ok_or(DeviceError::of(DeviceErrorKind::Other))?;
-        Ok(Arc::new(Self { base, size, is_persistent: false, _file: None }))
+        Ok(Arc::new(Self { base, size, is_persistent: false, is_read_only: false, _file: None }))
     }
 
     /// The same, with every page there from the beginning: the first write to one that isn't takes as long as
@@ -71,25 +73,41 @@ impl Memory {
     where
         F: AsFd + Send + Sync + 'static,
     {
-        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
-        let fail = |e: rustix::io::Errno| DeviceError::from_errno(e.raw_os_error());
+        use rustix::mm::{Advice, madvise};
         if !cache_lines::can_be_written_back() {
             return Err(DeviceError::of(DeviceErrorKind::Unsupported));
         }
-        let flags = MapFlags::SHARED_VALIDATE | MapFlags::SYNC;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
-        let base =
-            unsafe { mmap(std::ptr::null_mut(), size, protection, flags, file.as_fd(), 0) }.map_err(fail)?;
-        let base = NonNull::new(base.cast()).ok_or(DeviceError::of(DeviceErrorKind::Other))?;
-        let memory = Arc::new(Self { base, size, is_persistent: true, _file: Some(file) });
+        let memory = Self::map(file, size, false)?;
         // The file system gives each page its place now: a shard would stand still for it.
         // SAFETY: the range is ours, and populating it changes no byte.
         match unsafe { madvise(memory.base.as_ptr().cast(), size, Advice::LinuxPopulateWrite) } {
             // Linux before 5.14 doesn't know it. It is only speed.
             Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(memory),
-            Err(error) => Err(fail(error)),
+            Err(error) => Err(DeviceError::from_errno(error.raw_os_error())),
         }
+    }
+
+    /// The same, to be looked at only: every write fails.
+    pub fn readable<F>(file: Arc<F>, size: usize) -> Result<Arc<Self>, DeviceError>
+    where
+        F: AsFd + Send + Sync + 'static,
+    {
+        Self::map(file, size, true)
+    }
+
+    fn map<F>(file: Arc<F>, size: usize, is_read_only: bool) -> Result<Arc<Self>, DeviceError>
+    where
+        F: AsFd + Send + Sync + 'static,
+    {
+        use rustix::mm::{MapFlags, ProtFlags, mmap};
+        let fail = |e: rustix::io::Errno| DeviceError::from_errno(e.raw_os_error());
+        let flags = MapFlags::SHARED_VALIDATE | MapFlags::SYNC;
+        let protection = if is_read_only { ProtFlags::READ } else { ProtFlags::READ | ProtFlags::WRITE };
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+        let base =
+            unsafe { mmap(std::ptr::null_mut(), size, protection, flags, file.as_fd(), 0) }.map_err(fail)?;
+        let base = NonNull::new(base.cast()).ok_or(DeviceError::of(DeviceErrorKind::Other))?;
+        Ok(Arc::new(Self { base, size, is_persistent: true, is_read_only, _file: Some(file) }))
     }
 
     /// Size in bytes.
@@ -121,12 +139,20 @@ impl Memory {
         Ok(unsafe { self.base.as_ptr().add(inside) })
     }
 
+    /// The same, for what is to be written there.
+    fn writable_at(&self, offset: u64, length: usize) -> Result<*mut u8, DeviceError> {
+        if self.is_read_only {
+            return Err(DeviceError::from_errno(libc::EROFS));
+        }
+        self.at(offset, length)
+    }
+
     /// Copies `data` to `offset`.
     pub fn copy_in(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
         if self.is_persistent {
             return self.copy_in_streaming(offset, data);
         }
-        let to = self.at(offset, data.len())?;
+        let to = self.writable_at(offset, data.len())?;
         // SAFETY: both ranges are valid for `data.len()` bytes; a buffer never lies in a device's mapping.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
         Ok(())
@@ -135,7 +161,7 @@ impl Memory {
     /// As [`Memory::copy_in`], past the processor's caches: it saves reading what is overwritten, and costs
     /// more than a copy where that is cached already.
     pub fn copy_in_streaming(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
-        let to = self.at(offset, data.len())?;
+        let to = self.writable_at(offset, data.len())?;
         // SAFETY: as in `copy_in`.
         let cached = unsafe { cache_lines::copy_streaming(data.as_ptr(), to, data.len()) };
         if self.is_persistent {
@@ -151,8 +177,8 @@ impl Memory {
 
     /// Makes a range zero.
     fn clear(&self, offset: u64, length: usize) -> Result<(), DeviceError> {
-        let to = self.at(offset, length)?;
-        // SAFETY: `at` checked the range.
+        let to = self.writable_at(offset, length)?;
+        // SAFETY: `writable_at` checked the range.
         unsafe { std::ptr::write_bytes(to, 0, length) };
         if self.is_persistent {
             // SAFETY: as above.
@@ -162,9 +188,10 @@ impl Memory {
         Ok(())
     }
 
-    /// The bytes themselves, to be changed or looked at where they lie. `None` past the end.
+    /// The bytes themselves, to be changed or looked at where they lie. `None` past the end, and of what must
+    /// not be changed.
     pub fn in_place(&self, offset: u64, length: usize) -> Option<InPlace<'_>> {
-        let start = self.at(offset, length).ok()?;
+        let start = self.writable_at(offset, length).ok()?;
         Some(InPlace { start, length, is_persistent: self.is_persistent, memory: PhantomData })
     }
 
@@ -250,6 +277,11 @@ impl MemoryDevice {
     /// A device called `name` with logical blocks of `logical_block` bytes.
     pub fn new(name: &str, memory: Arc<Memory>, logical_block: u32) -> Rc<Self> {
         let info = memory.info(name, logical_block);
+        Self::described(memory, info)
+    }
+
+    /// A device that says this of itself.
+    pub fn described(memory: Arc<Memory>, info: DeviceInfo) -> Rc<Self> {
         Rc::new(Self { memory, info })
     }
 }
@@ -421,6 +453,24 @@ mod tests {
         rustix::fs::ftruncate(&file, 4096).unwrap();
         let refused = Memory::persistent(Arc::new(file), 4096).err().map(|error| error.kind);
         assert_eq!(refused, Some(DeviceErrorKind::Unsupported));
+    }
+
+    #[test]
+    fn memory_that_is_only_read_takes_no_write() {
+        let Ok(mut memory) = Arc::try_unwrap(Memory::new(64).unwrap()) else { unreachable!("one handle") };
+        memory.copy_in(0, &[7; 64]).unwrap();
+        memory.is_read_only = true;
+        for is_persistent in [false, true] {
+            memory.is_persistent = is_persistent;
+            let refused = Some(libc::EROFS);
+            assert_eq!(memory.copy_in(0, &[1; 8]).err().map(|error| error.errno), refused);
+            assert_eq!(memory.copy_in_streaming(0, &[1; 8]).err().map(|error| error.errno), refused);
+            assert_eq!(memory.clear(0, 8).err().map(|error| error.errno), refused);
+            assert!(memory.in_place(0, 8).is_none());
+        }
+        let mut found = [0; 64];
+        memory.copy_out(0, &mut found).unwrap();
+        assert_eq!(found, [7; 64]);
     }
 
     #[test]

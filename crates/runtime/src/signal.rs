@@ -14,13 +14,14 @@ use crate::{
 /// state. The fences between make sure that one of the two sees the other.
 ///
 /// Where many tasks wait for their numbers, such as places in a queue, each names its number
-/// ([`Signal::wait_for_number`]), and a notifier says which numbers may have come ([`Signal::notify_to`]): the
-/// other tasks are left alone. It is for the user to know that a task with a higher number has nothing to
-/// learn. What concerns all tasks, such as a failure, is told by [`Signal::notify`].
+/// ([`Signal::wait_for_number`]), and a notifier says which numbers may have come ([`Signal::notify_to`]).
+/// The other tasks are left alone. It is for the user to know that a task with a higher number has nothing
+/// to learn. What concerns all tasks, such as a failure, is told by [`Signal::notify`].
 ///
-/// A signal with few waiters, or one that is seldom given, needs no numbers. So it is with the membership of an
-/// array (it changes when a member fails), and with write intent: its group commit takes all regions that were
-/// asked for, so a task is woken in vain once at most, and a bit stays set for long.
+/// A signal with few waiters, or one that is seldom given, needs no numbers. The membership of an array
+/// changes when a member fails or comes. A group commit of write intent takes all regions that were asked
+/// for, so a task is woken in vain once at most, and a bit stays set for long. Batches of a journal are not
+/// logged in the order of their numbers.
 pub struct Signal {
     waiters: Mutex<Waiters>,
     /// The lowest number that is waited for; [`NONE`] if no task waits.
@@ -53,7 +54,6 @@ impl Signal {
     /// Has those look again that wait for `number` or a lower one, and those that wait for no number. Cheap
     /// when there is none.
     pub fn notify_to(&self, number: u64) {
-        let number = if is_off("b-run-1") { NONE - 1 } else { number };
         fence(Ordering::SeqCst);
         if self.lowest.load(Ordering::SeqCst) > number {
             return;
@@ -109,8 +109,8 @@ impl Signal {
         self.wait_for(|| condition().then_some(())).await;
     }
 
-    /// Has `waker` woken by the next [`Signal::notify`] or [`Signal::notify_to`]; look at the state after this
-    /// call, not before.
+    /// Has `waker` woken by the next notification, whatever its number; look at the state after this call,
+    /// not before.
     pub fn register(&self, waker: &Waker) {
         self.register_for(0, waker);
     }
@@ -126,10 +126,6 @@ impl Signal {
         drop(waiters);
         fence(Ordering::SeqCst);
     }
-}
-
-fn is_off(switch: &str) -> bool {
-    std::env::var("OFF").is_ok_and(|off| off == switch)
 }
 
 #[cfg(test)]
@@ -168,11 +164,8 @@ mod tests {
 
     #[test]
     fn a_task_is_woken_when_its_number_may_have_come_and_not_before() {
-        let (signal, come) = (Signal::default(), Cell::new(0));
-        let has_come = |number| {
-            let come = &come;
-            move || (come.get() >= number).then_some(())
-        };
+        let (signal, come) = (Signal::default(), &Cell::new(0_u64));
+        let has_come = |number: u64| move || (come.get() >= number).then_some(());
         let (of_early, of_late): (Arc<Wakes>, Arc<Wakes>) = Default::default();
         let mut early = pin!(signal.wait_for_number(3, has_come(3)));
         let mut late = pin!(signal.wait_for_number(7, has_come(7)));
@@ -215,7 +208,7 @@ mod tests {
             assert!(poll(one.as_mut(), &wakes).is_pending() && poll(other.as_mut(), &wakes).is_pending());
             let before = wakes.count();
             signal.notify_to(told);
-            assert_eq!(wakes.count(), before + 1, "told of {told}");
+            assert!(wakes.count() > before, "told of {told}");
         }
     }
 }

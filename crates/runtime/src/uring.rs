@@ -18,6 +18,7 @@ mod arena;
 mod blocking;
 mod bus_fault;
 mod device;
+mod device_dax;
 mod driver;
 pub mod event;
 pub mod fuse;
@@ -51,6 +52,7 @@ use std::{
 };
 
 pub use blocking::{blocking, computing, run_wherever_the_process_may, with_sent_files};
+pub use device_dax::{is_device_dax, map_device_dax};
 pub use listener::{Access, Leaver, ListenError, Listener};
 pub use open::{Holder, OpenError, OpenFile, OpenOptions, flush_block_device, path_of, persistent_path};
 pub use passthrough::readable_path;

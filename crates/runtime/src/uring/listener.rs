@@ -9,10 +9,11 @@ use std::{
     path::{Path, PathBuf},
     pin::Pin,
     rc::Rc,
+    time::Duration,
 };
 
 use rustix::{
-    fs::{AtFlags, CWD, FileType, FlockOperation, Gid, Mode, OFlags, Uid},
+    fs::{AtFlags, FileType, FlockOperation, Gid, Mode, OFlags, Uid},
     io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt},
 };
@@ -27,6 +28,9 @@ use crate::{
 
 /// Connections that the kernel holds until they are accepted.
 const BACKLOG: i32 = 128;
+/// How often, and after what time, a lock that another process holds is asked for again.
+const LOCK_LOOKS: u32 = 100;
+const LOCK_LOOK: Duration = Duration::from_millis(10);
 
 /// To which users a unix socket is open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,19 +50,12 @@ impl Access {
     /// its place: what isn't `ours` gets nothing.
     fn give(self, path: &Path, ours: (u64, u64)) -> Result<(), Errno> {
         let Self { mode, owner, group } = self;
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::open(path, flags, Mode::empty())?;
-        let stat = rustix::fs::fstat(&file)?;
-        if (stat.st_dev, stat.st_ino) != ours || FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
-            return Err(Errno::STALE);
-        }
-        let by_descriptor = format!("/proc/self/fd/{}", file.as_raw_fd());
-        mode.map_or(Ok(()), |mode| rustix::fs::chmod(by_descriptor, mode.into()))?;
+        let socket = SocketFile::at(path)?.filter(|socket| socket.identity == ours).ok_or(Errno::STALE)?;
+        mode.map_or(Ok(()), |mode| rustix::fs::chmod(socket.by_descriptor(), mode.into()))?;
         if owner.is_none() && group.is_none() {
             return Ok(());
         }
-        let (owner, group) = (owner.map(Uid::from_raw), group.map(Gid::from_raw));
-        rustix::fs::chownat(&file, "", owner, group, AtFlags::EMPTY_PATH)
+        socket.give(owner.map(Uid::from_raw), group.map(Gid::from_raw))
     }
 }
 
@@ -290,16 +287,14 @@ fn listen_unix(path: &Path) -> Result<(OwnedFd, (u64, u64)), ListenError> {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let folder = rustix::fs::open(folder, flags, Mode::empty()).map_err(failed)?;
-    rustix::fs::flock(&folder, FlockOperation::LockExclusive).map_err(failed)?;
+    let _locked = lock(folder).map_err(failed)?;
     let socket = stream_socket().map_err(failed)?;
     // Linux gives the file the mode of the socket's own inode, so there is no moment in which others may
     // connect.
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(failed)?;
     match rustix::net::bind(&socket, &address) {
         Err(Errno::ADDRINUSE) => {
-            remove_stale(path, &address)?;
+            remove_stale(path)?;
             rustix::net::bind(&socket, &address).map_err(failed)?;
         }
         bound => bound.map_err(failed)?,
@@ -309,41 +304,88 @@ fn listen_unix(path: &Path) -> Result<(OwnedFd, (u64, u64)), ListenError> {
     Ok((socket, identity))
 }
 
-/// Removes the file of a socket on which no process listens.
-fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ListenError> {
-    let failed = |e| failed(&path.display(), e);
-    let stat = rustix::fs::lstat(path).map_err(failed)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
-        return Err(ListenError::NotASocket { path: path.to_owned() });
+/// Locks a folder, if that is possible within a second. Servers hold this lock for microseconds; but any user
+/// that may read the folder can hold it for ever, and must not keep a server from its start.
+fn lock(folder: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(folder, flags, Mode::empty())?;
+    for _ in 0..LOCK_LOOKS {
+        match rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::AGAIN) => std::thread::sleep(LOCK_LOOK),
+            locked => return locked.map(|()| folder),
+        }
     }
-    let client = stream_socket().map_err(failed)?;
-    rustix::io::ioctl_fionbio(&client, true).map_err(failed)?;
-    let connected = match rustix::net::connect(&client, address) {
-        Err(Errno::ACCESS) => connect_as_owner(path, Uid::from_raw(stat.st_uid), &client, address),
-        connected => connected,
-    };
-    match connected {
-        Err(Errno::CONNREFUSED) => rustix::fs::unlink(path).map_err(failed),
-        // A full backlog (EAGAIN) is a listener too, and where we can't tell, the file stays.
-        Ok(()) | Err(_) => Err(in_use(&path.display())),
+    Ok(folder)
+}
+
+/// Removes the file of a socket on which no process listens.
+fn remove_stale(path: &Path) -> Result<(), ListenError> {
+    match SocketFile::at(path).map_err(|e| failed(&path.display(), e))? {
+        Some(socket) => socket.remove_stale(),
+        None => Err(ListenError::NotASocket { path: path.to_owned() }),
     }
 }
 
-/// Connects to a socket that was given to another user, if this process may take it back: a service that may
-/// give files away may do so, and may not connect otherwise. It stays taken back if no process listens on it.
-fn connect_as_owner(
-    path: &Path,
+/// The file of a socket, whatever is at its path by now: the owner of its folder may be another user, and can
+/// put another file there at any moment.
+struct SocketFile<'a> {
+    path: &'a Path,
+    file: OwnedFd,
+    /// Device and inode.
+    identity: (u64, u64),
     owner: Uid,
-    client: &OwnedFd,
-    address: &SocketAddrUnix,
-) -> Result<(), Errno> {
-    let give = |to| rustix::fs::chownat(CWD, path, Some(to), None, AtFlags::SYMLINK_NOFOLLOW);
-    give(rustix::process::geteuid())?;
-    let connected = rustix::net::connect(client, address);
-    if connected != Err(Errno::CONNREFUSED) {
-        let _ = give(owner);
+}
+
+impl<'a> SocketFile<'a> {
+    /// What is at a path, if that is a socket.
+    fn at(path: &'a Path) -> Result<Option<Self>, Errno> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty())?;
+        let stat = rustix::fs::fstat(&file)?;
+        let is_socket = FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
+        let (identity, owner) = ((stat.st_dev, stat.st_ino), Uid::from_raw(stat.st_uid));
+        Ok(is_socket.then_some(Self { path, file, identity, owner }))
     }
-    connected
+
+    fn by_descriptor(&self) -> String {
+        format!("/proc/self/fd/{}", self.file.as_raw_fd())
+    }
+
+    fn give(&self, owner: Option<Uid>, group: Option<Gid>) -> Result<(), Errno> {
+        rustix::fs::chownat(&self.file, "", owner, group, AtFlags::EMPTY_PATH)
+    }
+
+    fn connect(&self) -> Result<(), Errno> {
+        let client = stream_socket()?;
+        rustix::io::ioctl_fionbio(&client, true)?;
+        rustix::net::connect(&client, &SocketAddrUnix::new(self.by_descriptor())?)
+    }
+
+    /// Removes it, if no process listens on it. A socket that was given to another user is taken back
+    /// meanwhile, if this process may do that: a service that may give files away may do so, and may neither
+    /// connect nor, in a folder such as `/tmp`, remove it otherwise.
+    fn remove_stale(&self) -> Result<(), ListenError> {
+        let connected = self.connect();
+        let us = rustix::process::geteuid();
+        let taken = connected == Err(Errno::ACCESS) && self.give(Some(us), None).is_ok();
+        let connected = if taken { self.connect() } else { connected };
+        let removed = match connected {
+            Err(Errno::CONNREFUSED) if self.is_there() => {
+                rustix::fs::unlink(self.path).map_err(|e| failed(&self.path.display(), e))
+            }
+            // A full backlog (EAGAIN) is a listener too, and where we can't tell, the file stays.
+            Ok(()) | Err(_) => Err(in_use(&self.path.display())),
+        };
+        if taken {
+            // Also what was removed: its owner may have another name for it.
+            let _ = self.give(Some(self.owner), None);
+        }
+        removed
+    }
+
+    fn is_there(&self) -> bool {
+        identity(self.path) == Ok(self.identity)
+    }
 }
 
 fn stream_socket() -> Result<OwnedFd, Errno> {
@@ -354,10 +396,53 @@ fn stream_socket() -> Result<OwnedFd, Errno> {
 mod tests {
     use std::{
         fs,
-        os::unix::fs::{MetadataExt, PermissionsExt, symlink},
+        os::unix::{
+            fs::{MetadataExt, PermissionsExt, chown, symlink},
+            net::UnixListener,
+        },
+        sync::mpsc,
+        thread,
     };
 
     use super::*;
+
+    #[test]
+    fn a_lock_that_another_process_keeps_on_the_folder_keeps_no_server_from_its_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let locked = fs::File::open(folder.path()).unwrap();
+        rustix::fs::flock(&locked, FlockOperation::LockExclusive).unwrap();
+        let path = folder.path().join("socket");
+        let (tell, told) = mpsc::channel();
+        let starting = thread::spawn(move || tell.send(listen_unix(&path).map(|_| ())).unwrap());
+        let listens = told.recv_timeout(Duration::from_secs(30));
+        drop(locked);
+        starting.join().unwrap();
+        listens.expect("it waits for the lock").unwrap();
+    }
+
+    #[test]
+    fn what_has_taken_the_place_of_a_stale_socket_is_neither_removed_nor_given_away() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, away) = (folder.path().join("socket"), folder.path().join("away"));
+        // Left over by a server that was killed.
+        drop(UnixListener::bind(&path).unwrap());
+        let own = fs::symlink_metadata(&path).unwrap().uid();
+        // Only root gives files away.
+        let user = if own == 0 { 65534 } else { own };
+        chown(&path, Some(user), None).unwrap();
+        let socket = SocketFile::at(&path).unwrap().unwrap();
+        fs::rename(&path, &away).unwrap();
+        fs::write(&path, "").unwrap();
+        chown(&path, Some(user), None).unwrap();
+        socket.give(Some(Uid::from_raw(own)), None).unwrap();
+        let owner = |path: &PathBuf| fs::symlink_metadata(path).unwrap().uid();
+        assert_eq!((owner(&path), owner(&away)), (user, own));
+        assert!(matches!(socket.remove_stale(), Err(ListenError::InUse { .. })));
+        assert!(path.exists() && away.exists());
+        fs::rename(&away, &path).unwrap();
+        socket.remove_stale().unwrap();
+        assert!(!path.exists());
+    }
 
     #[test]
     fn access_is_given_to_the_socket_that_was_made_and_to_nothing_that_has_taken_its_place() {

@@ -24,6 +24,7 @@ use crate::{
     buffer::ALIGNMENT,
     uring::{
         device::FileDevice,
+        device_dax::{self, DeviceDax},
         driver::Driver,
         inheritance,
         operation::File,
@@ -174,6 +175,12 @@ pub enum OpenError {
         /// What went wrong.
         source: DeviceError,
     },
+    /// A device DAX under its plain name.
+    #[error("{} can only be mapped: name it pmem:{}", path.display(), path.display())]
+    OnlyMapped {
+        /// The path.
+        path: PathBuf,
+    },
     /// It was to be polled.
     #[error("{} can't be polled: {why}", path.display())]
     NotPolled {
@@ -213,10 +220,10 @@ pub struct OpenFile {
     pub(super) memory_alignment: usize,
     pub(super) remark: Option<String>,
     /// Its bytes, if they are used where they lie.
-    memory: Option<Arc<Memory>>,
+    pub(super) memory: Option<Arc<Memory>>,
 }
 
-/// How the name of a file begins that lies in persistent memory and is to be used as such.
+/// How the name of a file or device DAX begins that lies in persistent memory and is to be used as such.
 const PERSISTENT: &str = "pmem:";
 
 /// The path in a member's name, and whether the file is to be used as persistent memory (`pmem:PATH`).
@@ -240,13 +247,14 @@ impl OpenFile {
         let (path, is_persistent) = path_of(name.as_ref());
         let stat = rustix::fs::stat(path).map_err(|error| failed(path, error))?;
         let is_character = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
-        let opened = if is_character {
-            passthrough::open(path, &stat, options)
-        } else {
-            Self::open_plain(path, options)
+        let opened = match DeviceDax::of(&stat) {
+            Some(device) if is_persistent => device_dax::open(name.as_ref(), path, &stat, device, options),
+            Some(_) => Err(OpenError::OnlyMapped { path: path.to_owned() }),
+            None if is_character => passthrough::open(path, &stat, options),
+            None => Self::open_plain(path, options),
         }?;
-        // To be read, it is a file like any other.
-        let used_in_place = is_persistent && !options.read_only;
+        // To be read, a file is one like any other.
+        let used_in_place = is_persistent && !options.read_only && opened.memory.is_none();
         let opened = if used_in_place { opened.in_place(name.as_ref(), path)? } else { opened };
         if options.exclusive {
             inheritance::note(&opened.file, &opened.info.name);
@@ -372,7 +380,7 @@ impl OpenFile {
     /// On a thread that [`super::run`] did not start.
     pub fn attach(self: &Arc<Self>) -> Rc<dyn Device> {
         match &self.memory {
-            Some(memory) => MemoryDevice::new(&self.info.name, Arc::clone(memory), self.info.logical_block),
+            Some(memory) => MemoryDevice::described(Arc::clone(memory), self.info.clone()),
             None => FileDevice::new(self),
         }
     }

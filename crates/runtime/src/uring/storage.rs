@@ -25,6 +25,7 @@ use rustix::{
 };
 
 use super::{
+    device_dax::DeviceDax,
     inheritance,
     open::{Holder, OpenError, OpenOptions, busy_or, failed, holder_above, is_locked, lock, path_of},
     passthrough::block_device,
@@ -37,11 +38,13 @@ const DEVICES: &str = "/sys/dev/block";
 /// Bytes of the sectors in which `/sys` counts.
 const SECTOR: u64 = 512;
 
-/// A block device by its number, which stands for the generic device of its namespace too, or a file.
+/// A block device by its number, which stands for the generic device of its namespace too, a file, or a
+/// device DAX by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Object {
     Device(u64),
     File { device: u64, inode: u64 },
+    Dax(u64),
 }
 
 impl Object {
@@ -50,7 +53,9 @@ impl Object {
             return Some(Self::Device(metadata.rdev()));
         }
         if metadata.file_type().is_char_device() {
-            return block_device(metadata.rdev()).map(|(number, _)| Self::Device(number));
+            let number = metadata.rdev();
+            let block = block_device(number).map(|(number, _)| Self::Device(number));
+            return block.or_else(|| DeviceDax::numbered(number).map(|_| Self::Dax(number)));
         }
         metadata.is_file().then(|| Self::File { device: metadata.dev(), inode: metadata.ino() })
     }
@@ -59,6 +64,14 @@ impl Object {
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::BlockDevice => Self::Device(stat.st_rdev),
             _ => Self::File { device: stat.st_dev, inode: stat.st_ino },
+        }
+    }
+
+    /// The block device that it is, or lies on.
+    fn block_device(self) -> Option<u64> {
+        match self {
+            Self::Device(number) | Self::File { device: number, .. } => Some(number),
+            Self::Dax(_) => None,
         }
     }
 }
@@ -81,7 +94,7 @@ impl Extent {
     fn whole(object: Object) -> Self {
         let wwid = match object {
             Object::Device(number) => wwid(&sysfs(number)),
-            Object::File { .. } => None,
+            Object::File { .. } | Object::Dax(_) => None,
         };
         Self { object, range: 0..u64::MAX, mapped: false, looped: None, wwid }
     }
@@ -425,6 +438,7 @@ fn lasting_name(object: Object, path: &Path) -> Option<String> {
         Object::File { device, inode } => {
             Some(format!("file:{}:{inode}", name_of_file_system(device, path)?))
         }
+        Object::Dax(_) => None,
     }
 }
 
@@ -453,9 +467,8 @@ fn name_of_device(folder: &Path, number: u64) -> Option<String> {
 
 /// The names of the disks that all of it is on.
 fn disks_of(object: Object) -> Option<String> {
-    let (Object::Device(number) | Object::File { device: number, .. }) = object;
     let mut all = BTreeSet::new();
-    add_disks(&sysfs(number), EXTENTS_MAX, &mut all)?;
+    add_disks(&sysfs(object.block_device()?), EXTENTS_MAX, &mut all)?;
     Some(Vec::from_iter(all).join(" "))
 }
 
@@ -466,7 +479,7 @@ fn add_disks(folder: &Path, layers: usize, all: &mut BTreeSet<String>) -> Option
         return add_disks(&folder.join(".."), layers, all);
     }
     if let Some(backing) = Backing::of(folder) {
-        let (Object::Device(number) | Object::File { device: number, .. }) = backing.object()?;
+        let number = backing.object()?.block_device()?;
         return add_disks(&sysfs(number), layers, all);
     }
     let below: Vec<_> = fs::read_dir(folder.join("slaves")).into_iter().flatten().flatten().collect();
