@@ -3,9 +3,8 @@
 //! Between the superblock and the data (1.1, 1.2), or before the superblock (1.0), lie the bitmap and the
 //! bad-block log. In front of the data some head-room is left, so that a later reshape has somewhere to move.
 //!
-//! Two things differ from mdadm on purpose. It enters the last member of a new RAID5 as a spare under
-//! rebuild; we enter all members and mark the array dirty from sector 0, which is a resync as for RAID6. And
-//! with version 1.0 its data begins at sector 0; ours begins behind the places of other superblocks.
+//! One thing differs from mdadm on purpose. It enters the last member of a new RAID5 as a spare under
+//! rebuild; we enter all members and mark the array dirty from sector 0, which is a resync as for RAID6.
 
 use thiserror::Error;
 
@@ -257,7 +256,9 @@ impl NewArray {
         let smallest = self.members.iter().chain(&self.spares).map(|d| d.sectors).min().unwrap_or(0);
         let data_offset = match (self.version, self.data_offset) {
             (_, Some(offset)) => offset.0,
-            (MetadataVersion::V1_0, None) => behind_other_superblocks(smallest),
+            // Anywhere else, `mdadm --grow --size=max` lets the data run into the superblock: kernel and
+            // mdadm count it from sector 0 on.
+            (MetadataVersion::V1_0, None) => 0,
             (_, None) if log == NewLog::None => default_data_offset(smallest, self.chunk),
             (_, None) => data_offset_behind(log_sectors(log, self.chunk), smallest, self.chunk),
         };
@@ -586,13 +587,6 @@ pub fn log_sectors(log: NewLog, chunk: SectorCount) -> u64 {
 fn log_area(offset: i64, sectors: u64) -> Option<PplArea> {
     let (offset, size) = (i16::try_from(offset).ok()?, u16::try_from(sectors).ok()?);
     Some(PplArea { offset, size, multiple: sectors >= SEVERAL_RECORDS_SECTORS })
-}
-
-/// The first data sector of version 1.0. mdadm's is 0. But a superblock of 1.1 or 1.2 that a client writes at
-/// the beginning of such an array stands where one of the member's own would.
-fn behind_other_superblocks(device_sectors: u64) -> u64 {
-    const GIB: u64 = 1 << 21;
-    if device_sectors >= GIB { DATA_ALIGNMENT } else { 16 }
 }
 
 /// The first data sector that mdadm chooses for versions 1.1 and 1.2.

@@ -14,8 +14,7 @@ use pinstripe_md::level::{Layout, Level, ParityLayout, Raid0Layout};
 use pinstripe_md::placement::{InitialSync, NewArray, NewBitmap, NewDevice};
 use pinstripe_md::ppl;
 use pinstripe_md::superblock::{
-    MetadataVersion, ResyncOffset, Role, SUPERBLOCK_BYTES_MAX, Superblock, Support, candidate_sectors,
-    event_is_current,
+    ResyncOffset, Role, SUPERBLOCK_BYTES_MAX, Superblock, Support, candidate_sectors, event_is_current,
 };
 use pinstripe_md::units::{DeviceNumber, MemberSlot, Sector, SectorCount};
 use proptest::prelude::*;
@@ -379,8 +378,7 @@ fn a_new_array_is_placed_as_mdadm_placed_it() {
                 .map_or(NewBitmap::None, |b| NewBitmap::Internal { chunk_bytes: Some(b.chunksize) }),
             initial: InitialSync::AssumeClean,
             size: None,
-            // With version 1.0 ours begins elsewhere.
-            data_offset: (first.member.version == MetadataVersion::V1_0).then_some(Sector(0)),
+            data_offset: None,
             logical_block_bytes: 512,
             members: devices.clone().take(raid_disks).collect(),
             spares: devices.skip(raid_disks).collect(),

@@ -152,11 +152,11 @@ fn a_device_that_is_too_small_is_refused_with_the_least_size() {
     use MetadataVersion::{V1_0, V1_1, V1_2};
     for (version, size, data_offset, needed, too_small) in [
         // In front of a superblock of 1.0 there are 8 sectors for the bad-block log, and from 128 sectors on
-        // 8 for a bitmap. The data begins at sector 16.
-        (V1_0, None, None, 72, [0, 23, 24, 56]),
-        (V1_0, Some(640), None, 688, [128, 400, 616, 686]),
-        (V1_0, Some(641), None, 696, [128, 400, 688, 694]),
-        (V1_0, Some(641), Some(0), 680, [128, 400, 672, 678]),
+        // 8 for a bitmap. The data begins at sector 0.
+        (V1_0, None, None, 56, [0, 23, 24, 40]),
+        (V1_0, Some(640), None, 672, [128, 400, 600, 670]),
+        (V1_0, Some(641), None, 680, [128, 400, 672, 678]),
+        (V1_0, Some(641), Some(16), 696, [128, 400, 688, 694]),
         (V1_1, None, None, 2080, [0, 24, 2047, 2048]),
         (V1_2, Some(640), None, 2688, [0, 24, 2080, 2600]),
         (V1_2, Some(32), Some(5000), 5032, [0, 24, 5000, 5020]),

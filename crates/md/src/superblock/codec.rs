@@ -295,7 +295,30 @@ fn decode_member(
     if array.bitmap_offset.is_none() && member.ppl.is_none() && !array.journal {
         member.double_parity_log = double_parity_log(raw, array, &member);
     }
+    member.data_size = room_for_data(array, &member);
     Ok(member)
+}
+
+/// mdadm counts the data of a device that it adds to an array of version 1.0 from sector 0 on, wherever it
+/// begins, and the kernel doesn't look at where it begins either. The array uses less of it. So it ends at
+/// what lies before the superblock.
+fn room_for_data(array: &ArrayRecord, member: &MemberRecord) -> SectorCount {
+    let (start, size, superblock) = (member.data_offset, member.data_size, member.super_offset);
+    let is_counted_so = member.version == MetadataVersion::V1_0
+        && start > Sector(0)
+        && size.0 <= superblock.0
+        && array.level.has_parity()
+        // A journal's ring is as long as it says.
+        && array.role_of(member.dev_number) != Role::Journal;
+    if !is_counted_so {
+        return size;
+    }
+    let log = member.bad_block_log.filter(|log| log.offset != 0 && log.size != 0);
+    let offsets =
+        [array.bitmap_offset, member.ppl.map(|ppl| i32::from(ppl.offset)), log.map(|log| log.offset)];
+    let places = offsets.into_iter().flatten().filter_map(|by| superblock.checked_offset(i64::from(by)));
+    let end = places.filter(|place| *place > start).fold(superblock, Sector::min);
+    size.min(SectorCount(end.0.saturating_sub(start.0)))
 }
 
 /// Where a double-parity log would lie, if the bytes look like it: in front of the data of a RAID6 with a

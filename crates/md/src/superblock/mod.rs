@@ -456,6 +456,18 @@ impl Superblock {
         freshest.role_of(self.member.dev_number)
     }
 
+    /// The freshest superblock of an array is the one of which this is largest. Those of spares come last:
+    /// where an array has lost too many members, a kernel goes on to write a spare's superblock alone, with
+    /// ever more events, and no member has missed anything. (Kernels from 5.5 on and mdadm do the same.) Of
+    /// one update there is one table, but where mdadm has forced an array together: it gives the members that
+    /// it takes back the others' events, and enters them in one of the others' superblocks alone. Theirs
+    /// still say what they said when they fell out, and when that was.
+    pub fn freshness(&self) -> (bool, u64, Timestamp, usize) {
+        let has_role = matches!(self.own_role(), Role::Slot(_) | Role::Journal);
+        let seats = self.array.roles.iter().filter(|role| matches!(role, Role::Slot(_))).count();
+        (has_role, self.array.events, self.array.updated, seats)
+    }
+
     /// Whether both belong to one array, by what may not differ among members: identity, level, layout
     /// and chunk.
     pub fn same_array(&self, other: &Self) -> Result<(), Disagreement> {

@@ -246,6 +246,33 @@ fn what_the_kernel_refuses_is_not_written() {
     assert_eq!(sample().encode(513), Err(Violation::LogicalBlock(513)));
 }
 
+/// As `mdadm --add` makes it for an array of which the data begins behind sector 0.
+#[test]
+fn the_data_of_a_device_that_mdadm_has_added_with_version_1_0_ends_at_what_lies_behind_it() {
+    let mut added = sample();
+    added.array.size = SectorCount(20480);
+    added.array.bitmap_offset = Some(-16);
+    added.member.version = MetadataVersion::V1_0;
+    added.member.super_offset = Sector(24560);
+    added.member.data_size = SectorCount(22496);
+    added.member.bad_block_log = Some(BadBlockLog { offset: -8, size: 8, shift: 0, in_use: false });
+    let with_data_size = |sectors: u64| {
+        let mut bytes = added.encode(512).unwrap();
+        bytes[136..144].copy_from_slice(&sectors.to_le_bytes());
+        bytes[216..220].fill(0);
+        let sum = raw::checksum(&bytes[..512]);
+        bytes[216..220].copy_from_slice(&sum.to_le_bytes());
+        Superblock::decode(&bytes, Sector(24560), 24576)
+    };
+    for sectors in [22496, 22497, 24544, 24560] {
+        let read = with_data_size(sectors).unwrap();
+        assert_eq!((&read.array, &read.member), (&added.array, &added.member), "{sectors}");
+    }
+    assert_eq!(with_data_size(22000).unwrap().member.data_size, SectorCount(22000));
+    // The kernel refuses it.
+    assert_eq!(with_data_size(24561).unwrap_err().kind(), ErrorKind::Corrupt);
+}
+
 #[test]
 fn the_longest_roles_table_is_written_and_read() {
     let mut longest = sample();
