@@ -247,7 +247,7 @@ pub fn run_and_tell(arguments: &BenchArgs, tell: &Tell) -> Result<Report, BenchE
     uring::run(&config, move |context| async move {
         tell(Phase::Preparing);
         let setup = set_up(&arguments, &context, fits::load).await?;
-        measure(&arguments, &context, &setup, &tell).await
+        Box::pin(measure(&arguments, &context, &setup, &tell)).await
     })?
 }
 

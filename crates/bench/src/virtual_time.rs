@@ -29,7 +29,7 @@ pub(crate) fn run(arguments: &BenchArgs, tell: &Tell) -> Result<Report, BenchErr
     let tell = Arc::clone(tell);
     tell(Phase::Preparing);
     on_array(arguments, fits::load, move |arguments, context, setup| async move {
-        measure(&arguments, &context, &setup, &tell).await
+        Box::pin(measure(&arguments, &context, &setup, &tell)).await
     })
 }
 

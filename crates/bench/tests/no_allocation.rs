@@ -70,7 +70,7 @@ const MEMBERS: u8 = 6;
 const MEMBER_BYTES: usize = 8 << 20;
 const CHUNK: u64 = 16 << 10;
 const CLIENTS: u64 = 16;
-const WARM: u64 = 50_000;
+const WARM: u64 = 100_000;
 const OPERATIONS: u64 = 1_000_000;
 /// Requests that a slow member has under way before it completes the oldest.
 const LATE: usize = 24;

@@ -1,8 +1,8 @@
 //! From devices to an array: read every member's superblock, decide which are current, refuse to lose data.
 //!
-//! The freshest superblock decides (highest events); members at most one event behind are current, and their
-//! roles come from the freshest one's table, never from their own (docs/formats.md section 4). Everything is
-//! checked before anything is written.
+//! The freshest superblock decides (highest events, of no spare); members at most one event behind are
+//! current, and their roles come from the freshest one's table, never from their own (docs/formats.md section
+//! 4). Everything is checked before anything is written.
 
 mod claims;
 pub mod create;
@@ -62,6 +62,8 @@ pub(crate) struct FoundMembers {
     pub(crate) spares: Vec<Found>,
     /// Devices that were left out as out of date.
     pub(crate) stale: Vec<StaleMember>,
+    /// Why replacements don't go on, in words.
+    pub(crate) given_up: Vec<String>,
 }
 
 /// What came of a log from before the start.
@@ -269,15 +271,12 @@ fn too_few_left(error: AssembleError, left_behind: &[Found]) -> AssembleError {
     }
 }
 
-/// The superblock with the most events; an error if the devices are not of one array. A device that is out of
-/// date need not know what a reshape has made of the array since: it has no say, and is left out.
+/// The superblock with the most events ([`Superblock::freshness`]); an error if the devices are not of one
+/// array. A device that is out of date need not know what a reshape has made of the array since: it has no
+/// say, and is left out.
 fn freshest(found: &[Found]) -> Result<Superblock, AssembleError> {
-    // Of several a spare comes last: it need not know of the log.
-    let age = |member: &&Found| {
-        let superblock = &member.superblock;
-        (superblock.array.events, superblock.own_role() != Role::Spare)
-    };
-    let newest = found.iter().max_by_key(age).ok_or(AssembleError::NoDevices)?;
+    let newest = found.iter().max_by_key(|member| member.superblock.freshness());
+    let newest = newest.ok_or(AssembleError::NoDevices)?;
     let name = |member: &Found| member.device.info().name.clone();
     for other in found {
         let (own, others) = (&newest.superblock, &other.superblock);
@@ -448,8 +447,9 @@ fn seat(freshest: &Superblock, found: Vec<Found>, members: usize) -> Result<Foun
         }
         *seat = Some(member);
     }
-    let replacements = seat_replacements(&mut seats, targets, freshest);
-    Ok(FoundMembers { seats, replacements, spares, stale })
+    let mut given_up = Vec::new();
+    let replacements = seat_replacements(&mut seats, targets, freshest, &mut given_up);
+    Ok(FoundMembers { seats, replacements, spares, stale, given_up })
 }
 
 /// Whether a replacement can go on: what is logged for the member must fit the target, too.
@@ -463,6 +463,7 @@ fn seat_replacements(
     seats: &mut [Option<Found>],
     targets: Vec<Option<Found>>,
     freshest: &Superblock,
+    given_up: &mut Vec<String>,
 ) -> Vec<(usize, Found)> {
     let mut going_on = Vec::new();
     for (slot, target) in targets.into_iter().enumerate() {
@@ -481,10 +482,24 @@ fn seat_replacements(
                 going_on.push((slot, target));
             }
             // Left out: the member has as much as its replacement, or more.
-            Some(_) => {}
+            Some(member) => {
+                let (name, why) = (&target.device.info().name, why_given_up(freshest, member));
+                given_up
+                    .push(format!("{name}: it was to replace the member in slot {slot}, and can't: {why}"));
+            }
         }
     }
     going_on
+}
+
+fn why_given_up(freshest: &Superblock, member: &Found) -> &'static str {
+    if !is_whole(member) {
+        "that member isn't whole itself"
+    } else if freshest.array.level.has_parity() {
+        "it has less room for the array's log than that member"
+    } else {
+        "the level has no parity"
+    }
 }
 
 /// The journal device of an array that has one.

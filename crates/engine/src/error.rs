@@ -20,6 +20,8 @@ pub enum Operation {
     Replacement,
     /// Its rebuild, of what other members hold.
     Rebuild,
+    /// Nothing: it was found to be gone, or its server to be out of reach.
+    Presence,
 }
 
 /// What a device is to its array.
@@ -74,6 +76,7 @@ impl std::fmt::Display for Operation {
             Self::Metadata => "metadata write",
             Self::Replacement => "replacement",
             Self::Rebuild => "rebuild",
+            Self::Presence => "presence",
         })
     }
 }
@@ -104,6 +107,9 @@ impl MemberError {
             return "could not be rebuilt: blocks of other members can't be read, or wait for the resync after an \
                     unclean stop"
                 .to_owned();
+        }
+        if self.operation == Operation::Presence {
+            return format!("failed: {}", self.error);
         }
         format!("failed: {} at byte {} of the device: {}", self.operation, self.offset, self.error)
     }

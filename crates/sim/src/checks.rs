@@ -134,7 +134,7 @@ pub fn survey<'a, P: Platter + 'a>(disks: impl Iterator<Item = (usize, &'a P)>) 
         };
         found.push((number, superblock));
     }
-    let freshest = found.iter().max_by_key(|(_, superblock)| superblock.array.events);
+    let freshest = found.iter().max_by_key(|(_, superblock)| superblock.freshness());
     let freshest = freshest.map(|(_, superblock)| superblock.clone());
     let freshest = freshest.ok_or_else(|| Damage::Superblocks("no disk is left".to_owned()))?;
     let mut seats = vec![None; freshest.array.raid_disks as usize];

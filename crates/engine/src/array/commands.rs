@@ -90,7 +90,7 @@ impl Array {
         let error = MemberError {
             role: slot.into(),
             name: device.to_owned(),
-            operation: Operation::Metadata,
+            operation: Operation::Presence,
             offset: 0,
             error,
         };

@@ -53,8 +53,8 @@ impl Array {
     ) -> Result<Self, AssembleError> {
         match Self::assemble_with_log(sources.clone(), options.clone(), shards.clone()).await {
             // Forced, an array does without a journal that can't be replayed, as without one that isn't
-            // there.
-            Err(AssembleError::Journal { name, .. }) if options.force => {
+            // there. Not without one that only doesn't answer just now: that isn't what was forced.
+            Err(AssembleError::Journal { name, problem }) if options.force && problem.lasts() => {
                 let others = sources.into_iter().filter(|source| source.name() != name).collect();
                 Self::assemble_with_log(others, options, shards).await
             }

@@ -33,6 +33,7 @@ pub(crate) fn decide(mut found: Vec<Found>, options: &ArrayOptions) -> Result<As
         disown_journal(&mut freshest);
     }
     let mut seated = seat(&freshest, found, geometry.members())?;
+    let left_out = std::mem::take(&mut seated.given_up);
     seated.stale.extend(left_behind.iter().map(|member| stale_member(member, freshest.array.events)));
     let missing = seated.seats.iter().filter(|seat| !seat.as_ref().is_some_and(is_whole)).count();
     if missing > geometry.redundancy() {
@@ -65,7 +66,7 @@ pub(crate) fn decide(mut found: Vec<Found>, options: &ArrayOptions) -> Result<As
         read_only,
         dirty_from,
         journal_left_out,
-        left_out: Vec::new(),
+        left_out,
         forced,
         log: Log::None,
         old_log: OldLog::Silent,

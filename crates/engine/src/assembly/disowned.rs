@@ -3,7 +3,7 @@
 //! Such a member may be the only one that has its last update. The others were started without it then, and
 //! may have gone on to the same number of events, or one less. (Our own starts go on to a higher one,
 //! `Membership::is_new`; the kernel's may not.) With the most events it would otherwise decide which devices
-//! are members, and its data would be taken for current. Pure.
+//! are members, and its data would be taken for current. But what mdadm has forced together counts. Pure.
 
 use pinstripe_md::superblock::{ArrayRecord, Role, Superblock};
 
@@ -43,12 +43,37 @@ pub(super) fn set_aside(found: &mut Vec<Found>) -> Vec<Found> {
 }
 
 fn is_set_aside(found: &[Found], other: usize, word: Word) -> bool {
-    let is_disowned = |member: usize| (0..found.len()).any(|by| disowns(found, by, member));
-    (0..found.len()).filter(|&by| disowns(found, by, other)).any(|by| match word {
-        Word::Undisputed => !is_disowned(by),
+    let counts = |by: &usize| disowns(found, *by, other) && !is_contradicted(found, *by, other);
+    (0..found.len()).filter(counts).any(|by| match word {
+        Word::Undisputed => !is_disowned(found, by),
         Word::OneSided => !disowns(found, other, by),
         Word::Mutual => true,
     })
+}
+
+fn is_disowned(found: &[Found], member: usize) -> bool {
+    (0..found.len()).any(|by| disowns(found, by, member))
+}
+
+/// Whether `other` is named by a superblock of the same update as that of `by`, on a third member about which
+/// there is no doubt. Of one update there are two tables only where `mdadm --assemble --force` has put an
+/// array together: it gives members that were left out the others' events, and enters them in one superblock
+/// alone. The kernel takes them, and may not write before it stops. Our first update of it makes the tables
+/// one, and a crash may leave that on some members. (One that came back by itself is named by none of these
+/// updates but such as came with it, and these are in doubt too.)
+fn is_contradicted(found: &[Found], by: usize, other: usize) -> bool {
+    let array = |member: usize| &found[member].superblock.array;
+    let is_of_update = |member: usize| {
+        let ahead = array(member).events.checked_sub(array(by).events);
+        ahead.is_some_and(|ahead| ahead <= 1)
+    };
+    let names = |third: &usize| {
+        *third != other
+            && is_of_update(*third)
+            && has_slot(array(*third), &found[other].superblock)
+            && has_slot(array(*third), &found[*third].superblock)
+    };
+    is_of_update(other) && (0..found.len()).filter(names).any(|third| !is_disowned(found, third))
 }
 
 /// Whether one member's superblock says that another, which calls itself a member, is none. One event behind,

@@ -6,7 +6,7 @@ use pinstripe_md::{
     superblock::{BitmapProblem, Disagreement, RefusedReason, SuperblockError},
     units::{Sector, SectorCount},
 };
-use pinstripe_runtime::DeviceError;
+use pinstripe_runtime::{DeviceError, DeviceErrorKind};
 use thiserror::Error;
 
 use super::newly_degraded;
@@ -239,9 +239,7 @@ pub enum JournalProblem {
     )]
     Damaged(Sector),
     /// It can't be read.
-    #[error(
-        "it can't be read: {0}. With --force the array is assembled without the journal and resynced, and writes that only the journal has are lost"
-    )]
+    #[error("it can't be read: {0}. {then}", then = read_words(.0.kind))]
     Read(DeviceError),
     /// A place that the array doesn't have.
     #[error("it describes sector {0}, which is none of the array's")]
@@ -285,6 +283,22 @@ pub enum JournalProblem {
         /// Whether it is parity.
         parity: bool,
     },
+}
+
+impl JournalProblem {
+    /// Whether it is the log's, so that another start would find it again. What the device fails with for
+    /// another reason than its medium may pass.
+    pub(crate) fn lasts(&self) -> bool {
+        !matches!(self, Self::Read(error) if error.kind != DeviceErrorKind::Media)
+    }
+}
+
+fn read_words(kind: DeviceErrorKind) -> &'static str {
+    if kind == DeviceErrorKind::Media {
+        "With --force the array is assembled without the journal and resynced, and writes that only the journal has are lost"
+    } else {
+        "Nothing is lost: assemble the array again when the device answers. If it never will, leave it out: with --force the array is assembled without it and resynced, and writes that only the journal has are lost"
+    }
 }
 
 /// A device that was left out because it missed something.

@@ -14,7 +14,7 @@ use super::{AssembleError, Assembled, Found, freshest, give_up};
 pub(super) struct Unfit {
     /// Why.
     whys: Vec<AssembleError>,
-    /// The most recent one's events.
+    /// The most recent one's events. Spares have no say ([`Superblock::freshness`]).
     events: u64,
 }
 
@@ -30,7 +30,9 @@ impl Unfit {
             AssembleError::Device { error: cause, .. } if cause.kind != DeviceErrorKind::Media => Err(error),
             _ => {
                 self.whys.push(error);
-                self.events = self.events.max(superblock.array.events);
+                if let (true, events, ..) = superblock.freshness() {
+                    self.events = self.events.max(events);
+                }
                 Ok(())
             }
         }
@@ -48,9 +50,9 @@ impl Unfit {
             is_current.then_some(assembled).ok_or(AssembleError::OutOfDate { events, newest })
         });
         match decided {
-            Ok(assembled) => {
-                let left_out = self.whys.iter().map(ToString::to_string).collect();
-                Ok(Assembled { left_out, ..assembled })
+            Ok(mut assembled) => {
+                assembled.left_out.extend(self.whys.iter().map(ToString::to_string));
+                Ok(assembled)
             }
             Err(without) if self.whys.is_empty() => Err(without),
             Err(without) => {

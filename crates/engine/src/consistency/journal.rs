@@ -51,7 +51,7 @@ use self::{
 use crate::consistency::view::{Batch, LogError, Precedence};
 use crate::{
     consistency::view::LogView,
-    error::IoError,
+    error::{DeviceRole, IoError, MemberError, Operation},
     geometry::{Geometry, ParityGeometry, StripeId},
     mutants::{Mutant, active},
     options::JournalMode,
@@ -299,10 +299,16 @@ impl Journal {
         (state.tail, state.last, state.head) = (0, resume.last, resume.blocks);
         state.seq = resume.seq.wrapping_add(1);
         let shape = state.shape;
+        let kept: Vec<_> = kept.into_iter().collect();
+        // None of it gives up the log's beginning before all of it is logged again, stripe by stripe: so much
+        // is set aside at least. And at most what leaves the largest batch room beside that.
+        let again: u64 = kept.iter().map(|(_, pages)| blocks_max(pages.len())).sum();
+        let others = again.max(resume.blocks) + self.largest_batch + 2;
+        let most = self.ring.blocks().saturating_sub(others).max(again);
         for (key, pages) in kept {
             let starts: Vec<u32> = pages.iter().map(|(start, _)| *start).collect();
             let promise = state.cache.promise(key, &starts, shape);
-            state.cache.keep(promise);
+            state.cache.keep_within(promise, most);
             state.cache.insert(key, pages, 0, promise);
         }
         self.note_cache(&state);
@@ -374,6 +380,12 @@ impl Journal {
     /// Name of the device.
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What is told of its device.
+    pub(crate) fn lost(&self, error: DeviceError) -> MemberError {
+        let (role, name) = (DeviceRole::Journal, self.name.clone());
+        MemberError { role, name, operation: Operation::Write, offset: 0, error }
     }
 
     /// For `detail`.
@@ -470,8 +482,11 @@ impl Journal {
                 let passes =
                     kind == Kind::Batch(Precedence::WrittenOut) || active(Mutant::JournalLossIgnored);
                 return match (passes, view.failure()) {
+                    // The device is well: there is no reason to do without it.
+                    (true, Some(failure)) | (false, Some(failure @ IoError::TakenOver)) => {
+                        Some(Err(LogError::Fatal(failure)))
+                    }
                     (false, _) => Some(Err(LogError::Fatal(IoError::JournalLost))),
-                    (true, Some(failure)) => Some(Err(LogError::Fatal(failure))),
                     (true, None) if moved => Some(Err(LogError::Moved)),
                     (true, None) => {
                         let may = state.loss == Loss::Durable || active(Mutant::JournalLossIgnored);

@@ -132,6 +132,7 @@ struct Queue<T> {
     rules: Rules,
     area: Option<LogArea>,
     state: Mutex<QueueState<T>>,
+    /// Each batch waits by its first part: see [`QueueState::oldest`].
     changed: Signal,
 }
 
@@ -158,6 +159,9 @@ struct Record {
 
 /// A part's place in a queue.
 type Ticket = u64;
+
+/// The first and the last part of a batch in a queue; its others are between.
+type Tickets = (Ticket, Ticket);
 
 /// What to do next.
 enum Turn<T> {
@@ -217,7 +221,7 @@ impl<T: Clone> Queues<T> {
             for device in view.devices(slot).into_iter().flatten() {
                 if device.place == slot.index() || !active(Mutant::ReplacementNotLogged) {
                     let (queue, parts) = (self.of(device.member), parts.clone());
-                    seats.push(QueueEntry { device, queue, parts, last: None });
+                    seats.push(QueueEntry { device, queue, parts, tickets: None });
                 }
             }
         }
@@ -245,7 +249,7 @@ struct QueueEntry<'v, T> {
     /// Until they are entered.
     parts: Vec<Part<T>>,
     /// What is to be durable.
-    last: Option<Ticket>,
+    tickets: Option<Tickets>,
 }
 
 /// Puts the parts of a batch into all their queues, so that every pair of queues has the same order of
@@ -259,7 +263,8 @@ fn enter<T>(seats: &mut [QueueEntry<'_, T>]) -> Vec<(Arc<Queue<T>>, Ticket)> {
         for part in seat.parts.drain(..) {
             let ticket = state.enter(part);
             entered.push((Arc::clone(&seat.queue), ticket));
-            seat.last = Some(ticket);
+            let first = seat.tickets.map_or(ticket, |(first, _)| first);
+            seat.tickets = Some((first, ticket));
         }
     }
     entered
@@ -273,7 +278,7 @@ impl<T: Clone> QueueEntry<'_, T> {
         view: &dyn LogView,
         inside: &AtomicU64,
     ) -> Result<(), LogError> {
-        let Some(last) = self.last else { return Ok(()) };
+        let Some(tickets) = self.tickets else { return Ok(()) };
         let moved = || view.is_over();
         // How long it is worth waiting for others.
         let gather_ns = || {
@@ -287,7 +292,7 @@ impl<T: Clone> QueueEntry<'_, T> {
             (write * GATHER_WRITES).min(GATHER_NS_MAX)
         };
         loop {
-            match self.queue.next(last, moved, gather_ns).await {
+            match self.queue.next(tickets, moved, gather_ns).await {
                 Turn::Durable => return Ok(()),
                 Turn::Failed => return Err(LogError::Member(self.device.member.id)),
                 Turn::Moved => return Err(LogError::Moved),
@@ -299,7 +304,7 @@ impl<T: Clone> QueueEntry<'_, T> {
                     self.queue.written(&lead, written.is_ok());
                 }
                 Turn::Gather(nanoseconds) => {
-                    let _ = shard::timeout(nanoseconds, self.queue.passed(last)).await;
+                    let _ = shard::timeout(nanoseconds, self.queue.passed(tickets)).await;
                 }
             }
         }
@@ -341,59 +346,74 @@ impl<T> Queue<T> {
 
     /// Waits until there is something to know or to do. A part that waits for others while the membership
     /// changes must give way: what these others wait for may be that change, and the change for this batch.
-    async fn next(&self, ticket: Ticket, moved: impl Fn() -> bool, gather_ns: impl Fn() -> u64) -> Turn<T> {
+    async fn next(
+        &self,
+        (first, last): Tickets,
+        moved: impl Fn() -> bool,
+        gather_ns: impl Fn() -> u64,
+    ) -> Turn<T> {
         let look = || {
             let moved = moved();
             let mut state = self.lock();
-            if moved && state.take_back(ticket) {
+            if moved && state.take_back(last) {
+                // No task looks here for its other parts any more.
+                state.waiting.retain(|(waiting, _)| !(first..=last).contains(waiting));
                 return Some(Turn::Moved);
             }
-            state.turn(&self.rules, self.area, ticket, &gather_ns)
+            state.turn(&self.rules, self.area, last, &gather_ns)
         };
-        let turn = self.changed.wait_for(look).await;
+        let turn = self.changed.wait_for_number(first, look).await;
         if matches!(turn, Turn::Moved) {
-            self.changed.notify();
+            let oldest = self.lock().oldest();
+            self.changed.notify_to(oldest);
         }
         turn
     }
 
-    /// Waits until the part is in a record that is durable, or the log has failed.
-    async fn passed(&self, ticket: Ticket) {
-        self.changed
-            .wait_until(|| {
-                let state = self.lock();
-                ticket < state.durable || state.failed
-            })
-            .await;
+    /// Waits until the batch is in a record that is durable, or the log has failed, or what came so far was
+    /// taken by another task and nothing gathers any more.
+    async fn passed(&self, (first, last): Tickets) {
+        let has_passed = || {
+            let state = self.lock();
+            (last < state.durable || state.failed || state.gathers_until.is_none()).then_some(())
+        };
+        self.changed.wait_for_number(first, has_passed).await;
     }
 
     /// The record is durable, or could not be written.
     fn written(&self, lead: &Lead<T>, success: bool) {
-        {
-            let mut state = self.lock();
-            state.leading = false;
-            if success {
-                state.durable = lead.parts_end;
-            } else {
-                state.failed = true;
-                state.waiting.clear();
-            }
+        let mut state = self.lock();
+        state.leading = false;
+        if success {
+            state.durable = lead.parts_end;
+        } else {
+            state.failed = true;
+            state.waiting.clear();
         }
-        self.changed.notify();
+        let oldest = state.oldest();
+        drop(state);
+        self.changed.notify_to(oldest);
     }
 
     /// The part is on the members, or will never be: no record is needed for it any more.
     fn release(&self, ticket: Ticket) {
-        {
-            let mut state = self.lock();
-            if !state.take_back(ticket) {
-                state.live.iter_mut().for_each(|record| record.needed.retain(|needed| *needed != ticket));
-            }
-            while state.live.front().is_some_and(|record| record.needed.is_empty()) {
-                state.live.pop_front();
-            }
+        let mut state = self.lock();
+        let live = state.live.len();
+        let is_taken_back = state.take_back(ticket);
+        if !is_taken_back {
+            state.live.iter_mut().for_each(|record| record.needed.retain(|needed| *needed != ticket));
         }
-        self.changed.notify();
+        while state.live.front().is_some_and(|record| record.needed.is_empty()) {
+            state.live.pop_front();
+        }
+        // What is being written is followed by a look in any case.
+        let may_lead = !state.leading && !state.waiting.is_empty();
+        let is_told = may_lead && (is_taken_back || state.live.len() < live);
+        let oldest = state.oldest();
+        drop(state);
+        if is_told {
+            self.changed.notify_to(oldest);
+        }
     }
 }
 
@@ -405,6 +425,13 @@ impl<T> QueueState<T> {
             self.waiting.push_back((ticket, part));
         }
         ticket
+    }
+
+    /// The oldest part that waits to be in a record. Its batch's task writes the next one, with parts of the
+    /// batches behind it, which so have nothing to look for. Those before it have no part that waits. The
+    /// task is there: one that ends, or gives way, takes its parts back.
+    fn oldest(&self) -> Ticket {
+        self.waiting.front().map_or(Ticket::MAX, |(ticket, _)| *ticket)
     }
 
     /// Takes a part out that is in no record yet. False if it is, or was, in one.
@@ -503,6 +530,12 @@ impl<T> QueueState<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        pin::Pin,
+        sync::atomic::AtomicU32,
+        task::{Context, Poll, Wake, Waker},
+    };
+
     use super::*;
 
     const BLOCK: u64 = 512;
@@ -525,6 +558,128 @@ mod tests {
             behind: 0,
             gather_bytes: 0,
         }
+    }
+
+    /// Counts how often a task is woken.
+    #[derive(Default)]
+    struct Wakes(AtomicU32);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// A task that logs a batch of one part.
+    struct Task<'q> {
+        next: Pin<Box<dyn Future<Output = Turn<()>> + 'q>>,
+        wakes: Arc<Wakes>,
+    }
+
+    impl<'q> Task<'q> {
+        fn enter(queue: &'q Queue<()>) -> Self {
+            let ticket = queue.lock().enter(Part { item: (), entries: 1, bytes: BLOCK });
+            let next = Box::pin(queue.next((ticket, ticket), || false, || 0));
+            Self { next, wakes: Arc::default() }
+        }
+
+        fn poll(&mut self) -> Option<Turn<()>> {
+            let waker = Waker::from(Arc::clone(&self.wakes));
+            match self.next.as_mut().poll(&mut Context::from_waker(&waker)) {
+                Poll::Ready(turn) => Some(turn),
+                Poll::Pending => None,
+            }
+        }
+
+        #[track_caller]
+        fn lead(&mut self) -> Lead<()> {
+            let Some(Turn::Lead(lead)) = self.poll() else { panic!("it should write a record") };
+            lead
+        }
+    }
+
+    /// Tasks that came while a record was being written, and how often each is woken.
+    fn waiting(queue: &Queue<()>, count: usize) -> Vec<Task<'_>> {
+        let mut tasks: Vec<_> = (0..count).map(|_| Task::enter(queue)).collect();
+        assert!(tasks.iter_mut().all(|task| task.poll().is_none()), "another task writes");
+        tasks
+    }
+
+    fn wakes(tasks: &[Task<'_>]) -> Vec<u32> {
+        tasks.iter().map(|task| task.wakes.0.load(Ordering::SeqCst)).collect()
+    }
+
+    const AREA: LogArea = LogArea { offset: 0, length: 64 << 10, several: true };
+
+    #[test]
+    fn a_record_wakes_the_tasks_that_are_in_it_and_the_one_that_writes_the_next() {
+        let queue: Queue<()> = Queue::new(rules(|_, _| 4 << 10), Some(AREA));
+        let mut first = Task::enter(&queue);
+        let lead = first.lead();
+        // Two records of four.
+        let mut tasks = waiting(&queue, 8);
+        queue.written(&lead, true);
+        assert_eq!(wakes(&tasks), [1, 0, 0, 0, 0, 0, 0, 0]);
+        let lead = tasks[0].lead();
+        assert_eq!(lead.items.len(), 4);
+        queue.written(&lead, true);
+        assert_eq!(wakes(&tasks), [1, 1, 1, 1, 1, 0, 0, 0]);
+        assert!(tasks[1..4].iter_mut().all(|task| matches!(task.poll(), Some(Turn::Durable))));
+        let lead = tasks[4].lead();
+        queue.written(&lead, false);
+        assert_eq!(wakes(&tasks), [1, 1, 1, 1, 1, 1, 1, 1], "a failure is told to all");
+        assert!(tasks[5..].iter_mut().all(|task| matches!(task.poll(), Some(Turn::Failed))));
+    }
+
+    #[test]
+    fn a_part_that_is_taken_back_leaves_the_next_record_to_the_one_behind_it() {
+        let queue: Queue<()> = Queue::new(rules(|_, _| 4 << 10), Some(AREA));
+        let lead = Task::enter(&queue).lead();
+        let mut tasks = waiting(&queue, 3);
+        queue.written(&lead, true);
+        assert_eq!(wakes(&tasks), [1, 0, 0]);
+        // It was woken, and ends without having looked.
+        drop(tasks.remove(0));
+        queue.release(1);
+        assert_eq!(wakes(&tasks), [1, 0]);
+        assert_eq!(tasks[0].lead().items.len(), 2);
+    }
+
+    #[test]
+    fn a_batch_that_gives_way_leaves_the_next_record_to_the_one_behind_it() {
+        let queue: Queue<()> = Queue::new(rules(|_, _| 4 << 10), Some(AREA));
+        let lead = Task::enter(&queue).lead();
+        let part = || queue.lock().enter(Part { item: (), entries: 1, bytes: BLOCK });
+        let tickets = (part(), part());
+        let mut tasks = waiting(&queue, 1);
+        queue.written(&lead, true);
+        assert_eq!(wakes(&tasks), [0], "the next record is the batch's");
+        let next = Box::pin(queue.next(tickets, || true, || 0));
+        let mut gives_way = Task { next, wakes: Arc::default() };
+        assert!(matches!(gives_way.poll(), Some(Turn::Moved)));
+        assert_eq!(wakes(&tasks), [1]);
+        assert_eq!(tasks[0].lead().items.len(), 1);
+    }
+
+    #[test]
+    fn what_makes_no_room_for_a_record_wakes_no_task() {
+        let rules = Rules { exclusive: true, ..rules(|_, _| 4 << 10) };
+        let queue: Queue<()> = Queue::new(rules, Some(AREA));
+        let mut first = Task::enter(&queue);
+        let _second = Task::enter(&queue);
+        let lead = first.lead();
+        let mut tasks = waiting(&queue, 2);
+        queue.written(&lead, true);
+        assert_eq!(wakes(&tasks), [1, 0]);
+        assert!(tasks[0].poll().is_none(), "one record at a time");
+        queue.release(0);
+        assert_eq!(wakes(&tasks), [1, 0], "the record is needed for its second part");
+        queue.release(1);
+        assert_eq!(wakes(&tasks), [2, 0]);
+        let lead = tasks[0].lead();
+        queue.release(2);
+        queue.written(&lead, true);
+        assert_eq!(wakes(&tasks), [2, 1]);
     }
 
     /// Whether a record that is needed is in any of `length` bytes from `from`, which go around the end of

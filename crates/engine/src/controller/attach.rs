@@ -12,7 +12,7 @@
 //! higher one raises it for all. A member that has a higher one although it was attached under ours was taken
 //! over by another host. What this host knows of the array is old then, whether or not the other host is
 //! still there: the array stops, and nothing more is written (C28). That is asked before the superblocks are
-//! written, and every few seconds.
+//! written, and every few seconds, of the journal's server too.
 //!
 //! What is refused leaves a plain member, and is tried again later. A server that doesn't answer is a failed
 //! member.
@@ -27,8 +27,9 @@ use pinstripe_runtime::{
 
 use crate::{
     controller::{ArrayController, control::Command, error::CommandError, update::failure},
-    error::{IoError, Operation},
+    error::{DeviceRole, IoError, Operation},
     geometry::Set64,
+    members::MemberId,
     membership::{
         attached::{Attached, Standing},
         snapshot::{Change, Snapshot, View},
@@ -149,14 +150,17 @@ impl ArrayController {
         });
     }
 
-    /// Members that another host has attached since this one has: then what this host knows of the array is
-    /// old (C28). One is enough.
+    /// Members, or the journal, that another host has attached since this one has: then what this host knows
+    /// of the array is old (C28). One is enough.
     pub(crate) async fn overtaken(&self) -> Vec<Failure> {
         if self.attaching.epoch.get() == 0 || active(Mutant::TakeoverUnnoticed) {
             return Vec::new();
         }
         let view = self.volume.base().members.view();
         let slots = offers(&view).slots;
+        let journal = self.superblocks.borrow().journal.as_ref().map(|journal| Rc::clone(&journal.device));
+        // At the same time: a device that doesn't answer holds up what the others say no longer.
+        let asked = journal.and_then(|device| Some((device.info().name.clone(), device.offload()?.epoch())));
         let answers = ask(&view, slots, |server| server.epoch()).await;
         let own = self.attaching.epoch.get();
         let is_overtaken = |answer: &Result<usize, DeviceError>| match answer {
@@ -167,9 +171,16 @@ impl ArrayController {
         let overtaken = found.and_then(|(slot, _)| {
             let (member, _) = view.member(slot)?;
             let error = DeviceError::of(DeviceErrorKind::Fenced);
-            Some(failure(slot, member.id, &member.name, Operation::Metadata, 0, error))
+            Some(failure(slot, member.id, &member.name, Operation::Presence, 0, error))
         });
-        overtaken.into_iter().collect()
+        let Some((name, asked)) = asked.filter(|_| overtaken.is_none()) else {
+            return overtaken.into_iter().collect();
+        };
+        let answer = asked.await.result;
+        let error = DeviceError::of(DeviceErrorKind::Fenced);
+        let (role, journal) = (DeviceRole::Journal, MemberId::JOURNAL);
+        let overtaken = failure(role, journal, &name, Operation::Presence, 0, error);
+        is_overtaken(&answer).then_some(overtaken).into_iter().collect()
     }
 
     /// Asks the servers what their links can take, while that matters.
@@ -288,7 +299,7 @@ impl ArrayController {
             // A fenced member is reported like one that is gone: the array stops.
             if matches!(error.kind, Gone | TimedOut | Removed | Fenced) {
                 is_lost = true;
-                self.volume.base().members.report(view, slot, Operation::Metadata, 0, error);
+                self.volume.base().members.report(view, slot, Operation::Presence, 0, error);
             }
         }
         is_lost

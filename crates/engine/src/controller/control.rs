@@ -339,7 +339,9 @@ impl ArrayController {
     pub(crate) async fn drop_members(&self, failures: Vec<Failure>) -> bool {
         let mut leaving: Vec<Failure> = Vec::new();
         for failure in failures {
-            if !self.superblocks.borrow().membership.device(failure.member).is_active() {
+            // The journal has no slot, and is reported only when it is fenced.
+            let is_journal = failure.member == MemberId::JOURNAL;
+            if !is_journal && !self.superblocks.borrow().membership.device(failure.member).is_active() {
                 continue;
             }
             match leaving.iter_mut().find(|known| known.member == failure.member) {
@@ -378,7 +380,7 @@ impl ArrayController {
     }
 
     /// Nothing is acknowledged any more. That is told once, whatever else fails then.
-    fn fail_array(&self, errors: &[MemberError], fail: fn(&Shared)) {
+    pub(super) fn fail_array(&self, errors: &[MemberError], fail: fn(&Shared)) {
         for error in errors {
             self.note(error);
         }

@@ -18,6 +18,7 @@ use crate::{
         ArrayController,
         error::CommandError,
         superblocks::{Known, Newcomer},
+        update::written_part,
     },
     error::IoError,
     events::EventKind,
@@ -237,6 +238,8 @@ impl ArrayController {
             Some(format!("it has {has} for data, and the array uses {used} of each member"))
         } else if !self.has_room_for_log(record) {
             Some("it has less room for the array's log than the members".to_owned())
+        } else if !self.has_room_for_bitmap(record) {
+            Some("it has no room for the array's bitmap".to_owned())
         } else if block > ours && !active(Mutant::LargerBlocksJoin) {
             // C20
             Some(format!("its logical block has {block} bytes, and the array's has {ours}"))
@@ -253,6 +256,14 @@ impl ArrayController {
         let superblocks = self.superblocks.borrow();
         let needed = superblocks.seated().map(|(_, record)| length(record)).min();
         self.wanted_log.borrow().is_none() || needed.is_none_or(|needed| length(record) >= needed)
+    }
+
+    /// Whether a device could be given the bitmap. Another tool may have laid it out otherwise.
+    fn has_room_for_bitmap(&self, record: &Known) -> bool {
+        let (superblocks, device) = (self.superblocks.borrow(), &*record.handle.device);
+        // A bitmap that comes or goes isn't named by all superblocks.
+        let named = superblocks.bitmap.as_ref().filter(|_| record.superblock.bitmap_sector().is_some());
+        named.is_none_or(|bitmap| written_part(bitmap, &record.superblock, device).is_some())
     }
 
     /// Spares take the empty slots, `first` before the others.

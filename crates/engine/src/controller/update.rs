@@ -165,13 +165,17 @@ impl ArrayController {
         intent.out_of_sync_from().map(|bytes| Sector(bytes / SECTOR_BYTES))
     }
 
-    /// Writes every member's bitmap header and superblock, once, and the journal's. Returns the failures.
+    /// Writes every member's bitmap header and superblock, once, and the journal's. That comes behind the
+    /// first member's: mdadm takes a journal that is ahead of all members for a stray one, and one event
+    /// behind for current. Returns the failures.
     async fn write_everywhere(&self) -> Vec<Failure> {
         let _pages = self.pages.take().await;
         let mut failures = self.write_bitmap_pages(&[0]).await;
-        self.write_journal_superblock().await;
         let order = self.superblocks.borrow().membership.update_order();
-        for together in order {
+        for (turn, together) in order.into_iter().enumerate() {
+            if turn == 1 {
+                self.write_journal_superblock().await;
+            }
             let writes = {
                 let superblocks = self.superblocks.borrow();
                 let write = |id| MetadataWrite::superblock(id, superblocks.membership.device(id));

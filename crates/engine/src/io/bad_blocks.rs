@@ -126,13 +126,17 @@ impl ParityVolume {
     }
 
     /// The rows of this range (in bytes, relative to the data) can't be made for the member of a place: they
-    /// are listed in its log, or, where that is full, it is dropped. True if they are listed, durably. For a
-    /// rebuild, under the stripe's claim.
-    pub(crate) async fn record_lost(&self, view: &View, place: usize, range: (u64, u64)) -> bool {
-        let Some((member, _)) = view.member(place) else { return false };
-        let error = DeviceError::of(DeviceErrorKind::Media);
-        let listing = self.list_bad(member, view.slot_at(place), range, error);
-        self.recorded(view, place, &[listing]).await
+    /// are listed in its log, durably. False if that has no room for them, and the member, which has refused
+    /// nothing, stays. An error if it is out. For a rebuild, under the stripe's claim.
+    pub(crate) async fn record_lost(
+        &self,
+        view: &View,
+        place: usize,
+        range: (u64, u64),
+    ) -> Result<bool, IoError> {
+        let listing = self.list_if_room(view, place, range).ok_or(IoError::Stopping)?;
+        let listed = self.recorded(view, place, std::slice::from_ref(&listing)).await;
+        if listed || listing.is_refused() { Ok(listed) } else { Err(IoError::Stopping) }
     }
 
     /// Has rows listed as bad that can't be made for the member of a place, if its log has room for them when

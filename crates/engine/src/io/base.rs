@@ -25,8 +25,8 @@ pub(crate) struct VolumeBase {
     pub(crate) shard: usize,
     /// The members as this shard sees them.
     pub(crate) members: Rc<ShardMembers>,
-    /// Flushes under way, each of a place.
-    flushes: Pooled<SubmissionSet<(usize, FlushTicket)>>,
+    /// Flushes under way, each of a place. When one is over, with the ticket up to which it waits for others.
+    flushes: Pooled<SubmissionSet<(usize, Cell<FlushTicket>)>>,
     /// Made when it is first needed, for all requests.
     zeroes: OnceCell<Slice>,
 }
@@ -151,43 +151,41 @@ impl VolumeBase {
     pub(crate) async fn flush_members(&self, view: &View) -> Vec<(usize, DeviceError)> {
         let mut set = self.flushes.take();
         // A slot may have two: its member and the target of its replacement.
-        let places = usize::from(active(Mutant::FlushSkipsMember))..view.devices.len();
-        for place in places.clone() {
+        for place in usize::from(active(Mutant::FlushSkipsMember))..view.devices.len() {
             let Some((member, device)) = view.member(place) else { continue };
             let ticket = member.health.flushes.begin();
-            set.push((place, ticket), device.flush());
+            set.push((place, Cell::new(ticket)), device.flush());
         }
         let repeats =
             |result: &Result<usize, DeviceError>| result.is_err() && active(Mutant::FlushTriedAgain);
         // A ticket ends with its own flush, and not with those of other members, which may hang: what else
         // waits for this member's flushes doesn't wait for those.
-        let ended = |&(place, ticket): &(usize, FlushTicket), result: Result<usize, DeviceError>| {
-            if let Some((member, _)) = view.member(place).filter(|_| !repeats(&result)) {
-                member.health.flushes.end(ticket, result.err());
+        let ended = |(place, ticket): &(usize, Cell<FlushTicket>), result: Result<usize, DeviceError>| {
+            if let Some((member, _)) = view.member(*place).filter(|_| !repeats(&result)) {
+                ticket.set(member.health.flushes.end(ticket.get(), result.err()));
             }
         };
         set.wait_for_each(ended).await;
         let mut failed = Vec::new();
         for ((place, ticket), outcome) in set.drain() {
             let Some((member, device)) = view.member(place) else { continue };
+            let flushes = &member.health.flushes;
             let mut result = outcome.result;
             if repeats(&result) {
                 // What is tried again is believed, whatever it says.
                 result = device.flush().await.result.or(Ok(0));
-                member.health.flushes.end(ticket, None);
+                ticket.set(flushes.end(ticket.get(), None));
             }
-            failed.extend(result.err().map(|error| (place, error)));
+            let error = if let Err(error) = result {
+                Some(error)
+            } else {
+                // Not for those that begin while it waits for other members': there would always be some.
+                let earlier = flushes.failure_to(ticket.get()).await;
+                earlier.filter(|_| !active(Mutant::FailedFlushForgotten))
+            };
+            failed.extend(error.map(|error| (place, error)));
         }
         self.flushes.give(set);
-        for place in places {
-            let told = failed.iter().any(|(other, _)| *other == place);
-            if let Some((member, _)) = view.member(place)
-                && !told
-                && !active(Mutant::FailedFlushForgotten)
-            {
-                failed.extend(member.health.flushes.failure().await.map(|error| (place, error)));
-            }
-        }
         failed
     }
 

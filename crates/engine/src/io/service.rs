@@ -7,8 +7,10 @@ use std::{rc::Rc, sync::Arc};
 
 use pinstripe_block::{
     BlockService, Client, ServiceError,
+    budget::{Budget, Share},
     locks::{Held, Locks},
     mutants::{Mutant, active},
+    pieces::PIECE_BYTES,
     rate::RateLimit,
 };
 use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice, shard};
@@ -33,6 +35,8 @@ pub struct VolumeService {
     locks: Option<Arc<Locks>>,
     /// Of all that is read and written by way of any handle with it.
     limit: Arc<RateLimit>,
+    /// Zeroings of the client that wait for the limit.
+    zeroings: Rc<Share>,
     /// Of all that is asked for by way of any handle with it.
     recorder: Arc<Recorder>,
 }
@@ -41,7 +45,7 @@ impl VolumeService {
     /// The array on this shard. A client is told little of why a request failed; `complain` hears all of it.
     pub fn new(volume: Volume, complain: impl Fn(&IoError) + 'static) -> Self {
         let (limit, recorder) = Default::default();
-        Self { volume, complain: Rc::new(complain), locks: None, limit, recorder }
+        Self { volume, complain: Rc::new(complain), locks: None, limit, zeroings: zeroings(), recorder }
     }
 
     /// With writes that wait for writers of parts of the same blocks.
@@ -80,15 +84,33 @@ impl VolumeService {
         asked
     }
 
-    /// Makes a change of a range when the limit lets it, which counts `bytes`, and other writers of its
-    /// blocks.
+    /// Waits until the limit lets a request of so many bytes go.
+    async fn pass(&self, bytes: u64) -> Result<(), IoError> {
+        if self.limit.pass(bytes, self.volume.client()).await { Ok(()) } else { Err(IoError::Abandoned) }
+    }
+
+    /// The same for a zeroing. The requests of a client that hold data ask for no more at a time than its
+    /// memory. A zeroing holds none: a client with many long ones in flight would take the time of minutes,
+    /// and all others wait for as long. So no more of them are before the limit at a time than one may have.
+    async fn pass_zeroing(&self, bytes: u64) -> Result<(), IoError> {
+        if !self.limit.is_set() {
+            return self.pass(bytes).await;
+        }
+        let counted = usize::try_from(bytes.min(PIECE_BYTES)).unwrap_or(usize::MAX);
+        self.zeroings.acquire(counted).await;
+        let passed = self.pass(bytes).await;
+        self.zeroings.give_back(counted);
+        passed
+    }
+
+    /// Makes a change of a range when the limit and other writers of its blocks let it: after `passed`.
     async fn in_turn(
         &self,
-        bytes: u64,
+        passed: impl Future<Output = Result<(), IoError>>,
         (offset, length): (u64, u64),
         change: impl AsyncFnOnce() -> Result<(), IoError>,
     ) -> Result<(), IoError> {
-        self.limit.pass(bytes).await;
+        passed.await?;
         let _held = self.hold(offset, length).await;
         change().await
     }
@@ -116,9 +138,15 @@ impl VolumeService {
     }
 }
 
+/// For the zeroings of one client.
+fn zeroings() -> Rc<Share> {
+    let most = usize::try_from(PIECE_BYTES).unwrap_or(usize::MAX);
+    Rc::new(Share::new(Arc::new(Budget::new(most))))
+}
+
 impl BlockService for VolumeService {
     fn for_client(self, client: Client) -> Self {
-        Self { volume: self.volume.for_client(client), ..self }
+        Self { volume: self.volume.for_client(client), zeroings: zeroings(), ..self }
     }
 
     fn size_bytes(&self) -> u64 {
@@ -156,8 +184,10 @@ impl BlockService for VolumeService {
     async fn read(&self, offset: u64, buffer: Buffer) -> (Result<(), ServiceError>, Buffer) {
         let length = buffer.len() as u64;
         let asked = self.begin(ClientOperation::Read, (offset, length), false);
-        self.limit.pass(length).await;
-        let (result, buffer) = self.volume.read(offset, buffer).await;
+        let (result, buffer) = match self.pass(length).await {
+            Ok(()) => self.volume.read(offset, buffer).await,
+            Err(error) => (Err(error), buffer),
+        };
         self.measure(ClientOperation::Read, asked);
         (self.answer(result), buffer)
     }
@@ -167,7 +197,7 @@ impl BlockService for VolumeService {
         let asked = self.begin(ClientOperation::Write, (offset, length), fua);
         let fua = fua && !active(Mutant::FuaDropped);
         let write = async || self.volume.write(offset, data, fua).await;
-        let result = self.in_turn(length, (offset, length), write).await;
+        let result = self.in_turn(self.pass(length), (offset, length), write).await;
         self.measure(ClientOperation::Write, asked);
         self.answer(result)
     }
@@ -184,7 +214,7 @@ impl BlockService for VolumeService {
     async fn discard(&self, offset: u64, length: u64, fua: bool) -> Result<(), ServiceError> {
         let asked = self.begin(ClientOperation::Discard, (offset, length), fua);
         let discard = async || self.volume.discard(offset, length).await;
-        let mut result = self.in_turn(0, (offset, length), discard).await;
+        let mut result = self.in_turn(self.pass(0), (offset, length), discard).await;
         if result.is_ok() && fua && !active(Mutant::TrimFuaDropped) {
             result = self.volume.flush().await;
         }
@@ -208,7 +238,7 @@ impl BlockService for VolumeService {
                 self.volume.write_zero_bytes(offset, length, fua).await
             }
         };
-        let result = self.in_turn(length, (offset, length), zero).await;
+        let result = self.in_turn(self.pass_zeroing(length), (offset, length), zero).await;
         self.measure(ClientOperation::WriteZeroes, asked);
         self.answer(result)
     }

@@ -49,6 +49,10 @@ impl Volume {
         Self { client, ..self }
     }
 
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// What it shares with the other shards.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.base().shared

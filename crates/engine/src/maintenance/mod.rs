@@ -175,6 +175,13 @@ impl Walk {
         self.next.get() >= self.end.get() && self.undone.borrow().is_empty()
     }
 
+    /// Whether no further stripe is to begin. A rebuild can't go on behind its first error: its target, which
+    /// lacks something that it can't list, is to go.
+    fn is_over(&self) -> bool {
+        let is_in_vain = self.target.is_some() && self.errors.get() > 0;
+        self.aborted.get() || self.is_through() || is_in_vain
+    }
+
     /// The next stripe to do; [`Walk::ended`] when that is over.
     fn take(&self) -> Option<u64> {
         let undone = self.undone.borrow_mut().pop();
@@ -334,8 +341,8 @@ impl Maintenance {
         self.unfinished.set((!whole).then_some(action));
     }
 
-    /// Walks `stripes` with several workers: all of them, errors counted or not, unless it is aborted or due
-    /// to end.
+    /// Walks `stripes` with several workers: all of them, errors counted or not, unless it is aborted, or due
+    /// to end, or has an error and a target.
     async fn walk(
         self: &Rc<Self>,
         action: SyncAction,
@@ -434,7 +441,7 @@ impl Maintenance {
         let _asking = maintenance_state.asking.take().await;
         let chunk = self.volume.geometry.chunk_bytes();
         loop {
-            if walk.aborted.get() || walk.is_through() {
+            if walk.is_over() {
                 return false;
             }
             if self.shall_end(walk) {
@@ -581,6 +588,10 @@ impl ParityVolume {
                         // What one membership can't read, the next may be able to (C1).
                         if !self.is_latest(&view) {
                             continue;
+                        }
+                        if walk.target.is_some() {
+                            // The sectors beside it, for which a drive may take seconds, are of no use.
+                            return Err(error);
                         }
                         result = Err(error);
                     }

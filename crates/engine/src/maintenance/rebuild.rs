@@ -137,9 +137,11 @@ impl Maintenance {
     }
 
     /// A rebuild that can't read its sources can't go on; the target must not be taken for whole. It is
-    /// dropped, for nothing that it has done, and no other spare is tried: it would end in the same way.
+    /// dropped, for nothing that it has done, and no other spare is tried: it would end in the same way. Not
+    /// if a source has failed: then another membership follows, or the array has failed, and not its target.
     fn report_target(&self, slot: usize, member: MemberId, walk: &Walk) -> bool {
-        if !walk.aborted.get() {
+        let has_failed = self.shall_end(walk) || self.controller.shared().has_failures();
+        if !walk.aborted.get() && !has_failed {
             let view = self.volume.members.view();
             let unreadable = DeviceError::of(DeviceErrorKind::Media);
             if view.snapshot.slot_of(member) == Some(slot) {
@@ -200,16 +202,16 @@ impl ParityVolume {
         let want = Want { columns, parity: false, avoid: Set64::only(slot) };
         let place = target.unwrap_or(slot);
         match self.read_row(view, stripe, (from, to), want, row).await {
-            // The target can't get this block, and says so in its log: all others are made. Without a log it
-            // is dropped, and no other spare is tried (decision 7). The target of a replacement gets no less
-            // by that than the member has that it replaces.
-            Err(IoError::Unreadable { .. })
+            // The target can't get this block, and says so in its log: all others are made. Where it has no
+            // log, or that is full, it is dropped, and no other spare is tried (decision 7). The target of a
+            // replacement gets no less by that than the member has that it replaces.
+            Err(error @ IoError::Unreadable { .. })
                 if to - from <= geometry.logical_block()
                     && self.has_list(view, place)
                     && (self.is_row_lost(view, stripe, from) || target.is_some() && self.is_latest(view)) =>
             {
-                let listed = self.record_lost(view, place, (offset, (to - from).into())).await;
-                return if listed { Ok(()) } else { Err(IoError::Stopping) };
+                let listed = self.record_lost(view, place, (offset, (to - from).into())).await?;
+                return if listed { Ok(()) } else { Err(error) };
             }
             read => read?,
         }

@@ -10,7 +10,7 @@ use std::{
 
 use crate::arrays::{
     self, STEPS, options,
-    scene::{DATA_SECTOR, Scene, client, clients, plain_disks, spawn, superblock_on, wish, write},
+    scene::{DATA_SECTOR, Scene, client, clients, lay_out, plain_disks, spawn, superblock_on, wish, write},
 };
 use pinstripe_block::{
     BlockService, Client,
@@ -36,7 +36,7 @@ use pinstripe_md::{
     units::MemberSlot,
 };
 use pinstripe_runtime::{DeviceSource, Memory, MemorySource, shard};
-use pinstripe_sim::{Fault, SimDisk, World, WorldConfig};
+use pinstripe_sim::{Fault, SimDisk, SimDiskConfig, World, WorldConfig};
 
 const REGION: u64 = 64 << 10;
 const BITMAP: NewBitmap = NewBitmap::Internal { chunk_bytes: Some(65536) };
@@ -787,6 +787,81 @@ fn a_change_that_waits_for_a_limit_is_not_begun_when_its_client_has_hung_up() {
         }
     });
     scene.world.run_until(STEPS * 10, |_| *done.borrow() == 1).unwrap();
+}
+
+/// As of a client that zeroes its whole disk, with many commands in flight.
+#[test]
+fn the_zeroings_of_a_client_take_no_time_of_minutes_and_none_when_it_has_hung_up() {
+    const SECOND: u64 = 1_000_000_000;
+    const ZEROINGS: usize = 128;
+    let mut scene = raid5(1, 1);
+    let done = spawn(&mut scene, 1, |_, volume, _, _| async move {
+        let limit = Arc::new(RateLimit::new(Rates { requests: 0, bytes: 32 << 20, burst: 0 }));
+        let service = VolumeService::new(volume, |_| ()).with_limit(Arc::clone(&limit));
+        let (has_hung_up, ended) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(0)));
+        let zeroes = service.clone().for_client({
+            let has_hung_up = Rc::clone(&has_hung_up);
+            Client::new(move || has_hung_up.get())
+        });
+        let length = zeroes.size_bytes();
+        assert!(length * ZEROINGS as u64 > 8 * (32 << 20), "eight seconds of them");
+        for _ in 0..ZEROINGS {
+            let (zeroes, ended) = (zeroes.clone(), Rc::clone(&ended));
+            shard::spawn(async move {
+                let _ = zeroes.write_zeroes(0, length, false, true).await;
+                ended.set(ended.get() + 1);
+            });
+        }
+        shard::sleep(SECOND / 10).await;
+        let asked = shard::now();
+        service.read(0, shard::buffer(4096)).await.0.unwrap();
+        let waited = shard::now() - asked;
+        assert!(waited < 2 * SECOND, "another client has waited for {waited} ns");
+        has_hung_up.set(true);
+        shard::sleep(SECOND / 2).await;
+        assert_eq!(ended.get(), ZEROINGS, "what it has asked for is given up");
+        let asked = shard::now();
+        service.read(0, shard::buffer(4096)).await.0.unwrap();
+        assert!(shard::now() - asked < 2 * SECOND);
+    });
+    scene.world.run_until(STEPS * 10, |_| *done.borrow() == 1).unwrap();
+}
+
+/// Those that begin while it waits are none of its.
+#[test]
+fn a_flush_beside_many_others_takes_no_longer_than_two() {
+    const FLUSH_NS: u64 = 1_000_000;
+    const FLUSHES: u64 = 200;
+    let mut world = World::new(WorldConfig::new(1, 1));
+    let wish = wish(Level::Raid5, 4, 16 << 10, NewBitmap::None, InitialSync::AssumeClean);
+    let disk = |member: usize| SimDiskConfig {
+        latency_ns_min: FLUSH_NS,
+        latency_ns_max: FLUSH_NS,
+        latency_tail: 0,
+        ..SimDiskConfig::new(&format!("disk{member}"), 1 << 20)
+    };
+    let disks: Vec<SimDisk> = (0..wish.members.len()).map(disk).map(|disk| world.add_disk(disk)).collect();
+    lay_out(&mut world, wish.place_with(NewLog::None).unwrap(), &disks).unwrap();
+    let members = disks.len();
+    let mut scene = Scene::over(world, disks, members, options());
+    let (volume, longest) = (scene.volume(), Rc::new(Cell::new(0)));
+    let told = Rc::clone(&longest);
+    scene.run(async move {
+        // As of clients that flush without a pause, each when it comes.
+        let flushes = (0..FLUSHES).map(|number| {
+            let (volume, longest) = (volume.clone(), Rc::clone(&told));
+            shard::spawn_joined(async move {
+                shard::sleep(number * FLUSH_NS / 8).await;
+                let asked = shard::now();
+                volume.flush().await.unwrap();
+                longest.set(longest.get().max(shard::now() - asked));
+            })
+        });
+        for flush in flushes.collect::<Vec<_>>() {
+            flush.join().await;
+        }
+    });
+    assert!((FLUSH_NS..FLUSH_NS * 5 / 2).contains(&longest.get()), "{} ns", longest.get());
 }
 
 /// Each step of a change takes a place of its own among the changes of its stripe.

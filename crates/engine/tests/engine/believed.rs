@@ -203,8 +203,7 @@ fn stop(world: &mut World, array: &Array) {
     world.block_on(0, "stop", STEPS, async move { array.stop().await }).unwrap().unwrap();
 }
 
-/// With version 1.0 and data from sector 0 on, as mdadm has it, a client reaches the places where other
-/// versions have their superblock.
+/// With version 1.0 a client reaches the places where other versions have their superblock.
 #[test]
 fn what_a_client_writes_does_not_make_a_member_another_arrays() {
     let own = Uuid([7; 16]);

@@ -123,6 +123,10 @@ pub fn forced_write_and_flush(seed: u64) -> bool {
 /// Several writes are forced at a time, and one of the flushes fails: of a write that has its own, which
 /// succeeds, the bytes may have been in the cache then. Power fails as the first is acknowledged.
 pub fn forced_writes_at_a_time(seed: u64) -> bool {
+    (8 * seed..8 * seed + 8).all(are_forced_at_a_time)
+}
+
+fn are_forced_at_a_time(seed: u64) -> bool {
     const KIND: Kind = Kind::Bitmap(Level::Raid5);
     let mut scene = scene(seed, KIND, 3, true);
     scene.disks[VICTIM].fault(&Fault::FailFlushes(1));

@@ -520,6 +520,27 @@ fn a_change_in_place_that_the_process_did_not_end_is_resynced() {
     }
 }
 
+/// Another member is missing, and no sweep may take the bit that tells it what it has missed (C8).
+#[test]
+fn what_is_changed_in_place_beside_a_missing_member_is_marked_as_missed() {
+    let (mut memories, between) = reached(Level::Raid5);
+    let (sector, slots) = last(&memories.scene);
+    let missing = (0..memories.memories.len()).find(|slot| !slots.contains(slot)).unwrap();
+    let array = memories.scene.array.clone();
+    memories.scene.run(async move { array.fail(missing).await }).unwrap();
+    let before = between.changed();
+    memories.scene.write(sector, 1, false).unwrap();
+    assert_eq!(between.changed() - before, 2, "it is no change in place");
+    let geometry = memories.scene.geometry();
+    let offset = geometry.member_offset(StripeId(geometry.stripes() - 1));
+    let intent = Arc::clone(&memories.scene.array.shared().snapshot().intent);
+    let region = *intent.regions(offset, 512).start();
+    assert!(intent.is_set(region));
+    // Behind the first it counts as untouched.
+    intent.sweep_candidates();
+    assert!(!intent.sweep_candidates().contains(&region));
+}
+
 #[test]
 fn a_change_in_place_has_the_bits_of_all_regions_that_it_touches() {
     let bitmap = NewBitmap::Internal { chunk_bytes: Some(4096) };

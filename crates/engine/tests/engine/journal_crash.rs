@@ -9,7 +9,7 @@ use crate::arrays::{
 };
 use crate::membership::Life;
 use pinstripe_engine::{
-    array::CommandError,
+    array::{Array, CommandError},
     assembly::{AssembleError, JournalProblem, create::CreateError},
     error::IoError,
     geometry::{MemberSlot, StripeId},
@@ -26,7 +26,7 @@ use pinstripe_md::{
     units::{Sector, SectorCount},
 };
 use pinstripe_runtime::{DeviceErrorKind, DeviceSource, shard};
-use pinstripe_sim::{Fault, Rng, SimDisk, World, WorldConfig};
+use pinstripe_sim::{Fault, Rng, SimDisk, Trigger, World, WorldConfig};
 
 const CHUNK: u64 = 16 << 10;
 
@@ -353,6 +353,27 @@ fn forced_a_damaged_journal_is_left_out() {
     scene.read_all();
 }
 
+/// A block that may have been acknowledged can't be read: a person decides.
+#[test]
+fn a_journal_with_a_block_that_can_not_be_read_is_left_out_only_when_that_is_forced() {
+    let mut scene = scene(5, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 720, 1);
+    scene.write(0, 8, true).unwrap();
+    let ring = superblock_on(&scene.disks[4]).member;
+    let start = ring.data_offset.0 * 512;
+    // All but the superblock: what is unreadable is behind the tail, too.
+    scene.disks[4].fault(&Fault::UnreadableRange(start..start + ring.data_size.0 * 512));
+    let all: Vec<usize> = (0..5).collect();
+    let error = crash(&mut scene, &all).unwrap_err();
+    let AssembleError::Journal { problem: JournalProblem::Read(read), .. } = &error else {
+        panic!("{error}")
+    };
+    assert_eq!(read.kind, DeviceErrorKind::Media);
+    assert!(error.to_string().contains("With --force"), "{error}");
+    scene.options.force = true;
+    crash(&mut scene, &all).unwrap();
+    assert!(scene.array.is_journal_left_out());
+}
+
 #[test]
 fn a_journal_smaller_than_a_stripe_is_refused() {
     let refused =
@@ -634,7 +655,56 @@ fn a_replay_in_which_a_device_hangs_or_fails_ends_with_an_error_and_can_be_repea
     assert!(named > 10, "{named} of the replays were cut short");
 }
 
-/// The same for the logs on the members, which are replayed before any device is a member.
+/// A start from an array's crash in which the journal is gone from one of its requests on. `None` if it never
+/// comes to that request.
+fn starts_while_the_journal_goes(request: u64, force: bool) -> Option<Result<bool, AssembleError>> {
+    let requests = |disk: &SimDisk| {
+        let counters = disk.counters();
+        counters.reads + counters.writes + counters.flushes
+    };
+    let mut scene = scene(7, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 720, 1);
+    for sector in [0, 96, 200] {
+        scene.write(sector, 8, true).unwrap();
+    }
+    power_loss(&mut scene);
+    scene.options.force = force;
+    let disk = scene.disks[4].clone();
+    let last = requests(&disk) + request;
+    disk.plan(Trigger::AtRequest(last), Fault::Gone);
+    let sources: Vec<Arc<dyn DeviceSource>> = scene.disks.iter().map(SimDisk::source).collect();
+    let started = assemble(&mut scene.world, sources, scene.options.clone());
+    let is_through = started.is_ok() && requests(&disk) <= last;
+    let outcome = started.map(|array| array.is_journal_left_out());
+    if outcome.is_err() {
+        disk.fault(&Fault::Return);
+        scene.options.force = false;
+        crash(&mut scene, &[0, 1, 2, 3, 4]).unwrap();
+        scene.read_all();
+    }
+    (!is_through).then_some(outcome)
+}
+
+/// What was forced may be another thing, and the next start may replay all of it.
+#[test]
+fn a_forced_start_gives_up_no_journal_that_is_gone_in_its_replay() {
+    let is_of_replay = |error: &AssembleError| {
+        matches!(error, AssembleError::Journal { problem: JournalProblem::Read(_), .. })
+    };
+    let mut met = 0;
+    for request in 0.. {
+        match starts_while_the_journal_goes(request, false) {
+            None => break,
+            Some(Err(error)) if is_of_replay(&error) => met += 1,
+            Some(_) => continue,
+        }
+        let forced = starts_while_the_journal_goes(request, true).unwrap();
+        assert!(forced.as_ref().is_err_and(is_of_replay), "request {request}: {forced:?}");
+    }
+    assert!(met > 3, "{met}");
+}
+
+/// A device hangs in the start of an array with logs on its members. They are replayed before any device is
+/// a member.
 #[test]
 fn a_member_that_hangs_in_the_replay_of_its_log_is_an_error_and_the_replay_can_be_repeated() {
     let mut named = 0;
@@ -739,6 +809,62 @@ fn parity_that_is_refused_in_a_replay_is_listed_before_anything_is_made_of_it() 
         });
     }
     assert!(listed > 10, "{listed}");
+}
+
+/// mdadm takes one that is ahead for a stray one, and starts the array without it if it is forced.
+#[test]
+fn the_journals_superblock_is_never_ahead_of_all_members() {
+    for seed in 0..4 {
+        let mut scene = scene(seed, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 720, 1);
+        clients(&mut scene, 4, 10, 60);
+        let before = superblock_on(&scene.disks[4]).array.events;
+        let array = scene.array.clone();
+        let done = spawn(&mut scene, 1, move |_, _, _, _| {
+            let array = array.clone();
+            async move { assert!(array.fail(2).await.is_ok()) }
+        });
+        let disks = scene.disks.clone();
+        let events = |disk: usize| superblock_on(&disks[disk]).array.events;
+        let is_done = || {
+            assert!((0..4).any(|member| events(member) >= events(4)), "seed {seed}");
+            *done.borrow() == 1
+        };
+        scene.world.run_until(STEPS, |_| is_done()).unwrap();
+        assert!(events(4) > before);
+    }
+}
+
+/// A power cut amid a kernel's update may leave it one behind at a start. Two behind it is stale.
+#[test]
+fn a_journal_that_is_one_event_behind_at_a_start_falls_back_no_further() {
+    let mut scene = scene(5, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 720, 1);
+    clients(&mut scene, 4, 10, 60);
+    scene.stop();
+    let mut behind = superblock_on(&scene.disks[4]);
+    behind.array.events -= 1;
+    scene.disks[4].poke(4096, &behind.encode(512).unwrap());
+
+    let sources: Vec<Arc<dyn DeviceSource>> = scene.disks.iter().map(SimDisk::source).collect();
+    let shards = (0..scene.world.shards()).map(|i| scene.world.shard(i).handle()).collect();
+    let (options, done) = (scene.options.clone(), Rc::new(RefCell::new(false)));
+    let is_done = Rc::clone(&done);
+    scene.world.spawn(0, "assemble", async move {
+        let array = Array::assemble(sources, options, shards).await.unwrap();
+        array.fail(2).await.unwrap();
+        *is_done.borrow_mut() = true;
+        std::future::pending::<()>().await;
+        drop(array);
+    });
+    let disks = scene.disks.clone();
+    let events = |disk: usize| superblock_on(&disks[disk]).array.events;
+    let is_over = || {
+        assert!((0..4).all(|member| events(member) <= events(4) + 1), "two events behind");
+        *done.borrow()
+    };
+    scene.world.run_until(STEPS, |_| is_over()).unwrap();
+    crash(&mut scene, &[0, 1, 2, 3, 4]).unwrap();
+    assert!(scene.array.detail().journal.is_some());
+    scene.read_all();
 }
 
 /// Before anything is done without it: what that is, the journal doesn't know.
@@ -1721,6 +1847,35 @@ fn pages_without_a_place_leave_room_for_the_largest_batch() {
             }
         });
         scene.world.run_until(STEPS, |_| *done.borrow() == 4).unwrap();
+    }
+}
+
+/// What a replay keeps has asked for no room: were it set aside for all of it, as for what comes in service,
+/// no other write would get any.
+#[test]
+fn pages_that_a_replay_has_kept_leave_room_for_the_largest_batch() {
+    const KEPT: u64 = 20;
+    for seed in 0..8 {
+        // All are in the log, below the half of it that is given up.
+        let journal_sectors = 256 + 8 * (144 + 4 * seed);
+        let mut scene = scene(seed, Level::Raid4, 4, InitialSync::AssumeClean, journal_sectors, 1);
+        let stripe = u64::from(scene.geometry().stripe_bytes()) / 512;
+        let map = scene.geometry().slots(StripeId(0));
+        (0..KEPT).for_each(|number| scene.write(stripe * number, 8, true).unwrap());
+        for number in 0..KEPT {
+            let refused = page(&scene, map.data_slot(0), number * CHUNK / 4096);
+            scene.disks[map.data_slot(0).index()].fault(&Fault::UnwritableRange(refused));
+        }
+        let left: Vec<usize> = (0..5).filter(|disk| *disk != map.data_slot(1).index()).collect();
+        crash(&mut scene, &left).unwrap();
+        assert_eq!(cached(&scene), 4096 * KEPT);
+        let done = spawn(&mut scene, 4, move |number, volume, ledger, _| async move {
+            for round in 0..20 {
+                write(&volume, &ledger, stripe * (24 + 4 * number + round % 4), stripe, false).await.unwrap();
+            }
+        });
+        scene.world.run_until(STEPS, |_| *done.borrow() == 4).unwrap();
+        (0..KEPT).for_each(|number| reads(&mut scene, stripe * number));
     }
 }
 

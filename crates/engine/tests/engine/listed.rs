@@ -11,7 +11,7 @@ use crate::arrays::{
 use crate::membership::Life;
 use pinstripe_engine::{
     array::{Added, CommandError},
-    error::IoError,
+    error::{IoError, Operation},
     events::SyncAction,
     geometry::{MemberSlot, StripeId, StripeMap},
     maintenance::{CheckReport, ScrubAction, ScrubRequest},
@@ -1521,22 +1521,23 @@ fn a_rebuild_asks_a_few_times_for_a_sector_that_can_not_be_read() {
     assert!(errors < 6 * SECTORS, "{errors} errors of {} sectors", 2 * SECTORS);
 }
 
-/// No device has a list, in which what can't be made could be told from data. And no further spare is tried:
-/// it would end in the same way.
+/// And no further spare is tried: it would end in the same way.
 #[test]
 fn a_target_without_a_list_does_not_become_whole_without_a_sector() {
-    let mut scene = raid5();
-    scene.stop();
-    for disk in &scene.disks {
-        let mut superblock = superblock_on(disk);
-        superblock.member.bad_block_log = None;
-        disk.poke(4096, &superblock.encode(512).unwrap());
-    }
-    scene.reassemble();
+    let mut scene = without_lists(raid5());
     let (lost, other) = (map(&scene).data_slot(0), map(&scene).data_slot(1).index());
     scene.array.pause_sync(true);
     fail(&mut scene, lost);
     scene.disks[other].fault(&Fault::UnreadableRange(bytes(&scene, 5..6)));
+    takes_one_spare_of_three(&mut scene, lost);
+    for at in 0..SECTORS {
+        assert_eq!(read(&mut scene, sector(0, at), 1).is_ok(), at != 5, "{at}");
+    }
+}
+
+/// Three spares wait for a slot. The first that takes it is dropped, for nothing that it has done, and the
+/// others go on waiting.
+fn takes_one_spare_of_three(scene: &mut Scene, slot: MemberSlot) {
     for _ in 0..3 {
         let spare = scene.disk();
         scene.add(&spare).unwrap();
@@ -1545,12 +1546,85 @@ fn a_target_without_a_list_does_not_become_whole_without_a_sector() {
     scene.run(async { shard::sleep(1_000_000_000_000).await });
     let detail = scene.array.detail();
     assert_eq!(
-        (detail.slots[lost.index()].state, detail.failed.len(), detail.spares.len()),
+        (detail.slots[slot.index()].state, detail.failed.len(), detail.spares.len()),
         ("missing", 2, 2)
     );
-    for at in 0..SECTORS {
-        assert_eq!(read(&mut scene, sector(0, at), 1).is_ok(), at != 5, "{at}");
+    let former = format!("disk{}", slot.index());
+    let dropped = detail.failed.iter().find(|failed| failed.device != former).unwrap();
+    assert!(dropped.error.to_string().contains("could not be rebuilt"), "{}", dropped.error);
+}
+
+/// No device has a list, in which what can't be made could be told from data.
+fn without_lists(mut scene: Scene) -> Scene {
+    scene.stop();
+    for disk in &scene.disks {
+        let mut superblock = superblock_on(disk);
+        superblock.member.bad_block_log = None;
+        disk.poke(4096, &superblock.encode(512).unwrap());
     }
+    scene.reassemble();
+    scene
+}
+
+/// Its target is to go: what else of a bad track it lacks, and what it could get behind that, need not be
+/// known.
+#[test]
+fn a_rebuild_that_can_not_list_a_sector_asks_for_no_other() {
+    let wish = wish(Level::Raid5, 4, CHUNK, BITMAP, InitialSync::AssumeClean);
+    let one_at_a_time = ArrayOptions { maintenance_depth: 1, ..options() };
+    let mut scene = without_lists(Scene::with_options(1, wish, 1, one_at_a_time));
+    let (lost, other) = (map(&scene).data_slot(0), map(&scene).data_slot(1).index());
+    scene.array.pause_sync(true);
+    fail(&mut scene, lost);
+    scene.disks[other].fault(&Fault::UnreadableRange(bytes(&scene, 0..SECTORS)));
+    let spare = scene.disk();
+    scene.add(&spare).unwrap();
+    let before = scene.array.detail().slots[other].statistics;
+    scene.array.pause_sync(false);
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().failed.len() == 2).unwrap();
+    let now = array.detail().slots[other].statistics;
+    // The chunk, a row of it, a block of that.
+    assert_eq!(now.read_errors - before.read_errors, 3);
+    assert_eq!(now.reads - before.reads, STRIPE + 3, "stripes behind it were read");
+}
+
+/// Its last source goes, and the array with it.
+#[test]
+fn a_target_is_not_called_one_that_can_not_be_rebuilt_where_a_source_has_failed() {
+    for seed in 0..8 {
+        let wish = wish(Level::Raid5, 4, CHUNK, BITMAP, InitialSync::AssumeClean);
+        let mut scene = without_lists(Scene::with_options(seed, wish, 1, options()));
+        scene.array.pause_sync(true);
+        let lost = map(&scene).data_slot(0);
+        fail(&mut scene, lost);
+        let spare = scene.disk();
+        scene.add(&spare).unwrap();
+        let source = map(&scene).data_slot(1).index();
+        scene.disks[source].fault(&Fault::Gone);
+        scene.array.pause_sync(false);
+        let array = scene.array.clone();
+        scene.world.run_until(STEPS, |_| array.detail().state == "failed").unwrap();
+        scene.run(async { shard::sleep(1_000_000_000).await });
+        let detail = array.detail();
+        assert_eq!((detail.slots[lost.index()].state, detail.failed.len()), ("recovering", 1), "{seed}");
+        let is_called_so = detail.last_errors.iter().any(|error| error.operation == Operation::Rebuild);
+        assert!(!is_called_so, "{seed}: {:?}", detail.last_errors);
+    }
+}
+
+/// A log has room for 512 sectors that don't touch.
+#[test]
+fn a_target_whose_list_is_full_does_not_become_whole_without_a_sector() {
+    let mut scene = raid5();
+    let (lost, other) = (map(&scene).data_slot(0), map(&scene).data_slot(1).index());
+    scene.array.pause_sync(true);
+    fail(&mut scene, lost);
+    for number in 0..513 {
+        let at = (DATA_SECTOR + 2 * number) * 512;
+        scene.disks[other].fault(&Fault::UnreadableRange(at..at + 512));
+    }
+    takes_one_spare_of_three(&mut scene, lost);
 }
 
 /// Of a chunk that has several regions, some of them torn: in the others a member that comes back by bitmap

@@ -73,11 +73,15 @@ fn served(wish: NewArray, log: NewLog, block: u32) -> (Served, Vec<Arc<Memory>>)
     (Served { world, array }, memories)
 }
 
-/// Bytes that the members were written, by a load of `depth` clients that each write `length` bytes `count`
-/// times.
+/// Bytes that the members were written, by a load of `DEPTH` clients that each write `length` bytes `count`
+/// times, in several orders of events.
 fn written(level: Level, log: NewLog, block: u32, length: u64, count: u64) -> u64 {
+    (1..=4).map(|seed| written_once(seed, level, log, block, length, count)).sum()
+}
+
+fn written_once(seed: u64, level: Level, log: NewLog, block: u32, length: u64, count: u64) -> u64 {
     const DEPTH: u64 = 32;
-    let mut world = World::new(WorldConfig { arena_bytes: 16 << 20, ..WorldConfig::new(1, 1) });
+    let mut world = World::new(WorldConfig { arena_bytes: 16 << 20, ..WorldConfig::new(seed, 1) });
     let wish = NewArray { logical_block_bytes: block.into(), ..array(level, 6, NewBitmap::None) };
     let disks: Vec<SimDisk> = (0..wish.members.len())
         .map(|i| {

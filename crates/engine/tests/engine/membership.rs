@@ -1,7 +1,7 @@
 //! Which devices belong to an array, and what the disks say of it: spares, members that come back,
 //! replacements.
 
-use std::rc::Rc;
+use std::{cell::Cell, rc::Rc};
 
 use crate::arrays::{
     self, STEPS, assemble, options,
@@ -19,8 +19,8 @@ use pinstripe_md::{
     identity::{Timestamp, Uuid},
     level::Level,
     placement::{InitialSync, NewArray, NewBitmap, NewDevice, NewLog, place_spare},
-    superblock::Role,
-    units::MemberSlot,
+    superblock::{ResyncOffset, Role},
+    units::{MemberSlot, Sector},
 };
 use pinstripe_sim::{Fault, SimDisk, SimDiskConfig, World, WorldConfig};
 
@@ -269,6 +269,73 @@ fn a_spare_that_missed_a_start_is_told_of_and_not_taken() {
     assert_eq!(scene.add(&spare).unwrap(), Added::Spare);
 }
 
+/// As the kernel leaves it where the controller of all members has died: it goes on to write the spare's
+/// superblock, by which members are faulty.
+#[test]
+fn a_spare_with_more_events_than_the_members_makes_none_of_them_stale() {
+    let mut scene = raid5(71);
+    let spare = scene.disk();
+    assert_eq!(scene.add(&spare).unwrap(), Added::Spare);
+    clients(&mut scene, 2, 20, 32);
+    scene.stop();
+    let mut alone = superblock_on(&spare);
+    alone.array.events += 2;
+    (alone.array.roles[1], alone.array.roles[2]) = (Role::Faulty, Role::Faulty);
+    spare.poke(4096, &alone.encode(512).unwrap());
+    scene.reassemble();
+    let detail = scene.array.detail();
+    assert_eq!((detail.missing, detail.spares), (0, vec!["disk4".to_owned()]));
+    scene.write(0, 64, true).unwrap();
+    assert_eq!(superblock_on(&spare).array.events, scene.superblock(0).array.events);
+    scene.proof();
+}
+
+/// `mdadm --assemble --force` gives the members of slots 2 and 3 the others' events and enters them in one
+/// superblock, and the kernel writes none before it stops the array. A crash in our first update leaves the
+/// first superblock one event ahead.
+#[test]
+fn what_mdadm_has_forced_together_is_one_array_whichever_superblock_is_found_first() {
+    let mut scene = raid5(72);
+    clients(&mut scene, 2, 20, 32);
+    scene.stop();
+    let mut without = scene.superblock(1);
+    (without.array.roles[2], without.array.roles[3]) = (Role::Faulty, Role::Faulty);
+    scene.disks[1].poke(4096, &without.encode(512).unwrap());
+    let taken_back = scene.superblock(0);
+    for (ahead, order) in [(0, [0, 1, 2, 3]), (0, [0, 2, 3, 1]), (1, [0, 1, 2, 3])] {
+        let mut first = taken_back.clone();
+        first.array.events += ahead;
+        scene.disks[0].poke(4096, &first.encode(512).unwrap());
+        let sources = order.map(|disk: usize| scene.disks[disk].source()).to_vec();
+        let read_only = ArrayOptions { read_only: true, ..options() };
+        scene.array = arrays::assemble(&mut scene.world, sources, read_only).unwrap();
+        assert_eq!(scene.array.detail().missing, 0, "{ahead}, {order:?}");
+    }
+    scene.reassemble();
+    scene.proof();
+}
+
+/// The member of slot 0 fell out while the array was written to, and that of slot 3 later. What the first one
+/// still says of the array names more members than what the others say of it.
+#[test]
+fn what_was_forced_into_an_array_says_nothing_of_it() {
+    let mut scene = raid5(73);
+    clients(&mut scene, 2, 20, 32);
+    scene.stop();
+    let [mut taken_back, mut chosen, mut other] = [0, 1, 2].map(|disk| scene.superblock(disk));
+    taken_back.array.resync_offset = ResyncOffset::DirtyFrom(Sector(0));
+    taken_back.array.updated = Timestamp::default();
+    chosen.array.roles[3] = Role::Faulty;
+    (other.array.roles[0], other.array.roles[3]) = (Role::Faulty, Role::Faulty);
+    for (disk, superblock) in [taken_back, chosen, other].iter().enumerate() {
+        scene.disks[disk].poke(4096, &superblock.encode(512).unwrap());
+    }
+    let sources = scene.disks[..3].iter().map(SimDisk::source).collect();
+    scene.array = arrays::assemble(&mut scene.world, sources, options()).unwrap();
+    assert_eq!(scene.array.detail().missing, 1);
+    scene.read_all();
+}
+
 /// As mdadm adds it. Clients would find no partition table that they wrote in blocks of 512 bytes.
 #[test]
 fn a_spare_with_larger_blocks_is_told_of_and_changes_nothing_of_the_array() {
@@ -291,6 +358,42 @@ fn a_spare_with_larger_blocks_is_told_of_and_changes_nothing_of_the_array() {
     scene.write(0, 64, true).unwrap();
     assert_eq!(scene.array.detail().missing, 1);
     scene.read_all();
+}
+
+/// Nothing was written to it, nor asked of it.
+#[test]
+fn a_member_that_is_told_to_be_gone_is_said_to_be() {
+    let mut scene = raid5(42);
+    scene.disks[1].fault(&Fault::Gone);
+    let array = scene.array.clone();
+    let dropped = scene.run(async move { array.drop_gone("disk1").await });
+    assert_eq!(dropped, Ok(true));
+    let failed = scene.array.detail().failed;
+    assert_eq!(failed[0].error.to_string(), "slot 1 (disk1) failed: the device is gone");
+}
+
+/// As another tool may lay it out. It has not refused the bitmap, which it is not asked to take.
+#[test]
+fn a_spare_without_room_for_the_bitmap_is_told_of_and_stays_one() {
+    // The bitmap is longer than a sector.
+    let (sectors, bitmap) = (24576, NewBitmap::Internal { chunk_bytes: Some(4096) });
+    let mut wish = wish(Level::Raid5, 4, CHUNK, bitmap, InitialSync::AssumeClean);
+    wish.members.iter_mut().for_each(|member| member.sectors = sectors);
+    let mut scene = Scene::with_options(41, wish, 1, options());
+    scene.stop();
+    let spare = scene.world.add_disk(SimDiskConfig::new("disk4", sectors * 512));
+    let device = NewDevice { sectors, uuid: Uuid([0x44; 16]) };
+    let mut superblock = place_spare(&scene.superblock(0), device, &[], 512).unwrap();
+    let behind = superblock.array.bitmap_offset.unwrap() + 1;
+    superblock.member.bad_block_log.as_mut().unwrap().offset = behind;
+    spare.poke(4096, &superblock.encode(512).unwrap());
+    scene.disks.push(spare);
+    scene.reassemble();
+    scene.fail(1);
+    scene.write(0, 64, false).unwrap();
+    let detail = scene.array.detail();
+    assert_eq!((detail.missing, detail.failed.len(), detail.unusable_spares.len()), (1, 1, 1));
+    assert!(detail.unusable_spares[0].reason.contains("bitmap"), "{:?}", detail.unusable_spares);
 }
 
 #[test]
@@ -892,6 +995,46 @@ fn a_replacement_whose_member_fails_goes_on_as_a_recovery_from_its_watermark() {
     scene.settle();
     assert!(scene.disks[0].counters().bytes_read - before < 1400 * 512, "not from the beginning");
     assert_eq!(scene.array.detail().slots[2].device.as_deref(), Some("disk4"));
+    scene.proof();
+}
+
+/// Its read from the former member is ended by the change. The new one is not to be avoided for that: without
+/// it nothing can make up for the slot that is missing.
+#[test]
+fn a_write_that_reads_a_member_as_it_is_replaced_beside_a_missing_one_succeeds() {
+    let mut scene = array(14, Level::Raid5, 4, in_small_steps());
+    clients(&mut scene, 2, 30, 32);
+    let target = scene.disk();
+    scene.replace(0, Some(&target)).unwrap();
+    scene.fail(2);
+    let is_late = |_: &_| superblock_on(&target).member.recovery_offset.is_some_and(|at| at.0 > 1600);
+    scene.world.run_until(STEPS, is_late).unwrap();
+    scene.array.pause_sync(true);
+    // What is under way ends, and the array is dirty: all that the former member is asked for next is a read.
+    scene.run(async { pinstripe_runtime::shard::sleep(1_000_000_000).await });
+    scene.write(0, CHUNK / 512, false).unwrap();
+
+    let former = scene.disks[0].clone();
+    let asked = former.counters().reads;
+    former.fault(&Fault::SlowBy(10 * SLOW));
+    // The controller's volume: it lets go of the former member while the change waits for this write.
+    let (volume, ledger) = (scene.volume(), Rc::clone(&scene.ledger));
+    let done = Rc::new(Cell::new(false));
+    let is_done = Rc::clone(&done);
+    scene.world.spawn(0, "write", async move {
+        write(&volume, &ledger, 0, CHUNK / 512, false).await.unwrap();
+        is_done.set(true);
+    });
+    scene.world.run_until(STEPS, |_| former.counters().reads > asked).unwrap();
+    former.fault(&Fault::SlowBy(1));
+    assert_eq!(scene.array.detail().slots[0].device.as_deref(), Some("disk0"));
+    scene.array.pause_sync(false);
+    scene.world.run_until(STEPS, |_| done.get()).unwrap();
+    assert_eq!(scene.array.detail().slots[0].device.as_deref(), Some("disk4"), "the read was not held back");
+
+    scene.read_all();
+    let other = scene.disk();
+    assert_eq!(scene.add(&other).unwrap(), Added::Full { slot: 2 });
     scene.proof();
 }
 

@@ -593,6 +593,43 @@ fn a_journal_devices_server_is_given_up_when_the_array_stops() {
     assert!(net.servers.iter().all(|server| server.is_given_up()));
 }
 
+/// The first device that another host takes over may be the journal. It is well, and so is the array there.
+#[test]
+fn a_host_whose_journal_was_fenced_stops_and_writes_nothing_down() {
+    let mut net = logged(7, true);
+    net.reassemble();
+    // The superblocks are written before this one, and not again before the next.
+    net.scene.write(0, 8, false).unwrap();
+    let superblocks = |net: &Net| (0..4).map(|disk| net.scene.superblock(disk)).collect::<Vec<_>>();
+    let before = superblocks(&net);
+    net.servers[4].taken_and_left(true);
+    assert_eq!(net.scene.write(96, 8, false), Err(IoError::TakenOver));
+    net.sleep(6_000);
+    assert_eq!(before, superblocks(&net), "nothing is written by what is known from before");
+    let detail = net.scene.array.detail();
+    assert_eq!((detail.state, detail.missing), ("failed", 0));
+    let advice = detail.advice.unwrap();
+    assert!(advice.contains("another host has taken the array over"), "{advice}");
+    let array = net.scene.array.clone();
+    assert_eq!(net.scene.run(async move { array.stop().await }), Err(IoError::TakenOver));
+    assert_eq!(before, superblocks(&net));
+}
+
+#[test]
+fn an_idle_host_notices_that_its_journal_was_taken_over() {
+    let mut net = logged(8, true);
+    net.reassemble();
+    net.sleep(20_000);
+    assert_ne!(net.scene.array.detail().state, "failed", "asking alone does nothing");
+    let before: Vec<_> = (0..4).map(|disk| net.scene.superblock(disk).array.events).collect();
+    net.servers[4].taken_and_left(false);
+    net.sleep(6_000);
+    let detail = net.scene.array.detail();
+    assert_eq!((detail.state, detail.missing), ("failed", 0));
+    let after: Vec<_> = (0..4).map(|disk| net.scene.superblock(disk).array.events).collect();
+    assert_eq!(before, after);
+}
+
 #[test]
 fn a_host_that_was_killed_a_moment_ago_is_waited_for() {
     let mut net = raid5(2);

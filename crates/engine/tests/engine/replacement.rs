@@ -5,9 +5,14 @@ use std::sync::Arc;
 
 use crate::arrays::{
     STEPS, assemble, options,
-    scene::{Scene, clients, drawn_disks, lay_out, spawn, superblock_on, wish, write},
+    scene::{DATA_SECTOR, Scene, clients, drawn_disks, lay_out, spawn, superblock_on, wish, write},
 };
-use pinstripe_engine::{array::Policy, assembly::AssembleError, options::ArrayOptions};
+use pinstripe_engine::{
+    array::Policy,
+    assembly::AssembleError,
+    geometry::StripeId,
+    options::{ArrayOptions, SyncSpeed},
+};
 use pinstripe_md::{
     identity::Uuid,
     level::Level,
@@ -16,7 +21,7 @@ use pinstripe_md::{
     units::MemberSlot,
 };
 use pinstripe_runtime::DeviceSource;
-use pinstripe_sim::{Rng, SimDisk, World, WorldConfig, checks};
+use pinstripe_sim::{Fault, Rng, SimDisk, World, WorldConfig, checks};
 
 const CHUNK: u64 = 4096;
 const MEMBER_SECTORS: u64 = 256 + 512;
@@ -265,14 +270,10 @@ fn no_crash_of_a_replacement_loses_a_byte_with_a_bitmap() {
     SEEDS.for_each(|seed| crashes(seed, Kind::Bitmap));
 }
 
-/// A crash under writers while a member is being rebuilt, and others as the superblocks say that the log is
-/// replayed: none may be taken for clean as long as the device's says that some of it is rebuilt, for there
-/// it has missed what was being written.
-fn rebuild_crashes(seed: u64) {
-    let mut scene = scene(seed, Kind::Ppl);
-    let mut rng = scene.world.rng(5);
-    clients(&mut scene, 2, 10, 32);
-    let (array, target) = (scene.array.clone(), target(&scene));
+/// A member has failed. The device that replaces is being rebuilt in its place, and waits when that is
+/// recorded beyond a sector.
+fn rebuilt_beyond(scene: &mut Scene, sector: u64) {
+    let (array, target) = (scene.array.clone(), target(scene));
     let source = target.source();
     scene
         .run(async move {
@@ -281,15 +282,27 @@ fn rebuild_crashes(seed: u64) {
         })
         .unwrap();
     let recorded = || checks::superblock(&target).and_then(|superblock| superblock.member.recovery_offset);
-    scene.world.run_until(STEPS, |_| recorded().is_some_and(|sector| sector.0 > 100)).unwrap();
+    scene.world.run_until(STEPS, |_| recorded().is_some_and(|offset| offset.0 > sector)).unwrap();
     scene.array.pause_sync(true);
+}
+
+/// Those of the freshest superblock.
+fn events(disks: &[SimDisk]) -> u64 {
+    let superblocks = disks.iter().filter_map(checks::superblock);
+    superblocks.map(|superblock| superblock.array.events).max().unwrap()
+}
+
+/// A crash under writers while a member is being rebuilt, and others as the superblocks say that the log is
+/// replayed: none may be taken for clean as long as the device's says that some of it is rebuilt, for there
+/// it has missed what was being written.
+fn rebuild_crashes(seed: u64) {
+    let mut scene = scene(seed, Kind::Ppl);
+    let mut rng = scene.world.rng(5);
+    clients(&mut scene, 2, 10, 32);
+    rebuilt_beyond(&mut scene, 100);
     writers(&mut scene, 3);
     let _ = scene.world.run_until(100 + rng.below(400), |_| false);
     let in_flight = scene.ledger.borrow().unsettled(false);
-    let events = |disks: &[SimDisk]| {
-        let superblocks = disks.iter().filter_map(checks::superblock);
-        superblocks.map(|superblock| superblock.array.events).max().unwrap()
-    };
     for _ in 0..3 {
         power_loss(&mut scene);
         begin_to_assemble(&mut scene);
@@ -312,6 +325,55 @@ fn rebuild_crashes(seed: u64) {
 #[test]
 fn no_crash_of_a_start_has_a_device_believed_that_was_being_rebuilt_under_writers() {
     SEEDS.for_each(rebuild_crashes);
+}
+
+/// The process dies when a device that is being rebuilt lacks what parity has of a write. The next one, which
+/// is forced to start, dies when the first superblock says that the array is clean. (A log has made parity
+/// match what the device holds by then, and nothing is to be seen.)
+fn start_is_cut_off(seed: u64) {
+    let mut scene = scene(seed, Kind::Bitmap);
+    clients(&mut scene, 2, 10, 32);
+    rebuilt_beyond(&mut scene, 200);
+    let geometry = scene.geometry();
+    let mut maps = (16..24).map(|number| (StripeId(number), geometry.slots(StripeId(number))));
+    let (stripe, map) = maps.find(|(_, map)| map.p_slot().index() != REPLACED).unwrap();
+    let column = (0..map.columns()).find(|column| map.data_slot(*column).index() == REPLACED).unwrap();
+    let (target, parity) = (target(&scene), scene.disks[map.p_slot().index()].clone());
+    let at = DATA_SECTOR * 512 + geometry.member_offset(stripe);
+    // Superblocks and bitmaps say by now that the row is written to.
+    scene.write(geometry.array_offset(stripe, 0) / 512, 1, false).unwrap();
+    let [old, old_parity] = [&target, &parity].map(|disk| disk.peek(at, usize::try_from(CHUNK).unwrap()));
+    target.fault(&Fault::Hang);
+    let sector = geometry.array_offset(stripe, 0) / 512 + column as u64 * CHUNK / 512;
+    spawn(&mut scene, 1, move |_, volume, ledger, _| async move {
+        let _ = write(&volume, &ledger, sector, CHUNK / 512, false).await;
+    });
+    scene.world.run_until(STEPS, |_| parity.peek(at, old_parity.len()) != old_parity).unwrap();
+    let in_flight = scene.ledger.borrow().unsettled(false);
+    scene.world.kill();
+    scene.ledger.borrow_mut().kill();
+    target.fault(&Fault::Release);
+    target.poke(at, &old);
+
+    scene.options.force = true;
+    // The rebuild doesn't come so far meanwhile.
+    scene.options.sync_speed = SyncSpeed { min_kib: 1, max_kib: 1 };
+    begin_to_assemble(&mut scene);
+    let (disks, from) = (scene.disks.clone(), events(&scene.disks));
+    scene.world.run_until(STEPS, |_| events(&disks) > from).unwrap();
+    scene.world.kill();
+    scene.options.sync_speed = SyncSpeed::default();
+    let all = sources(&scene, &[]);
+    scene.array = assemble(&mut scene.world, all, scene.options.clone()).unwrap();
+    doubt(&scene, in_flight, &[REPLACED]);
+    settle(&mut scene);
+    scene.read_all();
+    assert_eq!(scene.check(), 0, "seed {seed}");
+}
+
+#[test]
+fn no_superblock_says_clean_before_that_of_a_device_that_is_rebuilt_says_that_it_has_nothing() {
+    (0..8).for_each(start_is_cut_off);
 }
 
 /// The old member's log and the target's say the same of what is under way, and a replaced member is as good
@@ -338,6 +400,27 @@ fn a_log_comes_and_goes_while_a_member_is_being_replaced() {
         doubt(&scene, in_flight, &[0]);
         scene.read_all();
     }
+}
+
+/// mdadm adds a device to an array with a double-parity log with its bad-block log inside that one's area.
+#[test]
+fn a_copy_that_can_not_go_on_for_want_of_room_is_told_of() {
+    let mut scene = scene(11, Kind::DoubleParity);
+    begin(&mut scene);
+    let target = target(&scene);
+    let copying = |_: &_| checks::superblock(&target).is_some_and(|s| s.member.replacement);
+    scene.world.run_until(STEPS, copying).unwrap();
+    scene.stop();
+    let mut roomless = superblock_on(&target);
+    assert!(roomless.member.replacement);
+    roomless.member.double_parity_log = None;
+    target.poke(4096, &roomless.encode(512).unwrap());
+    scene.reassemble();
+    let told = scene.array.left_out().to_vec();
+    let words = format!("{}: it was to replace the member in slot 1", target.info().name);
+    assert!(told.len() == 1 && told[0].starts_with(&words) && told[0].contains("less room"), "{told:?}");
+    assert_eq!(scene.array.detail().missing, 0);
+    scene.read_all();
 }
 
 /// A crash that leaves only the target's superblock saying that it is the member. The array is started

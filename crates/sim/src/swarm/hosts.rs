@@ -301,7 +301,7 @@ impl Hosts {
         survey.seats.iter().flatten().any(|(number, _)| net.emptied.contains(number))
     }
 
-    /// Waits until no server stands still any more. One that does at a stop is lost to the array, and rightly.
+    /// Waits until no server stands still any more. The array rightly loses one that does so at a stop.
     pub(super) fn await_servers(&mut self) -> Result<(), Verdict> {
         let Some(net) = &self.net else { return Ok(()) };
         let (control, until) = (net.control(), net.standing_until);

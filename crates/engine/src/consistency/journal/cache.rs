@@ -11,7 +11,8 @@
 //! - *Memory*: so many pages and no more.
 //! - *The log*: for every stripe that is cached, room for the record that writes it out is set aside. So a
 //!   stripe can always be written out without waiting for room, and a replay always finds room to log once
-//!   more what has no parity.
+//!   more what has no parity. What a replay has kept was never asked for room: of that no more is set aside
+//!   than leaves some to other writes.
 
 use std::collections::BTreeMap;
 
@@ -52,6 +53,8 @@ pub(crate) struct Cache {
     positions: BTreeMap<u64, usize>,
     /// Blocks of the log that are set aside.
     reserved: u64,
+    /// Blocks that are not, though what a replay has kept may need them: there was no room.
+    lacking: u64,
     /// Pages that are being logged.
     coming: usize,
     /// Counts what came in, to tell whether it is idle.
@@ -149,6 +152,14 @@ impl Cache {
         self.arrivals += 1;
     }
 
+    /// The same, but no more than `most` blocks in all. To be called before anything else is promised.
+    pub(crate) fn keep_within(&mut self, promise: Promise, most: u64) {
+        self.keep(promise);
+        let beyond = self.reserved.saturating_sub(most);
+        self.reserved -= beyond;
+        self.lacking += beyond;
+    }
+
     /// The pages didn't get into the log.
     pub(crate) fn give_back(&mut self, promise: Promise) {
         assert!(self.reserved >= promise.reserve, "room in the log is given back once");
@@ -196,11 +207,14 @@ impl Cache {
             self.pages -= 1;
             release(&mut self.positions, page.position);
         }
-        let record = before - shape.record(stripe.pages.keys().copied());
+        let mut record = before - shape.record(stripe.pages.keys().copied());
         if stripe.pages.is_empty() {
             self.stripes.remove(&key);
             self.stuck.remove(&key);
         }
+        let lacked = record.min(self.lacking);
+        self.lacking -= lacked;
+        record -= lacked;
         assert!(self.reserved >= record, "room in the log is given back once");
         self.reserved -= record;
     }
@@ -333,6 +347,29 @@ mod tests {
         assert_eq!((cache.pages(), cache.needed_from()), (1, Some(50)));
         cache.remove(key(1), &[4096], SHAPE);
         assert!(cache.is_empty() && cache.reserved() == 0 && cache.needed_from().is_none());
+    }
+
+    #[test]
+    fn what_a_replay_has_kept_takes_no_more_room_than_there_is() {
+        let world = Shard::new(&ShardConfig { index: 0, arena_bytes: 0, clock: None });
+        let _entered = world.enter();
+        let mut cache = Cache::default();
+        let page = || vec![(0, shard::zeroed(BLOCK_BYTES).freeze())];
+        for stripe in 0..3 {
+            let promise = cache.promise(key(stripe), &[0], SHAPE);
+            cache.keep_within(promise, 15);
+            cache.insert(key(stripe), page(), 0, promise);
+        }
+        assert_eq!(cache.reserved(), 15);
+        take_in(&mut cache, 5, &[0], 1);
+        assert_eq!(cache.reserved(), 25, "10 for a page of a row");
+        cache.remove(key(0), &[0], SHAPE);
+        assert_eq!(cache.reserved(), 25);
+        cache.remove(key(5), &[0], SHAPE);
+        assert_eq!(cache.reserved(), 20);
+        cache.remove(key(1), &[0], SHAPE);
+        cache.remove(key(2), &[0], SHAPE);
+        assert_eq!(cache.reserved(), 0);
     }
 
     #[test]

@@ -244,7 +244,9 @@ mod tests {
     #[test]
     fn a_write_past_the_end_has_failed_if_either_of_its_parts_has() {
         in_a_shard(|| {
-            for (bytes, fails) in [((1 << 20) + 50 * BLOCK_BYTES, true), ((1 << 20) + 100 * BLOCK_BYTES, false)] {
+            for (bytes, fails) in
+                [((1 << 20) + 50 * BLOCK_BYTES, true), ((1 << 20) + 100 * BLOCK_BYTES, false)]
+            {
                 // A device that ends before the ring refuses the first part.
                 let memory = Memory::new(bytes).unwrap();
                 let device: Rc<dyn Device> = MemoryDevice::new("journal", memory, 512);

@@ -22,7 +22,7 @@ use crate::{
         journal::{Journal, check_blocks, write_superblock},
     },
     controller::{ArrayController, error::CommandError, superblocks::JournalDevice},
-    error::{DeviceRole, IoError, MemberError, Operation},
+    error::IoError,
     events::EventKind,
     geometry::{Geometry, StripeId},
     io::parity::ParityVolume,
@@ -174,11 +174,15 @@ impl ArrayController {
         }
     }
 
-    /// Enters the journal device in the books, as its superblock is now.
+    /// Enters the journal device in the books, as its superblock is now. One that a crash has left an event
+    /// behind is levelled like a member, or a second such crash would leave it two behind, which is stale.
     fn enter_journal(&self, found: &Found, device: &Rc<Supervised>, member: &Arc<Member>) {
         let (device, member) = (Rc::clone(device), Arc::clone(member));
         let (superblock, written) = (found.superblock.clone(), found.superblock.clone());
-        self.superblocks.borrow_mut().journal = Some(JournalDevice { device, member, superblock, written });
+        let mut superblocks = self.superblocks.borrow_mut();
+        let membership = &mut superblocks.membership;
+        membership.events_differ |= superblock.array.events != membership.array.events;
+        superblocks.journal = Some(JournalDevice { device, member, superblock, written });
     }
 
     /// Puts the journal device under supervision like a member, though it has no slot. The request that fails
@@ -265,9 +269,7 @@ impl ArrayController {
     fn note_journal_loss(&self, journal: &Journal) {
         journal.set_loss_recorded();
         let error = journal.failure().unwrap_or(DeviceError::of(DeviceErrorKind::Other));
-        let name = journal.name().to_owned();
-        let error =
-            MemberError { role: DeviceRole::Journal, name, operation: Operation::Write, offset: 0, error };
+        let error = journal.lost(error);
         self.note(&error);
         self.events.add(EventKind::Fail(error));
         self.dirty.set(true);

@@ -13,6 +13,7 @@ use crate::{
     controller::ArrayController,
     error::IoError,
     mutants::{Mutant, active},
+    shared::Shared,
 };
 
 /// How long to wait before another look at members that have failed and are not out yet.
@@ -83,8 +84,12 @@ impl ArrayController {
         journal.map(|journal| Rc::clone(&journal.device) as Rc<dyn Device>).ok_or(gone)
     }
 
-    /// The journal device failed (C18). The controller records it.
+    /// The journal device failed (C18). The controller records it, but of one that another host has fenced:
+    /// that host has the array, and the device is well (C28).
     pub(crate) fn drop_journal(&self, journal: &Journal, error: DeviceError) {
+        if error.kind == DeviceErrorKind::Fenced {
+            self.fail_array(&[journal.lost(error)], Shared::fence);
+        }
         journal.fail(error);
         self.shared().controller_wake.notify();
     }

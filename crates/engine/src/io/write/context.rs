@@ -25,8 +25,10 @@ pub(crate) struct WriteContext {
     pub(super) pre_read: PreRead,
     /// New parity by run of the plan.
     pub(super) parity: Vec<[Option<Slice>; 2]>,
-    /// Slots with sectors that could not be read.
+    /// Slots with sectors that could not be read, under the membership of this generation: another one may
+    /// have other members in them.
     pub(super) avoid: Set64,
+    pub(super) generation: u64,
     /// Requests to members, each with its place in the view.
     pub(super) set: SubmissionSet<(usize, Transfer)>,
     /// What members have not taken.
@@ -94,6 +96,7 @@ impl Default for WriteContext {
             },
             parity: Vec::with_capacity(2 * ROOM),
             avoid: Set64::EMPTY,
+            generation: 0,
             set: SubmissionSet::with_room(ROOM_FOR_TRANSFERS),
             missed: Missed::default(),
             rest: Vec::new(),

@@ -39,10 +39,9 @@ impl ParityVolume {
         let rows = (self.geometry.member_offset(stripe) + u64::from(start), piece.data.len() as u64);
         let intent = &view.snapshot.intent;
         let is_out_of_sync = intent.needs_resync(intent.regions(rows.0, rows.1));
-        let is_lost = |slot: MemberSlot| view.snapshot.missing.contains(slot.index());
         if !view.in_place
-            || !view.snapshot.is_complete() && is_lost(self.geometry.slots(stripe).data_slot(column))
             || is_out_of_sync && !active(Mutant::InPlaceOutOfSync)
+            || !view.snapshot.is_complete() && !self.goes_without(view, stripe, column, rows)
         {
             return None;
         }
@@ -50,6 +49,19 @@ impl ParityVolume {
         let writing = inside.begin(intended, None).await.ok()?;
         self.change_column(writing.view(), stripe, Written { column, start, end }, &piece.data)
             .then(|| inside.generation())
+    }
+
+    /// Whether a column's own member is there where others are missing. They will have missed what is written
+    /// to these rows (C8). If nothing is after all, no harm is done: bits stay set meanwhile anyway.
+    #[cold]
+    fn goes_without(&self, view: &View, stripe: StripeId, column: usize, rows: (u64, u64)) -> bool {
+        let slot = self.geometry.slots(stripe).data_slot(column).index();
+        let is_there = !view.snapshot.missing.contains(slot);
+        if is_there {
+            let intent = &view.snapshot.intent;
+            intent.set_missed(intent.regions(rows.0, rows.1));
+        }
+        is_there
     }
 
     fn has_arrivals(&self, claim: &Claim<'_, Piece, Answer>, rows: (u32, u32)) -> bool {

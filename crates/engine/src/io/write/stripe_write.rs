@@ -165,6 +165,9 @@ impl StripeWrite<'_> {
         taken: &mut Taken<'_>,
     ) -> Result<u64, Aborted> {
         let inside = self.volume.enter().await?;
+        if std::mem::replace(&mut self.context.generation, inside.generation()) != inside.generation() {
+            self.context.avoid = Set64::EMPTY;
+        }
         self.context.timed = self.members.sample();
         self.join_claim(claim.as_deref_mut());
         // What this membership can't read, the one that has taken its place meanwhile may be able to (C1).
