@@ -55,7 +55,7 @@ pub(crate) struct Link {
     closed: Cell<bool>,
     /// The sender waits here.
     sender: Signal,
-    /// Tasks wait here for memory or for the end.
+    /// Tasks wait here for memory, by their tickets, or for the end.
     changed: Signal,
     /// The receiver waits here until it may leave, and isn't woken by all else that changes.
     to_leave: Wake,
@@ -112,7 +112,7 @@ impl Link {
             let turn = ticket == self.served_ticket.get();
             (turn && (held == 0 || held + bytes <= HELD_BYTES_MAX)) || over()
         };
-        self.changed.wait_until(room).await;
+        self.changed.wait_for_number(ticket, || room().then_some(())).await;
         // Later requests wait behind this one, which waits behind other connections.
         let mut acquired = pin!(self.share.acquire(bytes));
         let mut ended = pin!(self.changed.wait_until(over));
@@ -128,9 +128,14 @@ impl Link {
         let alive = alive.await;
         if alive {
             self.served_ticket.set(ticket + 1);
-            self.changed.notify();
+            self.tell_next();
         }
         alive
+    }
+
+    /// Has what waits look again, and of the tasks that wait for memory the one whose turn it is.
+    fn tell_next(&self) {
+        self.changed.notify_to(self.served_ticket.get());
     }
 
     /// Counts memory of what has come already, which is bounded otherwise; [`Link::release`] must give it
@@ -147,7 +152,7 @@ impl Link {
     /// Gives memory back.
     pub fn release(&self, bytes: usize) {
         self.share.give_back(bytes);
-        self.changed.notify();
+        self.tell_next();
     }
 
     /// Bytes that the connection holds.
@@ -205,7 +210,7 @@ impl Link {
             if !sent {
                 self.give_up();
             }
-            self.changed.notify();
+            self.tell_next();
         }
         // All is sent: if it is left, another process goes on here.
         self.left.set(self.left.get() && !self.broken.get());
@@ -303,5 +308,61 @@ impl Link {
         self.stream.shutdown();
         self.give_up();
         self.sender.notify();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::{Context, Wake as Waking, Waker};
+
+    use pinstripe_runtime::{Buffer, Submission};
+
+    use super::*;
+
+    /// Nothing goes over it.
+    struct Silent;
+
+    impl Stream for Silent {
+        fn receive(&self, _: Buffer) -> Submission {
+            unreachable!("nothing is received")
+        }
+
+        fn send(&self, _: Slice) -> Submission {
+            unreachable!("nothing is sent")
+        }
+
+        fn shutdown(&self) {}
+    }
+
+    /// Counts how often a task is woken.
+    #[derive(Default)]
+    struct Wakes(AtomicU32);
+
+    impl Waking for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn memory_that_is_given_back_wakes_the_request_whose_turn_it_is() {
+        let link = Link::new(Rc::new(Silent), Arc::new(Budget::default()));
+        link.force(HELD_BYTES_MAX);
+        let mut requests: Vec<_> = (0..3).map(|_| Box::pin(link.acquire(1))).collect();
+        let tasks: Vec<Arc<Wakes>> = (0..3).map(|_| Arc::default()).collect();
+        let mut poll = |number: usize| {
+            let waker = Waker::from(Arc::clone(&tasks[number]));
+            requests[number].as_mut().poll(&mut Context::from_waker(&waker))
+        };
+        let woken = || -> Vec<u32> { tasks.iter().map(|task| task.0.load(Ordering::SeqCst)).collect() };
+        assert!((0..3).all(|number| poll(number).is_pending()), "all memory is held");
+        link.release(HELD_BYTES_MAX);
+        assert_eq!(woken(), [1, 0, 0]);
+        assert_eq!(poll(0), Poll::Ready(true));
+        assert_eq!(woken(), [1, 1, 0]);
+        link.cut();
+        assert_eq!(woken(), [1, 1, 1], "the end is told to all");
+        assert_eq!((poll(1), poll(2)), (Poll::Ready(false), Poll::Ready(false)));
     }
 }

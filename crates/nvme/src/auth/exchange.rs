@@ -154,7 +154,7 @@ impl ControllerEnd {
         };
         let transaction = envelope.transaction;
         let entry = authentication.peer(&names.host);
-        let next = match (state, envelope.message, entry) {
+        let next = match (state, envelope.message, entry.as_ref()) {
             (_, Message::Failure2(_), _) => return Outcome::Failed,
             (ExchangeState::Idle, Message::Negotiate { secure_channel, hashes, groups }, Some(entry)) => {
                 challenge(authentication, entry, transaction, (secure_channel, &hashes, &groups))

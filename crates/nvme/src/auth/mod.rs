@@ -24,7 +24,7 @@ mod secret;
 mod tls;
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 pub use calculator::{Calculator, InTurn};
 pub use exchange::{AuthenticationError, Names};
@@ -38,7 +38,7 @@ pub use tls::{BadTlsKey, TlsKey, TlsKeyring, TlsPsk};
 
 /// See the module.
 pub struct Authentication {
-    keys: Keyring,
+    keys: RwLock<Keyring>,
     random: Box<dyn Random>,
     calculator: Box<dyn Calculator>,
     /// The last sequence number; 0 before the first.
@@ -59,7 +59,7 @@ impl Authentication {
 
     /// With random bytes of `random`, and computed where `calculator` says: for the simulator.
     pub fn with(keys: Keyring, random: Box<dyn Random>, calculator: Box<dyn Calculator>) -> Self {
-        Self { keys, random, calculator, sequence: AtomicU32::new(0) }
+        Self { keys: RwLock::new(keys), random, calculator, sequence: AtomicU32::new(0) }
     }
 
     /// Has `work` computed and waits for its value.
@@ -75,8 +75,13 @@ impl Authentication {
     }
 
     /// What is known of a peer.
-    pub fn peer(&self, nqn: &str) -> Option<&Entry> {
-        self.keys.find(nqn)
+    pub fn peer(&self, nqn: &str) -> Option<Entry> {
+        self.keys.read().unwrap_or_else(PoisonError::into_inner).find(nqn).cloned()
+    }
+
+    /// Has these keys count from now on, also for transactions under way; those that did until now.
+    pub fn replace(&self, keys: Keyring) -> Keyring {
+        std::mem::replace(&mut *self.keys.write().unwrap_or_else(PoisonError::into_inner), keys)
     }
 
     pub(crate) fn random(&self) -> &dyn Random {

@@ -121,6 +121,12 @@ async fn attach<S: BlockService>(
     if !active(Mutant::AttachNotDrained) {
         guarded.drain().await;
     }
+    if session.controller.is_dead() {
+        // Nothing is stored yet. The host that is attached goes on: it would lose the namespace to none.
+        guarded.with(|state| state.fence.grant(controller, host, Outcome::Unchanged));
+        guarded.changed.notify();
+        return Err(Status::NOT_ATTACHED);
+    }
     let raises = granted == Grant::Raises;
     let outcome = match guarded.with(|state| state.fence.record().copied()) {
         Some(record) if raises => server.store(guarded, &record).await,

@@ -38,13 +38,15 @@ impl DeviceFlushes {
     }
 
     /// Carries a forced write out. The kernel may make it of a write and a flush, so its error may have been
-    /// a loss unless it was not even tried.
+    /// a loss unless it was not even tried. `by_flush`: it does so with this device. Then the data was in the
+    /// cache that an older flush may be about to have lost, and waits for that one as a flush does (C33).
     pub(super) async fn force(
         &self,
         write: impl Future<Output = Result<(), DeviceError>>,
+        by_flush: bool,
     ) -> Result<(), ServiceError> {
         self.carry_out(write, DeviceErrorKind::may_be_loss).await?;
-        lost(self.0.flushes.error())
+        lost(if by_flush { self.0.flushes.failure().await } else { self.0.flushes.error() })
     }
 
     async fn carry_out(
@@ -114,7 +116,7 @@ mod tests {
             let other = flushes.clone();
             for _ in 0..2 {
                 assert_eq!(at_once(other.flush(ready(Ok(())))), Err(ServiceError::Io));
-                assert_eq!(at_once(other.force(ready(Ok(())))), Err(ServiceError::Io));
+                assert_eq!(at_once(other.force(ready(Ok(())), false)), Err(ServiceError::Io));
             }
             assert_eq!(count.load(Ordering::Relaxed), 1);
         }
@@ -124,7 +126,7 @@ mod tests {
     fn a_forced_write_that_failed_may_have_lost_something_unless_it_was_not_tried() {
         for (kind, lost) in [(DeviceErrorKind::Media, true), (DeviceErrorKind::NoSpace, false)] {
             let flushes = DeviceFlushes::new(|_| ());
-            assert!(at_once(flushes.force(ready(of(kind)))).is_err());
+            assert!(at_once(flushes.force(ready(of(kind)), true)).is_err());
             assert_eq!(at_once(flushes.flush(ready(Ok(())))).is_err(), lost, "{kind:?}");
         }
     }
@@ -144,11 +146,27 @@ mod tests {
         assert_eq!(second.as_mut().poll(&mut cx), Poll::Ready(Err(ServiceError::Io)));
     }
 
+    #[test]
+    fn a_forced_write_that_is_made_by_a_flush_waits_for_an_older_flush_and_fails_with_it() {
+        let flushes = DeviceFlushes::new(|_| ());
+        let earlier = std::cell::Cell::new(None);
+        let mut cx = Context::from_waker(Waker::noop());
+        let wait = std::future::poll_fn(|_| earlier.get().map_or(Poll::Pending, Poll::Ready));
+        let mut flush = pin!(flushes.flush(wait));
+        assert!(flush.as_mut().poll(&mut cx).is_pending());
+        assert_eq!(at_once(flushes.force(ready(Ok(())), false)), Ok(()), "it was in no cache");
+        let mut forced = pin!(flushes.force(ready(Ok(())), true));
+        assert!(forced.as_mut().poll(&mut cx).is_pending(), "its data was in the cache meanwhile");
+        earlier.set(Some(of(DeviceErrorKind::Media)));
+        assert_eq!(flush.as_mut().poll(&mut cx), Poll::Ready(Err(ServiceError::Io)));
+        assert_eq!(forced.as_mut().poll(&mut cx), Poll::Ready(Err(ServiceError::Io)));
+    }
+
     /// The kernel has more error numbers than kinds.
     #[test]
     fn a_forced_write_that_failed_in_an_unknown_way_may_have_lost_something() {
         let flushes = DeviceFlushes::new(|_| ());
-        assert!(at_once(flushes.force(ready(of(DeviceErrorKind::Other)))).is_err());
+        assert!(at_once(flushes.force(ready(of(DeviceErrorKind::Other)), false)).is_err());
         assert_eq!(at_once(flushes.flush(ready(Ok(())))), Err(ServiceError::Io));
     }
 }

@@ -1,8 +1,8 @@
 //! Connections of TLS, and the keys of the hosts that speak it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use pinstripe_block::BlockService;
 use pinstripe_runtime::Stream;
@@ -11,13 +11,21 @@ use pinstripe_tls::{Key, Keys, Left, TlsError, TlsStream};
 use super::connection::SessionEnd;
 use super::leave::{LeftQueue, LeftSecured};
 use super::{Target, connection};
-use crate::auth::TlsKeyring;
+use crate::auth::{TlsKey, TlsKeyring};
 use crate::link::Link;
 use crate::wire::DISCOVERY_NQN;
 
 /// The hosts that a target serves by TLS.
 #[derive(Debug)]
 pub struct TlsHosts {
+    subsystem: String,
+    known: RwLock<Arc<Known>>,
+}
+
+/// Those of a keyring.
+#[derive(Debug)]
+struct Known {
+    keyring: TlsKeyring,
     keys: Keys,
     /// The host of each identity.
     hosts: BTreeMap<Vec<u8>, String>,
@@ -45,6 +53,28 @@ pub enum BadTlsHosts {
 impl TlsHosts {
     /// The hosts of a keyring, for this subsystem and its discovery.
     pub fn new(keyring: &TlsKeyring, subsystem: &str) -> Result<Self, BadTlsHosts> {
+        let known = Known::new(keyring, subsystem)?;
+        Ok(Self { subsystem: subsystem.to_owned(), known: RwLock::new(Arc::new(known)) })
+    }
+
+    /// Has these hosts be served from now on, and no others. Those that have no key any more, or another one:
+    /// their connections go on until [`Target::cut_off`] is told of them, on each shard.
+    pub fn replace(&self, keyring: &TlsKeyring) -> Result<BTreeSet<String>, BadTlsHosts> {
+        let known = Known::new(keyring, &self.subsystem)?;
+        let is_out = |(host, key): &(&str, &TlsKey)| known.keyring.find(host) != Some(*key);
+        let before = self.known();
+        let out = before.keyring.peers().filter(is_out).map(|(host, _)| host.to_owned()).collect();
+        *self.known.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(known);
+        Ok(out)
+    }
+
+    fn known(&self) -> Arc<Known> {
+        Arc::clone(&self.known.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Known {
+    fn new(keyring: &TlsKeyring, subsystem: &str) -> Result<Self, BadTlsHosts> {
         let (mut keys, mut hosts) = (Vec::new(), BTreeMap::new());
         for (host, key) in keyring.peers() {
             if !host.starts_with("nqn.") {
@@ -60,7 +90,7 @@ impl TlsHosts {
             }
         }
         let keys = Keys::new(keys).map_err(|error| BadTlsHosts::Keys(error.to_string()))?;
-        Ok(Self { keys, hosts })
+        Ok(Self { keyring: keyring.clone(), keys, hosts })
     }
 }
 
@@ -73,13 +103,15 @@ impl<S: BlockService> Target<S> {
         hosts: &TlsHosts,
     ) -> Result<SessionEnd, TlsError> {
         let inner = &self.0;
-        let secured = Rc::new(TlsStream::server(stream, &hosts.keys)?);
+        let secured = Rc::new(TlsStream::server(stream, &hosts.known().keys)?);
         let link = Link::new(Rc::clone(&secured) as Rc<dyn Stream>, Arc::clone(&inner.budget));
         let Some(number) = self.admit(&link) else { return Ok(SessionEnd::Refused) };
         let mut failure = None;
         let conversation = async {
             let host = match secured.shake_hands().await {
-                Ok(identity) => hosts.hosts.get(&identity).cloned(),
+                // The keys may have been replaced meanwhile. From here to `is_of` nothing is waited for, so a
+                // host that goes after this look is seen by `cut_off`.
+                Ok(identity) => hosts.known().hosts.get(&identity).cloned(),
                 Err(error) => {
                     failure = Some(error);
                     None
@@ -104,11 +136,14 @@ impl<S: BlockService> Target<S> {
         hosts: &TlsHosts,
         left: &LeftQueue,
     ) -> Result<SessionEnd, TlsError> {
-        let resumed = left.secured.as_ref().map(|LeftSecured { host, state, received }| {
+        let known = hosts.known();
+        let is_let_in = |left: &&LeftSecured| known.keyring.find(&left.host).is_some();
+        let secured = left.secured.as_ref().filter(is_let_in);
+        let resumed = secured.map(|LeftSecured { host, state, received }| {
             let left = Left { state: state.clone(), received: received.clone() };
-            TlsStream::resumed(Rc::clone(&stream), &hosts.keys, &left).map(|stream| (host, Rc::new(stream)))
+            TlsStream::resumed(Rc::clone(&stream), &known.keys, &left).map(|stream| (host, Rc::new(stream)))
         });
-        // One that was in clear is over.
+        // One that was in clear is over, and so is one of a host that has no key any more.
         let (host, secured) = match resumed.unwrap_or(Err(TlsError::Closed)) {
             Ok(resumed) => resumed,
             Err(error) => {
@@ -121,6 +156,15 @@ impl<S: BlockService> Target<S> {
         link.is_of(host.clone());
         let end = self.resume_on(&link, left).await;
         Ok(self.with_state(end, &secured, &link))
+    }
+
+    /// Ends the connections of these hosts.
+    pub fn cut_off(&self, hosts: &BTreeSet<String>) {
+        for link in self.0.links.all() {
+            if link.host().is_some_and(|host| hosts.contains(host)) {
+                link.cut();
+            }
+        }
     }
 
     /// A queue that is left needs what its ends have agreed on.

@@ -92,7 +92,7 @@ impl BlockService for DeviceService {
     async fn write(&self, offset: u64, data: Slice, fua: bool) -> Result<(), ServiceError> {
         let write = async { self.device.write(offset, data, fua).await.result.map(|_| ()) };
         match &self.flushes {
-            Some(flushes) if fua => flushes.force(write).await,
+            Some(flushes) if fua => flushes.force(write, self.device.info().forces_by_flush).await,
             _ => write.await.map_err(told),
         }
     }

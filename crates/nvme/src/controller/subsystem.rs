@@ -20,7 +20,7 @@ use pinstripe_runtime::{Signal, shard};
 use super::leave::{LeftController, LeftQueue, LeftSubsystem};
 use super::offload::{Change, Guarded, OffloadConfig, OffloadStatistics, Server};
 use super::reservation::{Access, HostId, Reservations};
-use crate::auth::Authentication;
+use crate::auth::{Authentication, Keyring};
 use crate::lock::lock;
 use crate::mutants::{Mutant, active};
 use crate::wire::fabrics::bits;
@@ -413,13 +413,16 @@ impl Subsystem {
         }
     }
 
-    /// Takes up what another process has left, before any connection.
+    /// Takes up what another process has left, before any connection. Controllers of hosts that have no line
+    /// any more stay out.
     pub fn restore(self: &Arc<Self>, left: &LeftSubsystem) {
         self.next_controller.store(left.next_controller, Ordering::Relaxed);
         for (namespace, reservations) in self.namespaces.iter().zip(&left.reservations) {
             namespace.reservations(|state| *state = Reservations::restored(reservations));
         }
-        let restored = left.controllers.iter().map(|controller| Controller::restored(self, controller));
+        let is_known = |host: &str| self.authentication.as_ref().is_none_or(|keys| keys.peer(host).is_some());
+        let known = left.controllers.iter().filter(|controller| is_known(&controller.host));
+        let restored: Vec<_> = known.map(|controller| Controller::restored(self, controller)).collect();
         lock(&self.controllers).extend(restored);
     }
 
@@ -429,6 +432,23 @@ impl Subsystem {
             controller.kill();
             controller.leave(None);
         }
+    }
+
+    /// Has hosts prove their identity by these keys from now on. Controllers of hosts that have no line any
+    /// more, or another secret in it, end now; those hosts.
+    pub fn replace_keys(&self, keys: Keyring) -> BTreeSet<String> {
+        let Some(authentication) = &self.authentication else { return BTreeSet::new() };
+        let before = authentication.replace(keys);
+        let mut out = BTreeSet::new();
+        // One that comes later has nothing but the new keys to prove itself by.
+        for controller in self.controllers() {
+            let (before, now) = (before.find(&controller.host), authentication.peer(&controller.host));
+            if before.map(|entry| &entry.host) != now.as_ref().map(|entry| &entry.host) {
+                controller.kill();
+                out.insert(controller.host.clone());
+            }
+        }
+        out
     }
 
     /// Ends all controllers.

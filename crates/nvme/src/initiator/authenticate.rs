@@ -17,7 +17,7 @@ use crate::wire::auth::{
 };
 
 /// What is known of the association's server.
-fn entry(association: &Association) -> Option<&Entry> {
+fn entry(association: &Association) -> Option<Entry> {
     association.options().authentication.as_ref()?.peer(&association.address().nqn)
 }
 
@@ -40,14 +40,14 @@ pub(super) async fn after_connect(queue: &Rc<Queue>, answer: u64) -> Result<(), 
         // only if they have a line of their own.
         let nqn = &association.address().nqn;
         let meant = |entry: &Entry| nqn != DISCOVERY_NQN || entry.peer == *nqn;
-        let wanted = known.is_some_and(|(_, entry)| entry.controller.is_some() && meant(entry));
+        let wanted = known.is_some_and(|(_, entry)| entry.controller.is_some() && meant(&entry));
         return if wanted { Err(failed(AuthenticationError::NotAsked)) } else { Ok(()) };
     }
     let (authentication, entry) = known.ok_or_else(|| failed(AuthenticationError::NoSecret))?;
     let refused = |failure| association.failed("authentication", failure);
     let host = association.options().host_nqn.clone();
     let names = Names { host, subsystem: association.address().nqn.clone() };
-    let begun = HostEnd::begin(authentication, entry, &names);
+    let begun = HostEnd::begin(authentication, &entry, &names);
     let (mut end, mut message) = begun.map_err(|none| failed(none.into()))?;
     loop {
         send(queue, &message).await.map_err(refused)?;

@@ -14,12 +14,15 @@ use std::sync::atomic::Ordering;
 
 use pinstripe_runtime::shard;
 
-use super::Address;
 use super::association::{Association, lock};
 use super::device::Namespace;
 use super::queue::Queue;
+use super::{Address, InitiatorError};
 use crate::wire::command::{Command, admin};
 use crate::wire::{feature, log};
+
+/// Pause after an event whose page the server refuses.
+const REFUSED_NANOSECONDS: u64 = 1_000_000_000;
 
 impl Association {
     /// Has the server tell of changes from now on, if it says that it can.
@@ -38,12 +41,19 @@ impl Association {
             while let Ok((event, _)) = queue.ask(request, None).await {
                 // To read its page is what lets the server tell the next event of this type.
                 let page = event.to_le_bytes()[2];
-                let Ok(bytes) = association.log_page(&queue, page, log::CHANGED_NAMESPACES_BYTES).await
-                else {
-                    return;
+                let read = association.log_page(&queue, page, log::CHANGED_NAMESPACES_BYTES).await;
+                let changed = match &read {
+                    Ok(bytes) => log::parse_changed_namespaces(bytes),
+                    // What the server doesn't say may be any of them.
+                    Err(InitiatorError::Refused { .. }) => None,
+                    Err(_) => return,
                 };
                 if page == log::page::CHANGED_NAMESPACES {
-                    association.look_at(log::parse_changed_namespaces(&bytes)).await;
+                    association.look_at(changed).await;
+                }
+                if read.is_err() {
+                    // It may tell the same again at once.
+                    shard::sleep(REFUSED_NANOSECONDS).await;
                 }
             }
         });

@@ -1,6 +1,7 @@
 //! Authentication: our two ends against each other, and the target against a host that says what it likes.
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -182,7 +183,7 @@ impl Prover {
 
     /// Proves its identity; what the target said last, and all that was sent.
     async fn prove(&self, host: &mut Host) -> (Message, Vec<Vec<u8>>) {
-        let entry = self.authentication.peer(NQN).unwrap();
+        let entry = &self.authentication.peer(NQN).unwrap();
         let (mut end, mut message) = HostEnd::begin(&self.authentication, entry, &self.names).unwrap();
         let mut sent = Vec::new();
         loop {
@@ -241,7 +242,7 @@ fn before_the_proof_nothing_is_carried_out() {
         assert_eq!(host.status(receive_command(4096), &[]).await, Status::COMMAND_SEQUENCE);
         // In the middle of it neither.
         let prover = Prover::new(&random, plain(NQN));
-        let entry = prover.authentication.peer(NQN).unwrap();
+        let entry = &prover.authentication.peer(NQN).unwrap();
         let (_, negotiate) = HostEnd::begin(&prover.authentication, entry, &prover.names).unwrap();
         assert_eq!(tell(&mut host, &negotiate).await, Status::SUCCESS);
         fetch(&mut host).await.unwrap();
@@ -279,7 +280,7 @@ fn an_io_queue_proves_itself_and_is_not_let_in_by_the_admin_queue() {
         assert_eq!(io.status(write, &[7; 512]).await, Status::SUCCESS);
         assert_eq!(array.seen.borrow().data[..512], [7; 512]);
         // A message may also come in PDUs of its own.
-        let entry = prover.authentication.peer(NQN).unwrap();
+        let entry = &prover.authentication.peer(NQN).unwrap();
         let (_, negotiate) = HostEnd::begin(&prover.authentication, entry, &prover.names).unwrap();
         let length = u32::try_from(negotiate.len()).unwrap();
         io.command(Command { sgl: Sgl::transport(length), ..send_command(length) }, &[]).await;
@@ -366,7 +367,7 @@ fn a_connection_that_does_not_finish_authentication_is_cut_off() {
         let mut silent = connected(&random, &target).await;
         let mut begun = connected(&random, &target).await;
         let prover = Prover::new(&random, plain(NQN));
-        let entry = prover.authentication.peer(NQN).unwrap();
+        let entry = &prover.authentication.peer(NQN).unwrap();
         let (_, negotiate) = HostEnd::begin(&prover.authentication, entry, &prover.names).unwrap();
         assert_eq!(tell(&mut begun, &negotiate).await, Status::SUCCESS);
         shard::sleep(29_000_000_000).await;
@@ -422,13 +423,79 @@ fn queues_without_a_command_since_their_proof_are_left_at_once() {
 }
 
 #[test]
+fn a_host_that_goes_from_the_keys_is_cut_off_and_one_that_comes_may_connect() {
+    seeds(4, |random| async move {
+        let (_, subsystem, target) = guarded(&random, plain(HOST));
+        let prover = Prover::new(&random, plain(NQN));
+        let mut admin = connected(&random, &target).await;
+        prover.prove(&mut admin).await;
+        admin.enable().await;
+        let mut io = admin.io(&random, &target, 5, 1, 0).await;
+        prover.prove(&mut io).await;
+        let mut begun = connected(&random, &target).await;
+        let replace = |entries: &[Entry]| subsystem.replace_keys(Keyring::new(entries.to_vec()));
+        let other = plain("nqn.2026-01.com.example:host6");
+        assert!(replace(&[other.clone(), plain(HOST)]).is_empty());
+        assert_eq!(io.status(Command::new(nvm::FLUSH, 1), &[]).await, Status::SUCCESS);
+
+        let gone = BTreeSet::from([HOST.to_owned()]);
+        assert_eq!(replace(std::slice::from_ref(&other)), gone);
+        shard::sleep(1_000_000_000).await;
+        assert_eq!((subsystem.controller_count(), target.connections()), (0, 0));
+        for host in [&mut admin, &mut io, &mut begun] {
+            assert!(matches!(host.hear().await, Heard::Closed));
+        }
+        let error = initiator(&random, Some(plain(NQN))).open(&address("")).await.err().unwrap();
+        assert!(
+            matches!(error, InitiatorError::Refused { status: Status::CONNECT_INVALID_HOST, .. }),
+            "{error}"
+        );
+
+        // Another secret is another key.
+        assert!(replace(&[plain(HOST)]).is_empty());
+        let mut admin = connected(&random, &target).await;
+        prover.prove(&mut admin).await;
+        assert_eq!(subsystem.hosts(), [HOST]);
+        let known = Entry { host: secret(3), ..plain(HOST) };
+        assert_eq!(replace(std::slice::from_ref(&known)), gone);
+        assert!(matches!(admin.hear().await, Heard::Closed));
+        let refused = AuthenticationError::Refused(Failed::AUTHENTICATION);
+        assert_eq!(refusal(&initiator(&random, Some(plain(NQN)))).await, refused);
+        let mut admin = connected(&random, &target).await;
+        Prover::new(&random, Entry { peer: NQN.to_owned(), ..known }).prove(&mut admin).await;
+        assert_eq!(subsystem.hosts(), [HOST]);
+        leave(target).await;
+    });
+}
+
+#[test]
+fn a_host_that_has_gone_from_the_keys_does_not_come_through_a_change_of_the_process() {
+    seeds(4, |random| async move {
+        let (array, subsystem, target) = guarded(&random, plain(HOST));
+        let prover = Prover::new(&random, plain(NQN));
+        let mut admin = connected(&random, &target).await;
+        prover.prove(&mut admin).await;
+        let (_, left) = leave_all(&target).await;
+        assert_eq!(left.len(), 1);
+        let known = Some(knows(&random, plain("nqn.2026-01.com.example:host6")));
+        let (subsystem, next) = heir(&array, known, &subsystem, &left);
+        go_on(&next, left);
+        shard::sleep(1_000_000_000).await;
+        assert_eq!((subsystem.controller_count(), next.connections()), (0, 0));
+        assert!(matches!(admin.hear().await, Heard::Closed));
+        leave(target).await;
+        next.stop().await;
+    });
+}
+
+#[test]
 fn a_queue_is_not_left_in_the_midst_of_another_proof() {
     seeds(40, |random| async move {
         let (array, subsystem, target) = guarded(&random, plain(HOST));
         let prover = Prover::new(&random, plain(NQN));
         let mut admin = connected(&random, &target).await;
         prover.prove(&mut admin).await;
-        let entry = prover.authentication.peer(NQN).unwrap();
+        let entry = &prover.authentication.peer(NQN).unwrap();
         let (_, negotiate) = HostEnd::begin(&prover.authentication, entry, &prover.names).unwrap();
         // What begins one, or what shuts the gate.
         let message = [negotiate, vec![0xff; 16]][random.below(2)].clone();
@@ -501,7 +568,7 @@ fn lengths_that_do_not_fit_are_refused() {
         assert_eq!(host.status(send_command(0), &[]).await, Status::INVALID_FIELD);
         assert_eq!(host.status(send_command(16).with_dword(10, 0), &[0; 16]).await, Status::INVALID_FIELD);
         let prover = Prover::new(&random, plain(NQN));
-        let entry = prover.authentication.peer(NQN).unwrap();
+        let entry = &prover.authentication.peer(NQN).unwrap();
         let (_, negotiate) = HostEnd::begin(&prover.authentication, entry, &prover.names).unwrap();
         assert_eq!(tell(&mut host, &negotiate).await, Status::SUCCESS);
         // It isn't lost by being asked for with too little room.
@@ -591,7 +658,7 @@ fn the_owner_gets_its_queue() -> bool {
                 assert_eq!(io.read(read, 512).await.unwrap().len(), 512);
                 // Too late: it is another's now, with a proof or without.
                 assert_eq!(unproven(&random, &target, &admin).await.1, Status::CONNECT_INVALID_PARAMETERS);
-                let entry = prover.authentication.peer(NQN).unwrap();
+                let entry = &prover.authentication.peer(NQN).unwrap();
                 let (mut end, message) =
                     HostEnd::begin(&prover.authentication, entry, &prover.names).unwrap();
                 assert_eq!(tell(&mut squatter, &message).await, Status::SUCCESS);
@@ -668,7 +735,7 @@ fn while_a_strangers_proof_is_computed_others_are_served() {
         let mut strangers = Vec::new();
         for _ in 0..20 {
             let mut stranger = connected(&random, &target).await;
-            let entry = prover.authentication.peer(NQN).unwrap();
+            let entry = &prover.authentication.peer(NQN).unwrap();
             let (_, negotiate) = HostEnd::begin(&prover.authentication, entry, &prover.names).unwrap();
             stranger.command(send_command(u32::try_from(negotiate.len()).unwrap()), &negotiate).await;
             strangers.push(stranger);

@@ -278,7 +278,8 @@ fn of_first_phase_commands_there_are_no_more_than_slots_although_their_operation
     });
 }
 
-/// One of that kind would keep every later host out, for nothing else ends it.
+/// One of that kind would keep every later host out, for nothing else ends it. And the host that is attached
+/// has lost the namespace to none.
 #[test]
 fn a_controller_that_has_gone_while_its_attach_waited_is_not_attached() {
     seeds(3, |random: Rc<Random>| async move {
@@ -287,8 +288,9 @@ fn a_controller_that_has_gone_while_its_attach_waited_is_not_attached() {
         let mut first = Host::admin(&random, &target, 1).await;
         assert_eq!(attached(&mut first, &attach(1, 9)).await, Status::SUCCESS);
         let mut io = first.io(&random, &target, 1, 1, 0).await;
+        let write = Command::new(nvm::WRITE, 1).with_blocks(0, 1);
         array.close();
-        io.command(Command::new(nvm::WRITE, 1).with_blocks(0, 1), &[1; 512]).await;
+        io.command(write, &[1; 512]).await;
         shard::sleep(1_000_000).await;
         let mut second = Host::admin(&random, &target, 2).await;
         begin_attach(&mut second, &Attach { takeover: true, ..page(2) }.encode()).await;
@@ -296,6 +298,31 @@ fn a_controller_that_has_gone_while_its_attach_waited_is_not_attached() {
         second.close();
         shard::sleep(1_000_000).await;
         array.open();
+        assert_eq!(io.completion().await.status(), Status::SUCCESS);
+        shard::sleep(1_000_000_000).await;
+        assert_eq!(io.status(write, &[2; 512]).await, Status::SUCCESS);
+        assert_eq!(asked(&mut first).await.epoch, 1);
+        io.close();
+        first.close();
+        shard::sleep(1_000_000).await;
+        let mut third = Host::admin(&random, &target, 3).await;
+        assert_eq!(attached(&mut third, &attach(3, 9)).await, Status::SUCCESS);
+        target.stop().await;
+    });
+}
+
+#[test]
+fn a_controller_that_has_gone_while_its_attach_was_stored_is_not_attached() {
+    seeds(2, |random: Rc<Random>| async move {
+        let arrays = [Array::new(&random, 1 << 20, 0)];
+        let subsystem = computing_of(&arrays, None, Arc::new(Nowhere), Some(Arc::new(Full(9))));
+        let target = Target::new(subsystem, arrays.to_vec());
+        let mut first = Host::admin(&random, &target, 1).await;
+        assert_eq!(attached(&mut first, &attach(1, 9)).await, Status::SUCCESS);
+        let mut second = Host::admin(&random, &target, 2).await;
+        begin_attach(&mut second, &Attach { takeover: true, ..page(2) }.encode()).await;
+        shard::sleep(500_000_000).await;
+        second.close();
         shard::sleep(1_000_000_000).await;
         let mut third = Host::admin(&random, &target, 3).await;
         assert_eq!(attached(&mut third, &attach(3, 9)).await, Status::SUCCESS);

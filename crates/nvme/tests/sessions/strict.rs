@@ -11,6 +11,7 @@ use pinstripe_nvme::framing::{BLANK, Encoding, Event, Framer, Pdu, Role};
 use pinstripe_nvme::initiator::{Address, Connecting, Connector, Initiator, InitiatorError, Options};
 use pinstripe_nvme::wire::command::{Command, Completion, DataPlace, admin, fabrics, nvm};
 use pinstripe_nvme::wire::fabrics::{bits, property};
+use pinstripe_nvme::wire::feature::EVENT_NAMESPACE_CHANGED;
 use pinstripe_nvme::wire::identifiers::descriptors;
 use pinstripe_nvme::wire::identify::{ControllerInfo, NamespaceInfo, cns};
 use pinstripe_nvme::wire::log::{DiscoveryEntry, discovery};
@@ -61,6 +62,10 @@ struct Server {
     swallows_parts: bool,
     /// Most of those on one connection, and all.
     parts: Cell<(usize, usize)>,
+    /// It tells of an error that it has met, and refuses the log of those.
+    tells_of_error: bool,
+    /// Requests for events that came.
+    event_requests: Cell<usize>,
 }
 
 thread_local! {
@@ -169,6 +174,15 @@ impl Session {
                 let header = Encoding::default().header(kind::C2H_DATA, 0, &header, 512);
                 self.pipe.send_all(&[header.bytes(), &[0; 100]].concat()).await;
             }
+            admin::ASYNC_EVENT => {
+                self.server.event_requests.update(|count| count + 1);
+                if self.server.event_requests.get() == 1 {
+                    self.complete(command, Status::SUCCESS, 0x01_0000).await;
+                }
+            }
+            admin::GET_LOG_PAGE if self.server.tells_of_error => {
+                self.complete(command, Status::INVALID_FIELD, 0).await;
+            }
             admin::GET_LOG_PAGE => {
                 let page = discovery(1, &self.server.entries);
                 let length = 4 * (1 + (command.dword(10) >> 16) as usize);
@@ -259,7 +273,7 @@ fn controller(server: &Server) -> Vec<u8> {
         commands_max: 8,
         namespaces_max: 1,
         optional_commands: 0,
-        events: 0,
+        events: if server.tells_of_error { EVENT_NAMESPACE_CHANGED } else { 0 },
         capsule_data_bytes: 0,
         event_requests: 0,
         traffic_keep_alive: server.traffic_keep_alive,
@@ -300,6 +314,18 @@ fn a_server_that_grants_what_it_is_asked_for_is_asked_for_a_queue_of_each_shard(
             SERVER.set(None);
         });
     }
+}
+
+#[test]
+fn a_notice_whose_page_is_refused_does_not_end_the_hearing_of_others() {
+    seeds(1, |random| async move {
+        let server = Rc::new(Server { tells_of_error: true, ..Server::default() });
+        let source = initiator(&random, &server, 1).open(&address("")).await.unwrap();
+        shard::sleep(10_000_000_000).await;
+        assert_eq!(server.event_requests.get(), 2, "it waits for the next one");
+        drop(source);
+        SERVER.set(None);
+    });
 }
 
 /// A server with a UUID for its namespace has a list of identifiers, one without has none.

@@ -247,7 +247,7 @@ impl Voice {
         address: &Address,
     ) -> Option<(Message, Vec<Vec<u8>>)> {
         let names = Names { host: HOST.to_owned(), subsystem: address.nqn.clone() };
-        let entry = authentication.peer(&address.nqn)?;
+        let entry = &authentication.peer(&address.nqn)?;
         let (mut end, mut message) = HostEnd::begin(authentication, entry, &names).ok()?;
         let mut sent = Vec::new();
         loop {

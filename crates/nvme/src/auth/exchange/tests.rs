@@ -53,7 +53,8 @@ fn run_at(
     meddle: &mut dyn FnMut(usize, &mut Vec<u8>),
 ) -> Ended {
     let names = names();
-    let (mut end, mut message) = HostEnd::begin(host, host.peer(&names.subsystem).unwrap(), &names).unwrap();
+    let entry = host.peer(&names.subsystem).unwrap();
+    let (mut end, mut message) = HostEnd::begin(host, &entry, &names).unwrap();
     let mut number = 0;
     let mut outcome = Outcome::Open;
     loop {

@@ -49,11 +49,16 @@ pub(crate) struct Peer {
     changed: Signal,
 }
 
+/// An association, and what was attached on it: another one begins with nothing.
+struct Way {
+    link: Arc<ServerLink>,
+    /// By namespace: under what it was attached, and whether it still is.
+    attached: BTreeMap<u32, (Identity, bool)>,
+}
+
 #[derive(Default)]
 struct PeerState {
-    link: Option<Arc<ServerLink>>,
-    /// By namespace: under what it was attached on the link, and whether it still is.
-    attached: BTreeMap<u32, (Identity, bool)>,
+    way: Option<Way>,
     /// A task connects or attaches.
     working: bool,
     /// Attempts that have ended.
@@ -63,8 +68,20 @@ struct PeerState {
 }
 
 impl PeerState {
+    /// The association, unless it is lost.
+    fn way(&self) -> Option<&Way> {
+        self.way.as_ref().filter(|way| !way.link.is_lost())
+    }
+
+    fn attached(&mut self, link: Arc<ServerLink>, namespace: u32, identity: Identity) {
+        let known = self.way.take().filter(|way| Arc::ptr_eq(&way.link, &link));
+        let mut attached = known.map_or_else(BTreeMap::new, |way| way.attached);
+        attached.insert(namespace, (identity, true));
+        self.way = Some(Way { link, attached });
+    }
+
     fn detached(&mut self, namespace: u32) {
-        if let Some((_, is_attached)) = self.attached.get_mut(&namespace) {
+        if let Some((_, is_attached)) = self.way.as_mut().and_then(|way| way.attached.get_mut(&namespace)) {
             *is_attached = false;
         }
     }
@@ -132,7 +149,7 @@ impl Peers {
             let link = {
                 let mut state = lock(&peer.state);
                 state.closed = true;
-                state.link.take()
+                state.way.take()
             };
             drop(link);
             peer.changed.notify();
@@ -171,11 +188,10 @@ impl Peers {
         loop {
             {
                 let mut state = lock(&peer.state);
-                let link = state.link.clone().filter(|link| !link.is_lost());
-                if let Some(link) = link
-                    && state.attached.get(&namespace) == Some(&(identity, true))
+                if let Some(way) = state.way()
+                    && way.attached.get(&namespace) == Some(&(identity, true))
                 {
-                    return Some(link);
+                    return Some(Arc::clone(&way.link));
                 }
                 if state.closed {
                     return None;
@@ -211,14 +227,7 @@ impl Peers {
                 let done = connect(&initiator, &peer, namespace, identity).await;
                 let mut state = lock(&peer.state);
                 match done.filter(|_| !state.closed) {
-                    Some(link) => {
-                        let same = state.link.as_ref().is_some_and(|known| Arc::ptr_eq(known, &link));
-                        if !same {
-                            state.attached.clear();
-                        }
-                        state.attached.insert(namespace, (identity, true));
-                        state.link = Some(link);
-                    }
+                    Some(link) => state.attached(link, namespace, identity),
                     None => state.detached(namespace),
                 }
                 state.working = false;
@@ -240,11 +249,10 @@ async fn connect(
     identity: Identity,
 ) -> Option<Arc<ServerLink>> {
     let (array, epoch) = identity;
-    let (known, is_used) = {
-        let state = lock(&peer.state);
-        let known = state.link.clone().filter(|link| !link.is_lost());
-        (known, state.attached.get(&namespace).is_some_and(|(other, _)| *other != identity))
-    };
+    let known = lock(&peer.state).way().map(|way| {
+        let is_used = way.attached.get(&namespace).is_some_and(|(other, _)| *other != identity);
+        (Arc::clone(&way.link), is_used)
+    });
     let attach = Attach {
         array,
         epoch,
@@ -256,7 +264,7 @@ async fn connect(
         instance: [0; 16],
         peers: Vec::new(),
     };
-    if let Some(link) = known {
+    if let Some((link, is_used)) = known {
         let attached = if is_used && !active(Mutant::PeersOutliveEpoch) {
             Err(Some(Status::FENCED))
         } else {

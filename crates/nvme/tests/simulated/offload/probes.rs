@@ -35,6 +35,7 @@ impl Run {
         self.unprepared(&sources, &pair).map_err(|words| format!("unprepared: {words}"))?;
         self.late_peer(&sources, &pair).map_err(|words| format!("a late part: {words}"))?;
         self.sent_twice(&sources, &pair).map_err(|words| format!("a part that comes twice: {words}"))?;
+        self.two_of_a_server(&sources).map_err(|words| format!("two members of a server: {words}"))?;
         self.stale(&sources, &pair).map_err(|words| format!("stale: {words}"))?;
         self.twice(&sources, &pair).map_err(|words| format!("commit twice: {words}"))?;
         let sources = self
@@ -199,6 +200,38 @@ impl Run {
         }
         let again: u64 = self.servers.iter().map(|server| server.statistics().peers_repeated).sum();
         if again == 0 { Err("it didn't come twice".to_owned()) } else { self.check_slots(sources) }
+    }
+
+    /// Two members of a server, where one has two, get parts over one connection. It is lost, and each gets
+    /// its next part by the first try.
+    fn two_of_a_server(&mut self, sources: &Sources) -> Result<(), String> {
+        let last = self.array.members() - 1;
+        let is_there = |member: usize| !self.array.lost.contains(&member);
+        let server = |member: usize| self.places[member].0;
+        let are_two = server(0) == server(last) && is_there(0) && is_there(last);
+        let sender = (1..last).find(|member| are_two && is_there(*member));
+        let Some(sender) = sender else { return Ok(()) };
+        let (from, to) = (self.servers[server(sender)].shards.clone(), server(last));
+        for is_lost in [false, true] {
+            let wires = self.network.live(|wire| from.contains(&wire.from) && wire.to == to);
+            wires.iter().filter(|_| is_lost).for_each(|wire| wire.near.reset());
+            let ticket = self.array.ticket();
+            let data = self.one(sources, sender);
+            let sent = self.ask(self.host, "two parts", async move {
+                let places = [0, last].map(|member| u8::try_from(member).unwrap());
+                let reducers = places.map(|place| Some(Reducer { place, coefficient: 1 }));
+                let length = u32::try_from(LENGTH).unwrap();
+                data.offload().unwrap().contribute(ticket, 0, length, reducers).await.result
+            })?;
+            sent.map_err(|error| format!("the connection is lost: {is_lost}, and {error}"))?;
+            for member in [0, last] {
+                let member = self.one(sources, member);
+                self.resolve(&member, ticket)?;
+                self.drop_on_host(member);
+            }
+            self.array.finished(ticket);
+        }
+        self.check_slots(sources)
     }
 
     /// The host has finished with an operation, and then a command of it comes.
