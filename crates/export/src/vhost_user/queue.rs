@@ -11,7 +11,7 @@ use std::{
 };
 
 use pinstripe_block::{
-    BlockService, ServiceError,
+    BlockService, Client, ServiceError,
     budget::{Budget, Share},
     first_of::{First, first_of},
     wake::Wake,
@@ -32,11 +32,17 @@ use crate::pieces::{PIECE_BYTES, in_pieces, piece_end, with_memory};
 
 /// Requests that are begun at a time, before others of the shard have a turn.
 const BEGUN_AT_ONCE: usize = 64;
+/// Requests of a queue that hold no memory for data: those that wait for it, and those without data. No more
+/// are begun beside them, for their tasks and their lists of segments are counted nowhere.
+const BARE_MAX: usize = 128;
 /// Chains that are kept for the next requests, and the segments that one of them may have.
 const SPARE_MAX: usize = 64;
 const SPARE_SEGMENTS_MAX: usize = 256;
 /// How long a machine may take to be told of answers. It takes no time unless its event is full.
 const CALL_NANOSECONDS: u64 = 1_000_000_000;
+/// How long requests that are noted nowhere are carried out after the session's end. For what waits for a
+/// disk in the usual way that is enough; a ring full of long writes would take hours.
+const LAST_NANOSECONDS: u64 = 2_000_000_000;
 
 /// What a queue is started with.
 pub(super) struct Start<S> {
@@ -96,8 +102,8 @@ pub(super) struct Control {
 #[derive(Default)]
 struct Orders {
     stop: bool,
-    /// The session is over.
-    is_over: bool,
+    /// Since when the session is over.
+    over_since: Option<u64>,
     call: Option<NewCall>,
     /// The queue has stopped: the first request that it hasn't taken.
     came_to: Option<u16>,
@@ -120,11 +126,22 @@ impl Control {
 
     /// The same at the session's end, for which nothing long is done to its end.
     pub(super) fn end(&self) {
-        self.change(|orders| (orders.stop, orders.is_over) = (true, true));
+        let now = shard::now();
+        self.change(|orders| (orders.stop, orders.over_since) = (true, Some(now)));
     }
 
     fn is_over(&self) -> bool {
-        lock(&self.orders).is_over
+        lock(&self.orders).over_since.is_some()
+    }
+
+    fn is_long_over(&self) -> bool {
+        let since = lock(&self.orders).over_since;
+        since.is_some_and(|since| shard::now().saturating_sub(since) >= LAST_NANOSECONDS)
+    }
+
+    /// Whether a request that waits, such as for a limit, is no longer begun.
+    fn is_given_up(&self, is_noted: bool) -> bool {
+        self.is_over() && (is_noted || self.is_long_over())
     }
 
     pub(super) fn call(&self, event: Option<EventFile>) {
@@ -177,7 +194,7 @@ pub(super) async fn run<S: BlockService>(start: Start<S>) {
         Ok((queue, kick, left)) => {
             let queue = Rc::new(queue);
             queue.work(&kick, left).await.unwrap_or_else(raise);
-            queue.idle.wait_for(|| (queue.count.get() == 0).then_some(())).await;
+            queue.progress.wait_for(|| (queue.count.get() == 0).then_some(())).await;
             queue.ring.borrow().next_available()
         }
         Err(error) => {
@@ -207,7 +224,10 @@ struct Queue<S> {
     /// Which requests are under way, by their heads.
     under_way: RefCell<Vec<bool>>,
     count: Cell<usize>,
-    idle: Wake,
+    /// Of these, those that hold memory for data.
+    holding: Cell<usize>,
+    /// The queue's own task waits here for requests to end, or to get memory.
+    progress: Wake,
     spare: RefCell<Vec<Chain>>,
 }
 
@@ -230,7 +250,11 @@ impl<S: BlockService> Queue<S> {
             (noted, left) = (Some((shared, RefCell::new(tracker))), heads);
         }
         let call = start.call.map(Event::attach);
-        let service = (start.service)();
+        let client = {
+            let (control, is_noted) = (Arc::clone(&start.control), noted.is_some());
+            Client::new(move || control.is_given_up(is_noted))
+        };
+        let service = (start.service)().for_client(client);
         let queue = Self {
             number: start.number,
             limits: Limits::new(&service),
@@ -248,7 +272,8 @@ impl<S: BlockService> Queue<S> {
             call_again: Cell::new(false),
             under_way: RefCell::new(vec![false; layout.size.into()]),
             count: Cell::new(0),
-            idle: Wake::default(),
+            holding: Cell::new(0),
+            progress: Wake::default(),
             spare: RefCell::default(),
         };
         Ok((queue, Event::attach(start.kick), left))
@@ -278,6 +303,11 @@ impl<S: BlockService> Queue<S> {
             self.take_some()?;
             // A machine that asks without end has no more than its turn.
             shard::yield_now().await;
+            if self.is_full() {
+                let room = self.progress.wait_for(|| (!self.is_full()).then_some(()));
+                first_of(self.control.news(), room).await;
+                continue;
+            }
             if self.ring.borrow_mut().ask_for_kick(&*self.memory)? {
                 continue;
             }
@@ -290,6 +320,9 @@ impl<S: BlockService> Queue<S> {
     /// Begins what is available, a few requests at a time.
     fn take_some(self: &Rc<Self>) -> Result<(), Broken> {
         for _ in 0..BEGUN_AT_ONCE {
+            if self.is_full() {
+                return Ok(());
+            }
             let mut chain = self.spare.borrow_mut().pop().unwrap_or_default();
             if !self.ring.borrow_mut().next(&*self.memory, &mut chain)? {
                 self.keep(chain);
@@ -304,6 +337,10 @@ impl<S: BlockService> Queue<S> {
             self.begin(chain)?;
         }
         Ok(())
+    }
+
+    fn is_full(&self) -> bool {
+        self.count.get() - self.holding.get() >= BARE_MAX
     }
 
     /// Keeps a chain's memory for a next request, but not more than usual ones need.
@@ -339,7 +376,7 @@ impl<S: BlockService> Queue<S> {
             Err(broken) => self.alarm.raise(format!("queue {}: {broken}", self.number)),
         }
         self.count.set(self.count.get() - 1);
-        self.idle.wake();
+        self.progress.wake();
     }
 
     /// Carries a request out and puts its status behind what it gives. How many bytes were written.
@@ -391,13 +428,38 @@ impl<S: BlockService> Queue<S> {
         self.noted.is_some() && self.control.is_over()
     }
 
+    /// What becomes of a read or write of which no further piece shall be done: it is left, or fails.
+    fn cut_off(&self) -> Option<Result<Result<(), ServiceError>, NotGiven>> {
+        if self.is_left() {
+            return Some(Err(NotGiven::Left));
+        }
+        self.control.is_long_over().then_some(Ok(Err(ServiceError::Stopping)))
+    }
+
+    /// What becomes of a request that has failed: what was given up at the session's end is left.
+    fn failed(&self, error: ServiceError) -> Result<Result<(), Failed>, NotGiven> {
+        if self.is_left() { Err(NotGiven::Left) } else { Ok(Err(error.into())) }
+    }
+
+    /// Does `work` on so many bytes when there is memory for them.
+    async fn with_memory<T>(&self, bytes: u64, work: impl AsyncFnOnce() -> T) -> T {
+        let counted = async move || {
+            self.holding.set(self.holding.get() + 1);
+            self.progress.wake();
+            let value = work().await;
+            self.holding.set(self.holding.get() - 1);
+            value
+        };
+        with_memory(&self.share, size(bytes), counted).await
+    }
+
     async fn read(&self, chain: &Chain, range: Range) -> Result<Result<(), Failed>, NotGiven> {
         let (mut at, stop) = (range.offset, range.offset + range.length);
         while at < stop {
             let end = self.data_end(at, stop);
-            let piece = with_memory(&self.share, size(end - at), async || {
-                if self.is_left() {
-                    return Err(NotGiven::Left);
+            let piece = self.with_memory(end - at, async || {
+                if let Some(cut_off) = self.cut_off() {
+                    return cut_off;
                 }
                 let (read, buffer) = self.service.read(at, shard::buffer(size(end - at))).await;
                 Ok(match read {
@@ -406,7 +468,7 @@ impl<S: BlockService> Queue<S> {
                 })
             });
             if let Err(error) = piece.await? {
-                return Ok(Err(error.into()));
+                return self.failed(error);
             }
             at = end;
         }
@@ -417,16 +479,16 @@ impl<S: BlockService> Queue<S> {
         let (mut at, stop) = (range.offset, range.offset + range.length);
         while at < stop {
             let end = self.data_end(at, stop);
-            let piece = with_memory(&self.share, size(end - at), async || {
-                if self.is_left() {
-                    return Err(NotGiven::Left);
+            let piece = self.with_memory(end - at, async || {
+                if let Some(cut_off) = self.cut_off() {
+                    return cut_off;
                 }
                 let mut buffer = shard::buffer(size(end - at));
                 chain.read(&*self.memory, HEADER_BYTES as u64 + at - range.offset, &mut buffer)?;
                 Ok(self.service.write(at, buffer.freeze(), self.fua).await)
             });
             if let Err(error) = piece.await? {
-                return Ok(Err(error.into()));
+                return self.failed(error);
             }
             at = end;
         }
@@ -455,8 +517,7 @@ impl<S: BlockService> Queue<S> {
             });
             match done.await {
                 Ok(()) => {}
-                Err(ServiceError::Stopping) if self.is_left() => return Err(NotGiven::Left),
-                Err(error) => return Ok(Err(error.into())),
+                Err(error) => return self.failed(error),
             }
         }
         Ok(Ok(()))

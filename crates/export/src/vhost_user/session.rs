@@ -58,7 +58,8 @@ pub struct Backend<S> {
 }
 
 /// How a session ended. In each case nothing is under way any more. What is noted in flight and wasn't done
-/// is left to the next session; of what isn't noted, discards and zeroings fail after a piece.
+/// is left to the next session; of what isn't noted, discards and zeroings fail after a piece, reads and
+/// writes after a while.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Ended {
     /// The monitor has closed its connection.

@@ -6,10 +6,12 @@ use std::{
     time::Duration,
 };
 
-use pinstripe_export::vhost_user::Ended;
+use pinstripe_export::vhost_user::{Ended, request};
 
 use super::{
-    monitor::{DATA, DISCARD, FEATURES, FLUSH, MEMORY, Monitor, NAME, OUT, RING, ZEROES, memory, range},
+    monitor::{
+        DATA, DISCARD, FEATURES, FLUSH, GUEST, MEMORY, Monitor, NAME, OUT, RING, ZEROES, memory, range,
+    },
     server::{self, DISK_BYTES, Disk, with_server},
 };
 
@@ -265,5 +267,46 @@ fn what_a_dead_server_left_is_carried_out_in_order_and_what_it_answered_is_not()
         rustix::io::pread(file, &mut left, 16).unwrap();
         assert!(left.iter().step_by(16).all(|is_under_way| *is_under_way == 0));
         assert_eq!(monitor.stop(0), 4);
+    });
+}
+
+/// What has no memory for data is counted nowhere, so it is bounded by itself.
+#[test]
+fn of_requests_without_memory_for_data_no_more_than_so_many_are_begun() {
+    const NEXT: u16 = 1;
+    const BEGUN: u16 = 128;
+    const OFFERED: u16 = 200;
+    let disk = Disk::new();
+    with_server(1, &disk, |path| {
+        let mut monitor = Monitor::connect(path, memory());
+        monitor.ring = 256;
+        monitor.set_up(FEATURES, 1);
+        monitor.start(0, 0);
+        disk.hold(true);
+        // Each has a descriptor of its own for its header, and shares the others.
+        monitor.put(DATA, &request::header(DISCARD, 0));
+        monitor.put(DATA + 16, &range(8, 8, 0));
+        monitor.descriptor(16 * 254, GUEST + DATA + 16, 16, NEXT, 255);
+        monitor.descriptor(16 * 255, GUEST + DATA + 32, 1, 2, 0);
+        for head in 0..OFFERED {
+            monitor.descriptor(16 * u64::from(head), GUEST + DATA, 16, NEXT, 254);
+            monitor.make_available(0, head);
+        }
+        monitor.kick(0);
+        let mut begun = 0;
+        while begun < usize::from(BEGUN) {
+            begun += disk.log().len();
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!((begun, disk.log().len()), (BEGUN.into(), 0));
+        disk.let_pass(|| false);
+        while disk.log().is_empty() {
+            std::thread::yield_now();
+        }
+        disk.hold(false);
+        for _ in 0..OFFERED {
+            monitor.answer(0);
+        }
     });
 }

@@ -7,10 +7,10 @@ use std::{
     time::Duration,
 };
 
-use pinstripe_export::vhost_user::Ended;
+use pinstripe_export::vhost_user::{Ended, request};
 
 use super::{
-    monitor::{DATA, DISCARD, FEATURES, Monitor, memory, range},
+    monitor::{DATA, DISCARD, FEATURES, GUEST, Monitor, OUT, memory, range},
     server::{Disk, with_server_to_stop},
 };
 
@@ -99,6 +99,82 @@ fn a_server_that_stops_leaves_a_long_request_that_is_noted_to_the_next_one() {
         assert_eq!(entry, [1], "it is noted as under way");
     });
     assert_eq!(ended, [Ended::Stopped]);
+}
+
+/// Offers a write of two pieces, behind what the disk keeps, with its status at [`DATA`]. It names one place
+/// of the machine's memory many times.
+fn offer_long_write(monitor: &mut Monitor) {
+    const NEXT: u16 = 1;
+    const PARTS: u16 = 8;
+    monitor.put(DATA, &[0xff]);
+    monitor.put(DATA + 16, &request::header(OUT, LONG / 2 / 512));
+    monitor.descriptor(0, GUEST + DATA + 16, 16, NEXT, 1);
+    for part in 1..=PARTS {
+        monitor.descriptor(16 * u64::from(part), GUEST + DATA + 4096, 6 << 20, NEXT, part + 1);
+    }
+    monitor.descriptor(16 * u64::from(PARTS + 1), GUEST + DATA, 1, 2, 0);
+    monitor.make_available(0, 0);
+}
+
+#[test]
+fn what_was_taken_before_the_end_is_carried_out_for_a_while_and_no_longer() {
+    for is_slow in [false, true] {
+        let disk = Disk::that_seems_larger(LONG);
+        let ((), ended) = with_server_to_stop(1, &disk, |path, stop| {
+            let mut monitor = Monitor::connect(path, memory());
+            monitor.set_up(FEATURES, 1);
+            monitor.start(0, 0);
+            disk.hold(true);
+            offer_long_write(&mut monitor);
+            monitor.kick(0);
+            while disk.log().is_empty() {
+                std::thread::yield_now();
+            }
+            stop();
+            if is_slow {
+                std::thread::sleep(Duration::from_secs(3));
+            }
+            disk.hold(false);
+            monitor.wait_for_end();
+            assert_eq!(disk.log().len(), usize::from(!is_slow), "pieces that were begun at last");
+            assert_eq!((monitor.answer(0).0, monitor.get(DATA, 1)[0]), (0, u8::from(is_slow)));
+        });
+        assert_eq!(ended, [Ended::Stopped]);
+    }
+}
+
+/// It is left to the next server where it is noted, and fails where it isn't.
+#[test]
+fn what_waits_for_a_limit_at_the_end_is_given_up() {
+    for is_noted in [false, true] {
+        let disk = Disk::that_seems_larger(LONG);
+        disk.limit();
+        let ((), ended) = with_server_to_stop(1, &disk, |path, stop| {
+            let mut monitor = Monitor::connect(path, memory());
+            monitor.set_up(FEATURES, 1);
+            // Its memory must stay.
+            let _inflight = is_noted.then(|| {
+                let inflight = monitor.new_inflight();
+                monitor.use_inflight(&inflight);
+                inflight
+            });
+            monitor.start(0, 0);
+            offer_long_write(&mut monitor);
+            monitor.kick(0);
+            while disk.log().is_empty() {
+                std::thread::yield_now();
+            }
+            stop();
+            monitor.wait_for_end();
+            assert_eq!(disk.log(), [""; 0], "pieces that were begun at last");
+            if is_noted {
+                assert_eq!(monitor.answer_within(0, Duration::ZERO), None);
+            } else {
+                assert_eq!((monitor.answer(0).0, monitor.get(DATA, 1)[0]), (0, 1));
+            }
+        });
+        assert_eq!(ended, [Ended::Stopped]);
+    }
 }
 
 /// With `asks` it goes while it waits for the queue, as a monitor does that is killed in a machine's reset.

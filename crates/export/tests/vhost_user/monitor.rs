@@ -26,7 +26,7 @@ use rustix::{
 
 /// For what comes at last, however much else the machine has to do.
 pub const PATIENCE: Duration = Duration::from_mins(1);
-/// Descriptors of a ring.
+/// Descriptors of a ring, unless a test wants others.
 pub const RING: u16 = 64;
 /// Where memory begins in the machine, and in the monitor.
 pub const GUEST: u64 = 0x10_0000;
@@ -61,10 +61,13 @@ pub struct Monitor {
     pub queues: Vec<Queue>,
     /// Put the descriptors of requests into tables of their own.
     pub indirect: bool,
+    /// Descriptors of the rings that come; at most 256.
+    pub ring: u16,
 }
 
 pub struct Queue {
     at: u64,
+    size: u16,
     pub kick: OwnedFd,
     pub call: OwnedFd,
     pub ring: DriverRing,
@@ -73,7 +76,7 @@ pub struct Queue {
 impl Queue {
     fn layout(&self, memory: u64) -> Layout {
         let at = memory + self.at;
-        Layout { descriptors: at, available: at + AVAILABLE, used: at + USED, size: RING }
+        Layout { descriptors: at, available: at + AVAILABLE, used: at + USED, size: self.size }
     }
 }
 
@@ -119,7 +122,7 @@ impl Monitor {
             front_end.ok()
         });
         let front_end = front_end.expect("there is a server");
-        Self { front_end, memory, queues: Vec::new(), indirect: false }
+        Self { front_end, memory, queues: Vec::new(), indirect: false, ring: RING }
     }
 
     /// With memory and so many queues, all running.
@@ -147,14 +150,15 @@ impl Monitor {
     pub fn plug(&mut self, base: u16) {
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let at = self.queues.len() as u64 * QUEUE_BYTES;
+        let size = self.ring;
         let layout = Layout {
             descriptors: GUEST + at,
             available: GUEST + at + AVAILABLE,
             used: GUEST + at + USED,
-            size: RING,
+            size,
         };
         let ring = DriverRing::new(layout, base, true);
-        self.queues.push(Queue { at, kick: event(), call: event(), ring });
+        self.queues.push(Queue { at, size, kick: event(), call: event(), ring });
     }
 
     /// Starts a queue, whose first request is `base`.

@@ -1,6 +1,7 @@
 //! Our back end on shards of its own, and a disk for it.
 
 use std::{
+    cell::RefCell,
     path::Path,
     sync::{
         Arc, Mutex,
@@ -9,13 +10,13 @@ use std::{
 };
 
 use pinstripe_block::{
-    BlockService, ServiceError,
+    BlockService, Client, ServiceError,
     budget::Budget,
     first_of::{First, first_of},
 };
 use pinstripe_export::vhost_user::{Backend, Ended, serve};
 use pinstripe_runtime::{
-    Buffer, Signal, Slice,
+    Buffer, Signal, Slice, shard,
     uring::{Context, Listener, RuntimeConfig, run},
 };
 
@@ -23,6 +24,11 @@ pub const DISK_BYTES: usize = 4 << 20;
 /// How long monitors may take until they want the disk.
 const PATIENCE_NANOSECONDS: u64 = 2_000_000_000;
 pub const NAME: &[u8; 20] = b"0123456789abcdef0123";
+
+thread_local! {
+    /// That of the queue which was begun last on this shard.
+    static CLIENT: RefCell<Client> = RefCell::default();
+}
 
 /// A disk in memory, which all shards share, and which can have its writes and discards wait.
 #[derive(Clone)]
@@ -33,6 +39,8 @@ struct State {
     bytes: Mutex<Vec<u8>>,
     log: Mutex<Vec<String>>,
     is_held: AtomicBool,
+    /// Whether each write waits for 10 seconds, unless its client hangs up.
+    is_limited: AtomicBool,
     /// How many of those that are held may go all the same.
     passes: AtomicUsize,
     changed: Signal,
@@ -43,13 +51,14 @@ impl Disk {
         Self::that_seems_larger(DISK_BYTES as u64)
     }
 
-    /// Behind [`DISK_BYTES`] it can only be discarded.
+    /// Behind [`DISK_BYTES`] it can only be discarded, and keeps nothing that is written.
     pub fn that_seems_larger(size_bytes: u64) -> Self {
         let state = State {
             size_bytes: AtomicU64::new(size_bytes),
             bytes: Mutex::new(vec![0; DISK_BYTES]),
             log: Mutex::default(),
             is_held: AtomicBool::new(false),
+            is_limited: AtomicBool::new(false),
             passes: AtomicUsize::new(0),
             changed: Signal::default(),
         };
@@ -73,6 +82,24 @@ impl Disk {
     pub fn hold(&self, is_held: bool) {
         self.0.is_held.store(is_held, Ordering::SeqCst);
         self.0.changed.notify();
+    }
+
+    /// Has each write wait for long.
+    pub fn limit(&self) {
+        self.0.is_limited.store(true, Ordering::SeqCst);
+    }
+
+    async fn pass_limit(&self) -> Result<(), ServiceError> {
+        for _ in 0..100 {
+            if !self.0.is_limited.load(Ordering::SeqCst) {
+                break;
+            }
+            if CLIENT.with_borrow(Client::has_hung_up) {
+                return Err(ServiceError::Io);
+            }
+            shard::sleep(100_000_000).await;
+        }
+        Ok(())
     }
 
     /// Lets one go that is held, if there is one before `is_over`.
@@ -99,6 +126,11 @@ impl Disk {
 }
 
 impl BlockService for Disk {
+    fn for_client(self, client: Client) -> Self {
+        CLIENT.set(client);
+        self
+    }
+
     fn size_bytes(&self) -> u64 {
         self.0.size_bytes.load(Ordering::SeqCst)
     }
@@ -123,9 +155,12 @@ impl BlockService for Disk {
 
     async fn write(&self, offset: u64, data: Slice, fua: bool) -> Result<(), ServiceError> {
         self.note(format!("write {offset} {} {fua}", data.len()));
+        self.pass_limit().await?;
         self.go().await;
         let at = usize::try_from(offset).unwrap();
-        self.0.bytes.lock().unwrap()[at..at + data.len()].copy_from_slice(&data);
+        if let Some(kept) = self.0.bytes.lock().unwrap().get_mut(at..at + data.len()) {
+            kept.copy_from_slice(&data);
+        }
         Ok(())
     }
 
