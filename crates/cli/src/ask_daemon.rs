@@ -2,12 +2,13 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use pinstripe_config::Array;
+use pinstripe_config::{Array, Configuration};
 use pinstripe_control::{
     client::{Client, ClientError},
     daemon::{AlertStatus, ArrayStatus, Change, Effect, Looks, Reloaded, Status, sockets},
     text::{one_line, printable, printable_lines},
 };
+use pinstripe_md::identity::short_name;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -125,16 +126,33 @@ fn in_words(array: &ArrayStatus) -> String {
 /// Without the daemon, servers are told what they take while they run.
 fn reload_servers(arguments: &ReloadArguments) -> Result<Reloaded, Failure> {
     let configuration = configuration::load(arguments.configuration.config.as_deref())?;
-    let is = |array: &Array, name: &String| {
-        array.name.as_ref() == Some(name) || array.uuid.is_some() && array.uuid == name.parse().ok()
-    };
-    let names = &arguments.arrays;
-    if let Some(name) = names.iter().find(|name| !configuration.arrays.iter().any(|array| is(array, name))) {
-        return Err(Failure::new(format!("the configuration has no array {}", printable(name))));
+    let mut asked: Vec<&Array> = Vec::new();
+    for name in &arguments.arrays {
+        let meant = meant(&configuration, name);
+        if meant.is_empty() {
+            return Err(Failure::new(format!("the configuration has no array {}", printable(name))));
+        }
+        asked.extend(meant);
     }
-    let is_asked = |array: &&Array| names.is_empty() || names.iter().any(|name| is(array, name));
-    let changes = reload::told_anew(configuration.arrays.iter().filter(is_asked));
+    if arguments.arrays.is_empty() {
+        asked = configuration.arrays.iter().collect();
+    }
+    let changes = reload::told_anew(asked);
     Ok(Reloaded { files: configuration.files, changes, unserved: None })
+}
+
+/// The entries with this name or UUID. If none says so, those of which it is the name without the host, by
+/// which servers and units are called.
+fn meant<'a>(configuration: &'a Configuration, name: &str) -> Vec<&'a Array> {
+    let is = |array: &&Array| {
+        array.name.as_deref() == Some(name) || array.uuid.is_some() && array.uuid == name.parse().ok()
+    };
+    let said: Vec<&Array> = configuration.arrays.iter().filter(is).collect();
+    if !said.is_empty() {
+        return said;
+    }
+    let is_short = |array: &&Array| array.name.as_deref().map(short_name) == Some(name);
+    configuration.arrays.iter().filter(is_short).collect()
 }
 
 /// Whether there is none, as far as this user may know.
@@ -146,6 +164,11 @@ fn is_absent() -> bool {
 
 pub fn reload(arguments: &ReloadArguments) -> Result<(), Failure> {
     let is_alone = !arguments.arrays.is_empty() || is_absent();
+    if !is_alone && arguments.configuration.config.is_some() {
+        return Err(Failure::new(
+            "a daemon runs, which goes by its own configuration: --config is for a reload without one, or of arrays that are named",
+        ));
+    }
     let reloaded: Reloaded = if is_alone { reload_servers(arguments)? } else { ask("reload", LIMIT)? };
     let failed = reloaded.changes.iter().any(|change| change.effect == Effect::Failed);
     if arguments.json {

@@ -3,12 +3,13 @@
 
 use std::{
     ffi::OsString,
-    fs, io,
+    fmt, fs, io,
     os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
 };
 
 use pinstripe_runtime::uring::readable_path;
+use rustix::fs::OFlags;
 
 /// A use of a block device.
 #[derive(Debug)]
@@ -17,6 +18,21 @@ pub struct Use {
     pub device: String,
     /// What the device is, in words.
     pub what: String,
+}
+
+/// A process that has a file open.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Opener {
+    /// Its number.
+    pub process: u32,
+    /// Its program's name.
+    pub name: String,
+}
+
+impl fmt::Display for Opener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (process {})", self.name, self.process)
+    }
 }
 
 /// Where the kernel lists the devices of file systems, and their external journals.
@@ -30,9 +46,9 @@ struct Lists {
 impl Lists {
     fn now() -> io::Result<Self> {
         Ok(Self {
-            mounts: fs::read_to_string("/proc/self/mountinfo")?,
+            mounts: mounts()?,
             // A kernel without swap has no such list.
-            swaps: fs::read_to_string("/proc/swaps").unwrap_or_default(),
+            swaps: list(Path::new("/proc/swaps")).unwrap_or_default(),
             file_systems: "/sys/fs".into(),
             jbd2: "/proc/fs/jbd2".into(),
         })
@@ -65,6 +81,17 @@ impl Lists {
     }
 }
 
+/// What is mounted, as the kernel lists it.
+pub fn mounts() -> io::Result<String> {
+    list(Path::new("/proc/self/mountinfo"))
+}
+
+/// A list of the kernel's. A name in it may be no UTF-8: any user can mount something at such a place, which
+/// must not keep all other lines from being read.
+fn list(path: &Path) -> io::Result<String> {
+    Ok(String::from_utf8_lossy(&fs::read(path)?).into_owned())
+}
+
 /// Mounts, swap, and devices on top of the block device of this name, or of a partition of it. An external
 /// log of XFS is not seen: no list has it.
 ///
@@ -86,29 +113,40 @@ pub fn users(name: &str) -> io::Result<Vec<Use>> {
 
 /// The processes that have the block device of this name, or a partition of it, open as it is, as far as this
 /// user may know. No list of the kernel's has them.
-pub fn openers(name: &str) -> Vec<String> {
+pub fn openers(name: &str) -> Vec<Opener> {
     let devices = partitions(name).chain([name.to_owned()]);
     let number = |device: String| fs::metadata(Path::new("/dev").join(device)).ok().map(|file| file.rdev());
     let numbers: Vec<u64> = devices.filter_map(number).collect();
     having_open(|file| file.file_type().is_block_device() && numbers.contains(&file.rdev()))
 }
 
-/// The processes that have such a file of `/dev` open, each with its name. Other files aren't looked at: they
-/// may be on a file system that doesn't answer.
-fn having_open(is_it: impl Fn(&fs::Metadata) -> bool) -> Vec<String> {
-    let has_it = |process: &String| {
-        let files = Path::new("/proc").join(process).join("fd");
-        names(&files).iter().map(|file| files.join(file)).any(|file| {
+/// The processes that have such a file of `/dev` open. Other files aren't looked at: they may be on a file
+/// system that doesn't answer.
+fn having_open(is_it: impl Fn(&fs::Metadata) -> bool) -> Vec<Opener> {
+    let has_it = |process: &u32| {
+        let process = Path::new("/proc").join(process.to_string());
+        let files = process.join("fd");
+        names(&files).iter().any(|number| {
+            let file = files.join(number);
             fs::read_link(&file).is_ok_and(|path| path.starts_with("/dev"))
                 && fs::metadata(&file).is_ok_and(|file| is_it(&file))
+                && !is_a_path(&process.join("fdinfo").join(number))
         })
     };
-    let processes = names(Path::new("/proc")).into_iter().filter(|name| name.parse::<u32>().is_ok());
-    let named = |process: String| {
+    let processes = names(Path::new("/proc")).into_iter().filter_map(|name| name.parse::<u32>().ok());
+    let named = |process: u32| {
         let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
-        format!("{} (process {process})", name.trim_end())
+        Opener { process, name: name.trim_end().to_owned() }
     };
     processes.filter(has_it).map(named).collect()
+}
+
+/// Whether a descriptor stands for a path alone (`O_PATH`). That opens no device, and any user may have it.
+fn is_a_path(descriptor: &Path) -> bool {
+    let text = fs::read_to_string(descriptor).unwrap_or_default();
+    let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+    flags.is_some_and(|flags| flags & OFlags::PATH.bits() != 0)
 }
 
 /// The block device of this name with its partitions and all devices on top of these, each behind those on
@@ -160,7 +198,8 @@ fn partitions(name: &str) -> impl Iterator<Item = String> {
     names(&folder).into_iter().filter(move |part| folder.join(part).join("partition").is_file())
 }
 
-fn names(folder: &Path) -> Vec<String> {
+/// The names in a folder, in order.
+pub fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort();
@@ -198,6 +237,15 @@ mod tests {
     }
 
     #[test]
+    fn a_name_that_is_no_text_hides_no_other_line() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text =
+            b"30 22 0:50 / /home/u/\xe9 rw - fuse.x \xff rw\n31 22 259:10 / /srv rw - ext4 /dev/ublkb0 rw\n";
+        fs::write(file.path(), text).unwrap();
+        assert_eq!(mounted(&list(file.path()).unwrap(), "259:10").collect::<Vec<_>>(), ["/srv"]);
+    }
+
+    #[test]
     fn file_systems_with_several_devices_and_journals_elsewhere_are_users() {
         let folder = tempfile::tempdir().unwrap();
         let (file_systems, jbd2) = (folder.path().join("fs"), folder.path().join("jbd2"));
@@ -229,12 +277,19 @@ mod tests {
 
         let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
         let inode = file.as_file().metadata().unwrap().ino();
-        let mut sleep =
-            Command::new("sleep").arg("600").stdin(Stdio::from(file.into_file())).spawn().unwrap();
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let path = rustix::fs::open(file.path(), flags, rustix::fs::Mode::empty()).unwrap();
+        let sleeping = |input: Stdio| Command::new("sleep").arg("600").stdin(input).spawn().unwrap();
+        let mut sleep = sleeping(file.into_file().into());
+        let mut with_path = sleeping(path.into());
         let found = having_open(|file| file.ino() == inode && file.is_file());
-        sleep.kill().unwrap();
-        sleep.wait().unwrap();
-        assert!(found.contains(&format!("sleep (process {})", sleep.id())), "{found:?}");
+        for child in [&mut sleep, &mut with_path] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        let own = Opener { process: sleep.id(), name: "sleep".to_owned() };
+        assert!(found.contains(&own), "{found:?}");
+        assert!(found.iter().all(|one| one.process != with_path.id()), "{found:?}");
         assert!(having_open(|file| file.ino() == inode && file.is_file()).is_empty());
         assert!(openers("ublkb999999").is_empty());
     }

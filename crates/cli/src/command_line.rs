@@ -26,7 +26,6 @@ use pinstripe_md::{
     level::Level,
     superblock::MetadataVersion,
 };
-use thiserror::Error;
 
 pub use limit::{LimitArguments, LimitOptions};
 pub use log::{LogFormat, LogLevel, LogOptions};
@@ -496,8 +495,8 @@ pub struct ServeArguments {
     /// Take the place of the server that is this process until now; `upgrade` has it so
     #[arg(long, hide = true, value_name = "ROLE")]
     pub succession: Option<Role>,
-    /// Members, in any order: block devices, files, NVMe generic devices (/dev/ngXnY), pmem:PATH for a file
-    /// in persistent memory, and with --create mem:SIZE. Names in /dev/disk/by-id are best: they don't change
+    /// Members, in any order: block devices, files, NVMe generic devices (/dev/ngXnY), pmem:PATH (a file or
+    /// device DAX), and with --create mem:SIZE. Names in /dev/disk/by-id are best: they don't change
     #[arg(required = true, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub devices: Vec<PathBuf>,
     // Last, for what follows would stand under its heading.
@@ -546,8 +545,8 @@ pub struct AddArguments {
 pub struct RemoveArguments {
     #[command(flatten)]
     pub array: ArrayArguments,
-    /// The failed device or spare, the slot of a failed one, or `journal`
-    #[arg(value_name = "SLOT|DEVICE|journal", value_hint = ValueHint::FilePath)]
+    /// The failed device or spare, the slot of a failed one, or `failed`: all that have failed
+    #[arg(value_name = "SLOT|DEVICE|failed", value_hint = ValueHint::FilePath)]
     pub what: PathBuf,
     /// Print JSON
     #[arg(long)]

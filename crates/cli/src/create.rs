@@ -184,7 +184,9 @@ impl Shape {
         Ok(NewArray {
             set_uuid,
             name,
-            created: Timestamp::new(created.as_secs(), created.subsec_micros()),
+            // Microseconds have no room in what mdadm hands back to a kernel, which then takes it for
+            // another array's: no member could be added to the geometry, no size or bitmap changed.
+            created: Timestamp::new(created.as_secs(), 0),
             level: self.level,
             layout: self.layout,
             chunk: SectorCount::from_bytes_floor(self.chunk.0),
@@ -322,7 +324,8 @@ fn named(error: &PlacementError, infos: &[DeviceInfo]) -> Failure {
 
 /// Wipes what shows what a device was (see [`wipe_marks`]).
 ///
-/// Old MD superblocks go wherever they are, as with mdadm: one in front of the new one would be taken for it.
+/// Old MD superblocks go wherever they are, as with mdadm: one in front of the new one would be taken for it,
+/// and an `mdadm.conf` that still names an array of version 0.90 would have that started.
 /// Other marks stay where the new array has its data, for they may be part of it: an array that is made anew
 /// over itself keeps all of its content.
 async fn wipe(device: &dyn Device, contents: &Contents, superblock: &Superblock) -> Result<(), Failure> {
@@ -334,7 +337,7 @@ async fn wipe(device: &dyn Device, contents: &Contents, superblock: &Superblock)
     };
     let data = sector_range(member.data_offset, length);
     let failed = |error| Failure::new(format!("{}: {error}", device.info().name));
-    let superblocks = contents.metadata.iter().map(MdFinding::mark);
+    let superblocks = contents.metadata.iter().map(MdFinding::mark).chain(contents.old_md());
     wipe_marks(device, superblocks, 0..0).await.map_err(failed)?;
     wipe_marks(device, contents.marks(), data.start * SECTOR_BYTES..data.end * SECTOR_BYTES)
         .await

@@ -3,7 +3,10 @@
 //! If it completes an array that the configuration has, that is started. What isn't configured is left alone,
 //! and that is no error: udev calls this for every device.
 
-use std::{env, path::Path};
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
 
 use pinstripe_config::{Array, Configuration, Usable};
 use pinstripe_control::{place, text::printable};
@@ -130,10 +133,23 @@ fn export(usable: &Usable, path: &Path) -> Result<String, Failure> {
 fn is_of_a_target(configuration: &Configuration, path: &Path) -> bool {
     let links = env::var("DEVLINKS").unwrap_or_default();
     let real = |path: &Path| path.canonicalize().ok().map(|path| readable_path(&path));
-    let own: Vec<_> = real(path).into_iter().chain(disk_of(path)).collect();
-    configuration.targets.iter().flat_map(|target| &target.devices).any(|device| {
+    is_one_of(configuration.targets.iter().flat_map(|target| &target.devices), path, &links, real)
+}
+
+/// Whether a device is one of these. `real`: where a path leads. A device of /dev isn't looked for in other
+/// places: what is mounted there may wait for this very event, or for a server that is away.
+fn is_one_of<'a>(
+    mut devices: impl Iterator<Item = &'a String>,
+    path: &Path,
+    links: &str,
+    real: impl Fn(&Path) -> Option<PathBuf>,
+) -> bool {
+    let own: Vec<PathBuf> = real(path).into_iter().chain(disk_of(path)).collect();
+    let may_be = |device: &Path| device.starts_with("/dev") || !path.starts_with("/dev");
+    devices.any(|device| {
+        let place = Path::new(device);
         links.split_whitespace().any(|link| link == device)
-            || real(Path::new(device)).is_some_and(|device| own.contains(&device))
+            || may_be(place) && real(place).is_some_and(|device| own.contains(&device))
     })
 }
 
@@ -201,4 +217,25 @@ fn start(
         return Err(Failure::new(format!("{} was not started: {why}", report.label)));
     }
     Ok(Said { words: report.in_words(), value: report.value() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    #[test]
+    fn a_device_is_looked_for_among_devices_alone() {
+        let asked: RefCell<Vec<PathBuf>> = RefCell::default();
+        let real = |path: &Path| {
+            asked.borrow_mut().push(path.to_owned());
+            Some(if path.ends_with("link") { "/dev/none".into() } else { path.to_owned() })
+        };
+        let devices = ["/srv/disk", "/dev/x", "/dev/disk/link"].map(str::to_owned);
+        let is_one = |path: &str| is_one_of(devices.iter(), Path::new(path), "", real);
+        assert!(is_one("/dev/none") && !is_one("/dev/nothing"));
+        assert!(!asked.borrow().iter().any(|path| path.starts_with("/srv")), "{asked:?}");
+        assert!(is_one("/srv/disk"));
+    }
 }

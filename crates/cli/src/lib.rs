@@ -62,6 +62,7 @@ mod member;
 mod membership;
 mod memory;
 mod monitor;
+mod nvme_hosts;
 mod nvme_server;
 mod on_shards;
 mod open;

@@ -7,8 +7,11 @@ use clap::ValueEnum;
 use pinstripe_bench::BitmapChoice;
 use pinstripe_config::{Configuration, is_server};
 use pinstripe_control::{
-    AddParameters, AddResult, BitmapParameters, DeviceResult, GrowParameters, JournalModeParameters,
-    MemberName, ReplaceParameters, client::Client, detail::Member, text::printable,
+    AddParameters, AddResult, BitmapParameters, Detail, DeviceResult, GrowParameters, JournalModeParameters,
+    MemberName, ReplaceParameters,
+    client::Client,
+    detail::{Failed, Member},
+    text::printable,
 };
 use pinstripe_engine::options::JournalMode;
 use pinstripe_runtime::uring::{path_of, persistent_path};
@@ -24,6 +27,8 @@ use crate::{
 
 /// What the server does meanwhile.
 const TAKES_OUT: &str = "which writes the superblocks and waits for the member's requests";
+/// What `remove` calls all faulty devices.
+const FAILED: &str = "failed";
 /// The state of a slot without its member.
 const MISSING: &str = "missing";
 const CHANGES: &str = "which writes the superblocks";
@@ -80,6 +85,9 @@ pub fn add(arguments: &AddArguments) -> Result<(), Failure> {
 }
 
 pub fn remove(arguments: &RemoveArguments) -> Result<(), Failure> {
+    if arguments.what == Path::new(FAILED) {
+        return remove_failed(arguments);
+    }
     let which = member_name(&arguments.what)?;
     let mut client = Client::connect(&arguments.array.array)?;
     let result: DeviceResult = patience::work(&mut client, "remove", which, TAKES_OUT)?;
@@ -87,6 +95,39 @@ pub fn remove(arguments: &RemoveArguments) -> Result<(), Failure> {
         return output::print_json(&result);
     }
     output::print(&format!("{} is out of the array\n", printable(&result.device)))
+}
+
+/// Takes all faulty devices out. By their slots: another device may have the name of one that is gone.
+fn remove_failed(arguments: &RemoveArguments) -> Result<(), Failure> {
+    let mut client = Client::connect(&arguments.array.array)?;
+    let detail: Detail = fetch(&mut client)?;
+    let mut removed = Vec::new();
+    let (awaited, failed): (Vec<_>, Vec<_>) = detail.failed.into_iter().partition(is_awaited);
+    for awaited in &awaited {
+        let device = printable(&awaited.device);
+        output::remark(&format!("{device} waits for its server, and stays: name it to have it removed"));
+    }
+    for failed in failed {
+        let slot = failed.slot.and_then(|slot| u16::try_from(slot).ok());
+        let which = slot.map_or(MemberName::Device(failed.device), MemberName::Slot);
+        let result: DeviceResult = patience::work(&mut client, "remove", which, TAKES_OUT)?;
+        if !arguments.json {
+            output::print(&format!("{} is out of the array\n", printable(&result.device)))?;
+        }
+        removed.push(result);
+    }
+    if arguments.json {
+        return output::print_json(&removed);
+    }
+    if removed.is_empty() && awaited.is_empty() {
+        return output::print("no device of the array is faulty\n");
+    }
+    Ok(())
+}
+
+/// Whether it comes back with its server.
+fn is_awaited(failed: &Failed) -> bool {
+    failed.reconnecting.as_ref().is_some_and(|reconnecting| !reconnecting.given_up)
 }
 
 pub fn replace(arguments: &ReplaceArguments) -> Result<(), Failure> {
@@ -187,7 +228,7 @@ pub fn grow(arguments: &GrowArguments) -> Result<(), Failure> {
     output::print(&format!("bitmap: {}\n", detail.bitmap_words()))
 }
 
-/// A member as the user names it. A device with a number or `journal` as its name needs a `./` before it.
+/// A member as the user names it. A device with a number or such a word as its name needs a `./` before it.
 fn member_name(what: &Path) -> Result<MemberName, Failure> {
     Ok(match what.to_str() {
         Some("journal") => MemberName::Journal(true),
@@ -273,6 +314,20 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_member_that_only_waits_for_its_server_is_not_removed_with_the_faulty_ones() {
+        let failed = |reconnecting: serde_json::Value| -> Failed {
+            serde_json::from_value(json!({
+                "slot": 1, "device": "/dev/x", "error": "gone", "late_requests": 0,
+                "reconnecting": reconnecting, "gone": true, "statistics": {},
+            }))
+            .unwrap()
+        };
+        let waits = |given_up: bool| json!({ "tries": 1, "trouble": "", "given_up": given_up });
+        assert!(is_awaited(&failed(waits(false))));
+        assert!(!is_awaited(&failed(waits(true))) && !is_awaited(&failed(json!(null))));
+    }
 
     #[test]
     fn another_device_that_takes_the_slot_is_no_success_of_the_one_that_was_added() {

@@ -2,8 +2,8 @@
 
 use std::{
     cell::{Cell, RefCell},
+    collections::BTreeSet,
     net::SocketAddr,
-    path::PathBuf,
     pin::Pin,
     rc::Rc,
     sync::Arc,
@@ -14,7 +14,7 @@ use pinstripe_block::{
     roster::{LEAVE_LIMIT_NANOSECONDS, LEAVE_NANOSECONDS},
 };
 use pinstripe_nvme::{
-    auth::{Authentication, Keyring, TlsKeyring},
+    auth::Authentication,
     controller::{
         self, LeftQueue, NamespaceConfig, OffloadConfig, SessionEnd, Subsystem, SubsystemConfig,
         SubsystemError, Target, TlsHosts,
@@ -22,7 +22,7 @@ use pinstripe_nvme::{
 };
 use pinstripe_runtime::{
     ShardHandle, Stream, shard,
-    uring::{Connection, SocketStream, blocking},
+    uring::{Connection, SocketStream},
 };
 use pinstripe_tls::TlsError;
 
@@ -43,6 +43,8 @@ trait AnyTarget {
     fn spawn(&self, stream: Rc<SocketStream>, left: Option<LeftQueue>);
     /// What another process has left can't be served.
     fn abandon(&self, left: &LeftQueue);
+    /// Ends the connections that TLS has proved to be of these hosts.
+    fn cut_off(&self, hosts: &BTreeSet<String>);
     fn leave(&self) -> Pin<Box<dyn Future<Output = ()>>>;
     fn stop(&self) -> Pin<Box<dyn Future<Output = ()>>>;
 }
@@ -83,6 +85,10 @@ impl<S: BlockService> AnyTarget for Served<S> {
 
     fn abandon(&self, left: &LeftQueue) {
         self.target.abandon(left);
+    }
+
+    fn cut_off(&self, hosts: &BTreeSet<String>) {
+        self.target.cut_off(hosts);
     }
 
     fn leave(&self) -> Pin<Box<dyn Future<Output = ()>>> {
@@ -145,37 +151,6 @@ thread_local! {
     static LEFT: RefCell<Vec<(LeftQueue, Connection)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The hosts that may connect, as files name them: by their secrets, and by their keys of TLS. Without a file
-/// all may.
-#[derive(Default)]
-pub struct Hosts {
-    authentication: Option<Authentication>,
-    tls: Option<TlsKeyring>,
-}
-
-impl Hosts {
-    pub async fn read(dhchap: Option<PathBuf>, tls: Option<PathBuf>) -> Result<Self, Failure> {
-        // A file may keep its readers waiting.
-        blocking(move || {
-            let keys = dhchap.as_deref().map(Keyring::read).transpose()?;
-            let tls = tls.as_deref().map(TlsKeyring::read).transpose()?;
-            Ok(Self { authentication: keys.map(Authentication::new), tls })
-        })
-        .await
-    }
-
-    /// Whether a host has to prove which it is.
-    pub fn are_known(&self) -> bool {
-        self.authentication.is_some() || self.tls.is_some()
-    }
-
-    /// Those that speak TLS with this subsystem, if all have to.
-    pub fn tls(&self, nqn: &str) -> Result<Option<Arc<TlsHosts>>, Failure> {
-        let hosts = self.tls.as_ref().map(|keys| TlsHosts::new(keys, nqn)).transpose();
-        Ok(hosts.map_err(|error| Failure::new(format!("--nvme-tls-hosts: {error}")))?.map(Arc::new))
-    }
-}
-
 /// Refuses an address that other machines can reach, unless hosts are known or the user has said that this is
 /// meant.
 pub fn check_address(
@@ -202,12 +177,13 @@ pub fn check_name(nqn: &str) -> Result<(), Failure> {
     controller::check_name(nqn).map_err(|error| Failure::usage(error.to_string()))
 }
 
-/// The subsystem `nqn` that is reached at `address`; with `offload` it computes.
+/// The subsystem `nqn` that is reached at `address`, by hosts that prove their identity if there is an
+/// `authentication`; with `offload` it computes.
 pub fn subsystem(
     nqn: &str,
     address: SocketAddr,
     namespaces: Vec<NamespaceConfig>,
-    hosts: Hosts,
+    authentication: Option<Authentication>,
     offload: Option<OffloadConfig>,
 ) -> Result<Arc<Subsystem>, SubsystemError> {
     let [a, b, c, d, e, f, g, h, ..] = pinstripe_nvme::controller::uuid_of(&[nqn.as_bytes()]);
@@ -218,7 +194,7 @@ pub fn subsystem(
         queues_max: QUEUES_MAX,
         addresses: vec![address],
     };
-    Subsystem::with(config, hosts.authentication, offload)
+    Subsystem::with(config, authentication, offload)
 }
 
 /// Gives this shard its target, which speaks TLS with these hosts and serves no other, if they are given.
@@ -254,6 +230,20 @@ pub fn go_on(target: &ShardHandle, connection: Connection, left: Option<LeftQueu
             }
         }
     });
+}
+
+/// Ends the connections that TLS has proved to be of these hosts.
+pub async fn cut_off(shards: &[ShardHandle], hosts: BTreeSet<String>) {
+    let hosts = Arc::new(hosts);
+    let cut_off = move || {
+        let hosts = Arc::clone(&hosts);
+        async move {
+            if let Some(target) = current() {
+                target.cut_off(&hosts);
+            }
+        }
+    };
+    on_shards(shards, cut_off).await;
 }
 
 /// Leaves all connections to another program, after what is being carried out.

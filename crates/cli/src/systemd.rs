@@ -30,6 +30,8 @@ pub const TEMPLATE: &str = "pinstripe@.service";
 const FIRST_ROOT: &str = "/proc/1/root";
 /// Has systemctl do nothing but what needs no running systemd.
 const OFFLINE_VARIABLE: &str = "SYSTEMD_OFFLINE";
+/// The unit by which /boot is mounted, if it is a file system of its own.
+const BOOT: &str = "boot.mount";
 /// What the units run.
 pub const PROGRAM: &str = "/usr/bin/pinstripe";
 /// How systemd is told and asked something.
@@ -37,10 +39,14 @@ const SYSTEMCTL: &[&str] = &["systemctl", "--system", "--no-ask-password"];
 const JOURNALCTL: &[&str] = &["journalctl", "--output=cat", "--no-pager", "--quiet"];
 /// How long systemd and the journal may take for an answer. A machine that is short of memory is slow.
 const ANSWER_LIMIT: Duration = Duration::from_secs(15);
+/// What is asked of a unit.
+const SHOWN: &str = "--property=ActiveState,SubState,InactiveExitTimestampMonotonic";
 /// How long it may take to make all units anew.
 const RELOAD_LIMIT: Duration = Duration::from_mins(1);
 /// How long udev may take; longer than `udevadm` waits.
 const UDEV_LIMIT: Duration = Duration::from_secs(20);
+/// How much later than systemd the daemon may know that a server has ended.
+const NEWS_LIMIT: Duration = Duration::from_secs(10);
 /// How often a program is looked at.
 const LOOK: Duration = Duration::from_millis(10);
 /// What is read of what a program says.
@@ -111,6 +117,15 @@ pub fn start(unit: &str, limit: Duration) -> Result<(), Failure> {
     MANAGER.start(unit, limit)
 }
 
+/// Has /boot mounted, where that is for what needs it to do (`noauto`). `given`: the configuration's file.
+pub fn mount_boot(given: Option<&Path>) -> Result<(), Failure> {
+    let state = words(SYSTEMCTL, &["show", "--property=LoadState", "--value", BOOT]);
+    let is_there = Configuration::is_usual(given)
+        && Path::new(SYSTEMD).is_dir()
+        && run(&state, ANSWER_LIMIT).is_ok_and(|state| state == "loaded");
+    if is_there { start(BOOT, RELOAD_LIMIT) } else { Ok(()) }
+}
+
 /// Has a unit started, and doesn't wait for it: [`start`] does, and says what was wrong.
 pub fn begin_start(unit: &str) {
     MANAGER.forget_failures(unit, ANSWER_LIMIT);
@@ -132,9 +147,12 @@ pub fn main_process(unit: &str) -> Option<u32> {
     said.parse().ok().filter(|&process| process != 0)
 }
 
-/// Whether a unit was to be started, and isn't: it has failed, or is tried.
-pub fn is_not_up(unit: &str) -> bool {
-    MANAGER.state(unit).is_some_and(|state| state.is_not_up())
+/// Whether a unit was to be started since its array was stopped, so long ago, and isn't up: it has failed, or
+/// is tried.
+pub fn is_not_up(unit: &str, stopped: Duration) -> bool {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let now = Duration::from_secs(u64::try_from(now.tv_sec).unwrap_or_default());
+    MANAGER.state(unit).is_some_and(|state| state.is_not_up(now.saturating_sub(stopped)))
 }
 
 /// How the manager of units and its journal are asked.
@@ -186,11 +204,16 @@ impl Manager<'_> {
     }
 
     fn state(self, unit: &str) -> Option<UnitState> {
-        let show = words(self.systemctl, &["show", "--property=ActiveState,SubState", "--", unit]);
+        let show = words(self.systemctl, &["show", SHOWN, "--", unit]);
         let said = run(&show, self.answer_limit).ok()?;
         // In an order of its own.
         let value = |name: &str| said.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
-        Some(UnitState { active: value("ActiveState=")?, sub: value("SubState=")? })
+        let begun = value("InactiveExitTimestampMonotonic=").and_then(|begun| begun.parse().ok());
+        Some(UnitState {
+            active: value("ActiveState=")?,
+            sub: value("SubState=")?,
+            begun: begun.map(Duration::from_micros),
+        })
     }
 
     /// What is in the log since a time; nothing of earlier starts, of which the end may be wrong by now.
@@ -210,6 +233,8 @@ impl Manager<'_> {
 struct UnitState {
     active: String,
     sub: String,
+    /// When its latest start began, by the kernel's monotonic clock.
+    begun: Option<Duration>,
 }
 
 impl UnitState {
@@ -217,8 +242,14 @@ impl UnitState {
         matches!(self.active.as_str(), "active" | "reloading" | "refreshing")
     }
 
-    fn is_not_up(&self) -> bool {
-        matches!(self.active.as_str(), "failed" | "activating")
+    /// A start that began before its array was stopped has failed beside a server that a person had started,
+    /// or by the stop itself.
+    fn is_not_up(&self, stopped: Duration) -> bool {
+        match self.active.as_str() {
+            "activating" => true,
+            "failed" => self.begun.is_none_or(|begun| begun + NEWS_LIMIT >= stopped),
+            _ => false,
+        }
     }
 
     /// Whether systemd waits to start it once more, after it failed.
@@ -405,9 +436,14 @@ mod tests {
         for (active, is_not_up) in
             [("failed", true), ("activating", true), ("inactive", false), ("active", false)]
         {
-            let state = UnitState { active: active.to_owned(), sub: String::new() };
-            assert_eq!(state.is_not_up(), is_not_up, "{active}");
+            let state = UnitState { active: active.to_owned(), sub: String::new(), begun: None };
+            assert_eq!(state.is_not_up(SECOND), is_not_up, "{active}");
         }
+        // It had failed before.
+        let begun = |begun| UnitState { active: "failed".to_owned(), sub: String::new(), begun: Some(begun) };
+        let stopped = 1000 * SECOND;
+        assert!(begun(1001 * SECOND).is_not_up(stopped) && begun(999 * SECOND).is_not_up(stopped));
+        assert!(!begun(900 * SECOND).is_not_up(stopped) && !begun(Duration::ZERO).is_not_up(stopped));
     }
 
     #[test]

@@ -4,10 +4,17 @@
 //! A namespace's number is its device's place on the command line. With `--allow-missing` a device that can't
 //! be opened leaves its number free: [`Files`] has nothing there, and the namespace has no bytes.
 
+mod condition;
 mod state;
 
-use std::{io, net::SocketAddr, path::PathBuf, sync::Arc};
+use std::{
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
+use pinstripe_block::first_of::first_of;
 use pinstripe_nvme::{
     controller::{
         DeviceFlushes, DeviceService, EpochFiles, EpochRecord, EpochStore, NamespaceConfig, NotStored,
@@ -21,7 +28,10 @@ use pinstripe_runtime::{
 };
 use serde_json::json;
 
-use self::state::{Identities, Served};
+use self::{
+    condition::{Condition, Losses},
+    state::{Identities, Served},
+};
 use crate::{
     accept::{accept, in_turn},
     command_line::{Offload, TargetArguments},
@@ -29,12 +39,16 @@ use crate::{
     ending::{Order, until_ordered},
     failure::Failure,
     limits, log, member,
-    nvme_server::{self, Hosts},
-    on_shards,
+    nvme_hosts::{Door, Hosts},
+    nvme_server, on_shards,
     open::{listen, open},
     output,
     supervisor::Supervised,
 };
+
+/// Of a target that offloads without `--state`.
+const FORGETS: &str = "without --state a restart of this target forgets which hosts others have replaced, and these could \
+                       write again; to prevent that, use --state";
 
 pub fn run(arguments: TargetArguments) -> Result<(), Failure> {
     check(&arguments)?;
@@ -62,12 +76,14 @@ async fn serve(context: Context, arguments: TargetArguments, warning: Option<Str
     let Some(started) = until_ordered(&mut order, start(&shards, &arguments)).await else {
         return Ok(());
     };
-    let (listener, subsystem, identities) = started?;
+    let Started { listener, hosts, door, condition, identities } = started?;
+    let subsystem = Arc::clone(&door.subsystem);
     if let Some(warning) = warning {
         log::warn(&warning);
     }
     supervised.ready();
-    accept(&listener, order, in_turn(&shards, nvme_server::hand_over)).await;
+    let accepting = accept(&listener, order, in_turn(&shards, nvme_server::hand_over));
+    first_of(accepting, first_of(hosts.watch(door), condition.tell(&subsystem))).await;
     supervised.stopping();
     drop(listener);
     nvme_server::stop(&shards).await;
@@ -78,11 +94,17 @@ async fn serve(context: Context, arguments: TargetArguments, warning: Option<Str
     done
 }
 
+/// A target that only has to take connections.
+struct Started {
+    listener: Listener,
+    hosts: Hosts,
+    door: Door,
+    condition: Condition,
+    identities: Identities,
+}
+
 /// Opens the devices, listens, and says so. The devices are this target's as long as the identities are kept.
-async fn start(
-    shards: &[ShardHandle],
-    arguments: &TargetArguments,
-) -> Result<(Listener, Arc<Subsystem>, Identities), Failure> {
+async fn start(shards: &[ShardHandle], arguments: &TargetArguments) -> Result<Started, Failure> {
     let hosts = Hosts::read(arguments.dhchap_hosts.clone(), arguments.nvme_tls_hosts.clone()).await?;
     let (tls, hosts_are_known) = (hosts.tls(&arguments.nqn)?, hosts.are_known());
     let files = open_all(arguments).await?;
@@ -92,11 +114,13 @@ async fn start(
     let identities = identify(arguments, &files).await?;
     let offload = offload(arguments, shards.len()).await?;
     let namespaces = namespaces(arguments, &files, &identities.uuids);
-    let nqn = arguments.nqn.clone();
+    let (nqn, keys) = (arguments.nqn.clone(), hosts.authentication());
     // It reads the epochs.
-    let made = blocking(move || nvme_server::subsystem(&nqn, address, namespaces, hosts, offload)).await;
+    let made = blocking(move || nvme_server::subsystem(&nqn, address, namespaces, keys, offload)).await;
     let subsystem = made?;
-    let flushes: Vec<DeviceFlushes> = (1..).zip(&arguments.devices).map(told_of_losses).collect();
+    let losses = Losses::default();
+    let flushes = (1..).zip(&arguments.devices).map(|(number, path)| told_of_losses(number, path, &losses));
+    let flushes: Vec<DeviceFlushes> = flushes.collect();
     for handle in shards {
         let (files, subsystem, tls) = (files.clone(), Arc::clone(&subsystem), tls.clone());
         let (read_only, flushes) = (arguments.read_only, flushes.clone());
@@ -116,15 +140,21 @@ async fn start(
         let advice = "to prevent that, use --dhchap-hosts or --nvme-tls-hosts; to accept it, use --allow-unauthenticated";
         log::warn(&nvme_server::open_to_users(listens, advice));
     }
+    if arguments.state.is_none() && arguments.offload != Offload::Off && !arguments.read_only {
+        log::warn(FORGETS);
+    }
     announce(arguments, (listens, address), &files)?;
-    Ok((listener, subsystem, identities))
+    let door = Door { subsystem, tls, shards: shards.to_vec() };
+    let condition = Condition { present: files.iter().map(Option::is_some).collect(), losses };
+    Ok(Started { listener, hosts, door, condition, identities })
 }
 
 /// What all shards know of the flushes of a namespace's device. That one has failed is said: hosts are
 /// refused from then on.
-fn told_of_losses((number, path): (usize, &PathBuf)) -> DeviceFlushes {
-    let path = path.display().to_string();
+fn told_of_losses(number: usize, path: &Path, losses: &Losses) -> DeviceFlushes {
+    let (path, losses) = (path.display().to_string(), losses.clone());
     DeviceFlushes::new(move |error| {
+        losses.note(number);
         log::warn(&format!(
             "namespace {number} ({path}) failed a flush or a forced write: {error}. What hosts wrote before may be lost. \
              Its flushes and forced writes fail from now on: check the disk and the kernel's log, and start the target again"

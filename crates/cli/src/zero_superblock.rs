@@ -4,13 +4,16 @@
 //! may still be needed is refused, unless that is forced.
 //!
 //! Whether an array can do without its devices, their own superblocks say, of all devices of the call
-//! together. Other members aren't looked for: they may be on servers, or away.
+//! together. That another member is being rebuilt only its own superblock says, so members are looked for on
+//! this machine. What isn't found counts as whole: it may be on a server, or away.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
+use pinstripe_config::Configuration;
 use pinstripe_control::text::printable;
 use pinstripe_engine::offload::fence::{self, FenceError};
 use pinstripe_md::{
+    identity::Uuid,
     level::Level,
     superblock::{Role, SUPERBLOCK_BYTES_MAX, Superblock},
     units::{MemberSlot, SECTOR_BYTES, Sector},
@@ -25,17 +28,27 @@ use crate::{
     command_line::ZeroSuperblockArguments,
     create::random_uuid,
     failure::Failure,
+    joined,
     member::{self, Member},
     output,
     probe::Contents,
-    scan::Served,
+    scan::{LIMIT, Served, look},
 };
+
+/// What this machine knows of arrays beside what the devices of the call say.
+struct Known {
+    served: Vec<Served>,
+    /// The slots of members that are being rebuilt.
+    unfinished: Vec<(Uuid, MemberSlot)>,
+}
 
 pub fn run(arguments: &ZeroSuperblockArguments) -> Result<(), Failure> {
     member::know(&arguments.remote)?;
     let (paths, force) = (arguments.devices.clone(), arguments.force);
-    let served = Served::all().0;
-    let erased = uring::run(&RuntimeConfig::unpinned(1), move |_| erase_all(paths, served, force))??;
+    // Before they are locked: to look at a device would give a lock of it back.
+    let unfinished = if force { Vec::new() } else { unfinished(&paths) };
+    let known = Known { served: Served::all().0, unfinished };
+    let erased = uring::run(&RuntimeConfig::unpinned(1), move |_| erase_all(paths, known, force))??;
     if arguments.json {
         let all: Vec<_> =
             erased.iter().map(|(device, sectors)| json!({ "device": device, "sectors": sectors })).collect();
@@ -48,10 +61,34 @@ pub fn run(arguments: &ZeroSuperblockArguments) -> Result<(), Failure> {
     output::print(&lines.concat())
 }
 
+/// The slots of members on this machine that are being rebuilt, of all arrays.
+fn unfinished(paths: &[PathBuf]) -> Vec<(Uuid, MemberSlot)> {
+    let local: Vec<PathBuf> = paths.iter().filter(|path| member::address(path).is_none()).cloned().collect();
+    let own = look(&local, LIMIT).candidates;
+    let superblocks = own.iter().flat_map(|device| device.superblock.iter().chain(&device.rivals));
+    let arrays: Vec<Uuid> = superblocks.map(|superblock| superblock.array.set_uuid).collect();
+    let configuration = Configuration::known(None);
+    let mut found = joined::scan_within(configuration.scan.devices.as_deref(), LIMIT, &arrays).arrays;
+    let named: Vec<String> = configuration.arrays.into_iter().flat_map(|entry| entry.members).collect();
+    if !named.is_empty() {
+        found.extend(joined::scan_within(Some(&named), LIMIT, &[]).arrays);
+    }
+    // One device may be found twice.
+    let mut all = BTreeMap::new();
+    for array in found {
+        for member in array.members.into_iter().filter(|member| !member.whole) {
+            if let Role::Slot(slot) = member.role {
+                all.insert(member.path.canonicalize().unwrap_or(member.path), (array.uuid, slot));
+            }
+        }
+    }
+    all.into_values().collect()
+}
+
 /// The devices, each with the sectors where superblocks were.
 async fn erase_all(
     paths: Vec<PathBuf>,
-    served: Vec<Served>,
+    known: Known,
     force: bool,
 ) -> Result<Vec<(String, Vec<u64>)>, Failure> {
     let mut members = Vec::new();
@@ -62,14 +99,15 @@ async fn erase_all(
     }
     let going: Vec<&Superblock> = members.iter().flat_map(|(_, contents)| contents.superblocks()).collect();
     for (member, contents) in &members {
-        refuse(member, contents, &going, &served, force).await?;
+        refuse(member, contents, &going, &known, force).await?;
     }
     let devices = members.iter().map(|(member, _)| member.attach()).collect::<Result<Vec<_>, _>>()?;
     let array = going.first().map_or_else(random_uuid, |superblock| Ok(superblock.array.set_uuid))?;
     let erasing = async {
         let mut erased = Vec::new();
         for ((member, contents), device) in members.iter().zip(&devices) {
-            let sectors = contents.metadata.iter().map(|found| found.sector).collect();
+            let old = contents.old_md().map(|mark| Sector(mark.start / SECTOR_BYTES));
+            let sectors = contents.metadata.iter().map(|found| found.sector).chain(old).collect();
             erased.push((member.info().name.clone(), erase(&**device, sectors).await?));
         }
         Ok(erased)
@@ -84,11 +122,12 @@ async fn refuse(
     member: &Member,
     contents: &Contents,
     going: &[&Superblock],
-    served: &[Served],
+    known: &Known,
     force: bool,
 ) -> Result<(), Failure> {
     let name = printable(&member.info().name);
-    if contents.metadata.is_empty() {
+    let is_old = contents.old_md().next().is_some();
+    if contents.metadata.is_empty() && !is_old {
         return Err(Failure::new(format!("{name} holds no MD superblock; nothing was changed")));
     }
     if let Member::Remote(source) = member
@@ -100,13 +139,19 @@ async fn refuse(
     if force {
         return Ok(());
     }
+    if is_old {
+        return Err(Failure::new(format!(
+            "{name} holds an MD superblock of version 0.90, and whether its array needs the device isn't known; \
+             nothing was changed: use --force to erase it nevertheless"
+        )));
+    }
     // A local device that is in use is locked, and a server of ours says so. Of others nothing tells.
     let tells = !matches!(member, Member::Remote(source) if source.offload().is_none());
-    let served = if tells { served } else { &[] };
+    let served = if tells { known.served.as_slice() } else { &[] };
     for found in &contents.metadata {
         let why = match &found.superblock {
             Err(error) => Some(format!("its superblock can't be understood ({error})")),
-            Ok(metadata) => needed(&metadata.superblock, going, served),
+            Ok(metadata) => needed(&metadata.superblock, going, served, &known.unfinished),
         };
         if let Some(why) = why {
             return Err(Failure::new(format!(
@@ -120,7 +165,12 @@ async fn refuse(
 /// Why an array may need the device. Clients may have been writing when it went, and its superblock says so
 /// for ever, as it names the members of that time; but an array that is served without it and has all of its
 /// members has gone on.
-fn needed(superblock: &Superblock, going: &[&Superblock], served: &[Served]) -> Option<String> {
+fn needed(
+    superblock: &Superblock,
+    going: &[&Superblock],
+    served: &[Served],
+    unfinished: &[(Uuid, MemberSlot)],
+) -> Option<String> {
     let (array, name) = (&superblock.array, printable(&superblock.array.name.short()));
     if superblock.own_role() == Role::Journal {
         return Some(format!(
@@ -136,7 +186,7 @@ fn needed(superblock: &Superblock, going: &[&Superblock], served: &[Served]) -> 
             "its array {name} was not stopped cleanly, and may need this device to be made consistent"
         ));
     }
-    let (left, wanted) = left_without(superblock, going)?;
+    let (left, wanted) = left_without(superblock, going, unfinished)?;
     (left < wanted).then(|| {
         format!(
             "its array {name} can't do without it: of {wanted} members that it needs, {left} would be left"
@@ -147,9 +197,13 @@ fn needed(superblock: &Superblock, going: &[&Superblock], served: &[Served]) -> 
 /// How many slots of the device's array still have a member without all devices of the call, and how many the
 /// array needs; by the freshest of their superblocks. `None` if the device is no member, or if it is one that
 /// isn't whole: then its array has done without it.
-fn left_without(superblock: &Superblock, going: &[&Superblock]) -> Option<(u32, u32)> {
+fn left_without(
+    superblock: &Superblock,
+    going: &[&Superblock],
+    unfinished: &[(Uuid, MemberSlot)],
+) -> Option<(u32, u32)> {
     let of_array = || going.iter().filter(|other| other.array.set_uuid == superblock.array.set_uuid);
-    let array = &of_array().max_by_key(|other| other.array.events)?.array;
+    let array = &of_array().max_by_key(|other| other.freshness())?.array;
     let slot_of = |one: &Superblock| match one.role_in(array) {
         Role::Slot(slot) if one.member.recovery_offset.is_none() && !one.member.replacement => Some(slot),
         _ => None,
@@ -158,12 +212,13 @@ fn left_without(superblock: &Superblock, going: &[&Superblock]) -> Option<(u32, 
     let lost: Vec<MemberSlot> = of_array().filter_map(|one| slot_of(one)).collect();
     let slots = (0..u16::MAX).map(MemberSlot).take_while(|slot| u32::from(slot.0) < array.raid_disks);
     // Another device in a slot that loses one may be a replacement that isn't whole yet.
-    let has_member = |slot: &MemberSlot| !lost.contains(slot) && array.devices_in(*slot).next().is_some();
+    let rebuilt = |slot: MemberSlot| unfinished.iter().filter(move |one| **one == (array.set_uuid, slot));
+    let has_member =
+        |slot: &MemberSlot| !lost.contains(slot) && array.devices_in(*slot).count() > rebuilt(*slot).count();
     let left = u32::try_from(slots.filter(has_member).count()).unwrap_or(u32::MAX);
     let wanted = match array.level {
-        Level::Raid1 | Level::Multipath => 1,
-        // How many mirrors it can lose depends on which.
-        Level::Raid10 => return None,
+        // How many mirrors a RAID10 can lose depends on which, but all it can't.
+        Level::Raid1 | Level::Multipath | Level::Raid10 => 1,
         level => array.raid_disks.saturating_sub(level.parity_count().into()),
     };
     Some((left, wanted))
@@ -190,6 +245,12 @@ async fn erase(device: &dyn Device, sectors: Vec<Sector>) -> Result<Vec<u64>, Fa
 mod tests {
     use std::{cell::RefCell, rc::Rc, sync::Arc};
 
+    use pinstripe_md::{
+        identity::Timestamp,
+        level::{Layout, Raid10Layout},
+        superblock::{ArrayRecord, DeviceFlags, MemberRecord, MetadataVersion, ResyncOffset},
+        units::{DeviceNumber, SectorCount},
+    };
     use pinstripe_runtime::{
         Buffer, DeviceError, DeviceErrorKind, DeviceInfo, Memory, MemoryDevice, Slice, Submission,
     };
@@ -251,6 +312,63 @@ mod tests {
             (device.asked.take(), erased.map_err(|error| error.sentence().to_owned()))
         });
         erasing.unwrap()
+    }
+
+    /// Device `number` of a RAID10 of two.
+    fn mirror(number: u16) -> Superblock {
+        let array = ArrayRecord {
+            set_uuid: Uuid([1; 16]),
+            name: "host:data".parse().unwrap(),
+            created: Timestamp::new(1, 0),
+            updated: Timestamp::new(1, 0),
+            level: Level::Raid10,
+            layout: Layout::Raid10(Raid10Layout(0x102)),
+            size: SectorCount(22528),
+            chunk: SectorCount(32),
+            raid_disks: 2,
+            events: 9,
+            resync_offset: ResyncOffset::Clean,
+            roles: (0..2).map(|slot| Role::Slot(MemberSlot(slot))).collect(),
+            bitmap_offset: None,
+            journal: false,
+            clustered: false,
+            reshape: None,
+            logical_block_size: 0,
+            needs_double_parity_log: false,
+            unknown_features: 0,
+        };
+        let member = MemberRecord {
+            version: MetadataVersion::V1_2,
+            super_offset: Sector(8),
+            device_sectors: 24576,
+            data_offset: Sector(2048),
+            data_size: SectorCount(22528),
+            dev_number: DeviceNumber(number),
+            device_uuid: Uuid([2; 16]),
+            flags: DeviceFlags(0),
+            recovery_offset: None,
+            recovery_by_bitmap: false,
+            replacement: false,
+            journal_tail: None,
+            ppl: None,
+            double_parity_log: None,
+            bad_block_log: None,
+            new_offset: None,
+            corrected_reads: 0,
+        };
+        Superblock::new(array, member)
+    }
+
+    #[test]
+    fn an_array_of_mirrors_can_not_do_without_all_of_them() {
+        let (one, other) = (mirror(0), mirror(1));
+        let why =
+            |going: &[&Superblock], unfinished: &[(Uuid, MemberSlot)]| needed(&one, going, &[], unfinished);
+        assert_eq!(why(&[&one], &[]), None);
+        assert!(why(&[&one, &other], &[]).is_some_and(|why| why.contains("0 would be left")));
+        let rebuilt = |array: u8| [(Uuid([array; 16]), MemberSlot(1))];
+        assert!(why(&[&one], &rebuilt(1)).is_some());
+        assert_eq!(why(&[&one], &rebuilt(7)), None, "another array's");
     }
 
     #[test]

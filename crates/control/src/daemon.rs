@@ -102,7 +102,7 @@ pub struct AlertStatus {
     /// The array's name, or its UUID.
     pub array: String,
     /// `NotServed`, `Silent`, `Failed`, `Degraded`, `SpareFailed`, `ReadOnly`, `JournalFailed`, `BadSectors`,
-    /// `DiskFailing`, `Mismatch`, `Unreadable`, `Warning` or `Misconfigured`.
+    /// `DiskFailing`, `Mismatch`, `Unreadable`, `CheckOverdue`, `Warning` or `Misconfigured`.
     pub alert: String,
     /// The member that it is about; empty if it is about the array.
     pub device: String,

@@ -111,7 +111,7 @@ pub struct Detail {
 /// Where clients reach the array.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Address {
-    /// The front end: `nbd`, `nvme-tcp`.
+    /// The front end: `nbd`, `nvme-tcp`, `ublk`, `fuse` or `vhost-user`.
     pub protocol: String,
     /// As its clients write it.
     pub uri: String,
@@ -120,9 +120,10 @@ pub struct Address {
 /// What uses the array.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Client {
-    /// `nbd` or `nvme-tcp`.
+    /// The front end, as in its address.
     pub protocol: String,
-    /// An address, or the process at the other end of a unix socket; with NVMe/TCP the host's NQN.
+    /// An address, or the process at the other end of a unix socket; with NVMe/TCP the host's NQN; with ublk
+    /// and FUSE the device or the file, and what is known of its use.
     pub name: String,
     /// Connections; with NVMe/TCP controllers.
     pub connections: usize,

@@ -182,7 +182,7 @@ pub struct Version {
     pub pid: u32,
 }
 
-/// Of `fail` and `remove`: one of `slot`, `device` (an absolute path) and `journal` (true).
+/// Of `fail` and `remove`: one of `slot`, `device` (an absolute path) and, of `fail` alone, `journal` (true).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MemberName {

@@ -45,6 +45,7 @@ use crate::{
 pub fn run(configuration: &Configuration, which: &Which, limit: Duration) -> Failure {
     let begun = Instant::now();
     let mut enough_since = None;
+    let mut has_leave = false;
     // Without an entry it has to be found at the first look.
     let look = if configuration.scan.all { scan::LIMIT } else { scan::LIMIT_AGAIN };
     loop {
@@ -67,7 +68,11 @@ pub fn run(configuration: &Configuration, which: &Which, limit: Duration) -> Fai
             in_all: begun.elapsed(),
             with_enough: enough_since.map(|since: Instant| since.elapsed()).unwrap_or_default(),
         };
-        match course(state, wanted.patience(), waited, limit) {
+        has_leave |= take_leave(which);
+        // A disk that is slow to answer may be what is missing.
+        let slow = if wanted.may_be_late() { scan::LIMIT } else { Duration::ZERO };
+        let patience = if has_leave { Some(slow) } else { wanted.patience() };
+        match course(state, patience, waited, limit) {
             Course::Wait(why) => {
                 supervisor::tell_waiting(&format!("waits: {why}"));
                 thread::sleep(LOOK);
@@ -80,7 +85,7 @@ pub fn run(configuration: &Configuration, which: &Which, limit: Duration) -> Fai
                         printable_lines(&[vec![why.clone()], remarks.clone()].concat().join("\n  "))
                     ));
                 }
-                return become_server(&wanted, which, without.is_some());
+                return become_server(&wanted, which, has_leave || without.is_some());
             }
             Course::Served(control) => return served(&wanted.label, &control),
             Course::GiveUp(why) => {
@@ -253,6 +258,27 @@ fn keep(which: &Which, words: &[String]) -> Result<(), Failure> {
 fn last_words(which: &Which) -> Option<Vec<String>> {
     let bytes = fs::read(kept(&asked(which)).ok()?).ok()?;
     serde_json::from_slice(&bytes).ok()
+}
+
+/// There while the next start of a unit, asked for like this, may do without members that are late.
+fn leave(asked: &str) -> Result<PathBuf, Failure> {
+    Ok(kept(asked)?.with_extension("run"))
+}
+
+/// Has a unit's start, which `start` waits for, do without members that are late.
+pub fn once<T>(unit: &str, start: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    let asked = unit.strip_prefix("pinstripe@").and_then(|unit| unit.strip_suffix(".service"));
+    let path = leave(asked.unwrap_or(unit))?;
+    fs::write(&path, "")?;
+    let done = start();
+    // A start that has not taken it must not leave it to a later one.
+    let _ = fs::remove_file(path);
+    done
+}
+
+/// Whether this start may.
+fn take_leave(which: &Which) -> bool {
+    leave(&asked(which)).is_ok_and(|path| fs::remove_file(path).is_ok())
 }
 
 /// Forgets how an array was started, whether its unit asks for it by its name or its UUID.

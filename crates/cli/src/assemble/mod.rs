@@ -127,7 +127,7 @@ pub fn run(arguments: &AssembleArguments) -> Result<(), Failure> {
             }
         });
     }
-    let (configuration, way) = (loaded?, Way::of(&arguments.start));
+    let (configuration, way) = (loaded?, Way { run: arguments.run, ..Way::of(&arguments.start) });
     way.prepare();
     let reports = assemble(&configuration, &arguments.which, way)?;
     if reports.iter().any(|report| matches!(report.outcome, Outcome::Started(_))) {
@@ -152,6 +152,7 @@ pub fn run(arguments: &AssembleArguments) -> Result<(), Failure> {
 
 /// How arrays are started.
 #[derive(Clone, Copy)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub struct Way {
     /// Time that a server has until it answers.
     pub timeout: Duration,
@@ -159,13 +160,15 @@ pub struct Way {
     pub quiet: bool,
     /// Whether systemd starts the servers of arrays that have a unit.
     pub by_units: bool,
+    /// Whether members that are late are done without, this once.
+    pub run: bool,
 }
 
 impl Way {
     pub fn of(arguments: &StartArguments) -> Self {
         let timeout = Duration::from_secs(arguments.timeout.into());
         let by_units = systemd::has_units(arguments.configuration.config.as_deref());
-        Self { timeout, dry_run: arguments.dry_run, quiet: arguments.json, by_units }
+        Self { timeout, dry_run: arguments.dry_run, quiet: arguments.json, by_units, run: false }
     }
 
     /// Before units are started: the configuration may be newer than they are.
@@ -202,7 +205,8 @@ fn assemble(configuration: &Configuration, which: &Which, way: Way) -> Result<Ve
             let state = wanted.state();
             // A disk that is slow to answer may have what is missing, and the others don't wait for it.
             let slow = if wanted.may_be_late() { LIMIT } else { Duration::ZERO };
-            let patience = wanted.patience().unwrap_or_default().max(slow);
+            let asked = wanted.patience().filter(|_| !way.run);
+            let patience = asked.unwrap_or_default().max(slow);
             // A member that could be done without is waited for from when the others are there.
             let since = if let State::Late { enough: true, .. } = state {
                 *enough_since.entry(wanted.key()).or_insert_with(Instant::now)
@@ -241,18 +245,21 @@ fn assemble(configuration: &Configuration, which: &Which, way: Way) -> Result<Ve
 
 /// Does what is to be done with an array, now that it isn't waited for any more.
 pub fn settle(wanted: &Wanted, state: State, way: Way) -> Outcome {
-    let waited_in_vain = matches!(state, State::Late { .. });
+    let run = way.run || matches!(state, State::Late { .. });
     match state {
         State::Served(control) => Outcome::Served(control),
         State::Hopeless(why) => Outcome::NotStarted(why),
-        State::Late { why, enough } if !enough || wanted.patience().is_none() => Outcome::NotStarted(why),
+        State::Late { why, enough } if !enough || (wanted.patience().is_none() && !way.run) => {
+            Outcome::NotStarted(why)
+        }
         State::Ready | State::Perhaps(_) | State::Late { .. } => {
             if way.dry_run {
-                return would_start(wanted, waited_in_vain, way);
+                return would_start(wanted, run, way);
             }
             let started = match way.unit(wanted) {
+                Some(unit) if way.run => foreground::once(unit, || start_unit(wanted, unit, way.timeout)),
                 Some(unit) => start_unit(wanted, unit, way.timeout),
-                None => start(wanted, &wanted.serve_words(waited_in_vain), way.timeout),
+                None => start(wanted, &wanted.serve_words(run), way.timeout),
             };
             match started {
                 Ok(outcome) => outcome,

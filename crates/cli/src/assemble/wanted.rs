@@ -23,7 +23,7 @@ use crate::{
 
 /// How an array is started without a member that is late.
 const WITHOUT: &str = "give `run-after` in its [[array]] to wait for late members and then start without them, \
-    or start it by `pinstripe serve --run`";
+    or start it without them once by `pinstripe assemble --run --name NAME`";
 /// Bytes of an array's name.
 const NAME_BYTES_MAX: usize = 32;
 

@@ -31,11 +31,11 @@ pub enum ConfigAction {
     /// Each array is served by the unit pinstripe@NAME.service. Those with auto = false are not started at
     /// boot. After a change of the configuration, `systemctl daemon-reload` has this run again.
     Units(ConfigUnitsArguments),
-    /// Print the lines by which mdadm in the initial ramdisk leaves the configured arrays alone; the
-    /// package's hook of initramfs-tools runs this.
+    /// Print what has mdadm in the initial ramdisk leave the configured arrays and the devices of targets
+    /// alone; the package's hook of initramfs-tools runs this.
     ///
-    /// An array of the configuration that the kernel has, and that something uses, is left out: the root file
-    /// system may be on it.
+    /// These are lines for mdadm.conf, and rules of udev if there are targets. What of the configuration the
+    /// kernel has, and something uses, is left out: the root file system may be on it.
     Ramdisk(ConfigRamdiskArguments),
 }
 
@@ -54,7 +54,14 @@ pub struct ConfigCheckArguments {
 pub struct ConfigRamdiskArguments {
     #[command(flatten)]
     pub configuration: ConfigurationArguments,
-    /// mdadm's configuration, of which all but the lines of these arrays is printed, too
+    /// Have the initial ramdisks of all kernels made anew if they say something else, while neither apt nor
+    /// dpkg may make them
+    #[arg(long, conflicts_with_all = ["rules", "file"])]
+    pub update: bool,
+    /// Print the rules of udev alone
+    #[arg(long, conflicts_with = "file")]
+    pub rules: bool,
+    /// mdadm's configuration: print it with the lines for it, and without those of these arrays
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub file: Option<PathBuf>,
 }
@@ -156,6 +163,9 @@ pub struct AssembleArguments {
     /// log goes to standard output and standard error
     #[arg(long, conflicts_with_all = ["scan", "dry_run", "json"])]
     pub foreground: bool,
+    /// Start one array without members that are late, if it can do without them, this once
+    #[arg(long, conflicts_with_all = ["scan", "foreground"])]
+    pub run: bool,
     #[command(flatten)]
     pub start: StartArguments,
 }

@@ -55,8 +55,8 @@ pub enum UblkAction {
     /// Print as lines KEY=VALUE what udev's rules want to know of a device: its array's name and UUID.
     #[command(hide = true)]
     Export(UblkExportArguments),
-    /// Write down, for the generator of units, by what names in /dev/disk udev has a device's file system. udev
-    /// gives the device's properties as environment.
+    /// Write down, for the generator of units, by what names in /dev/disk udev has a device's file system.
+    /// udev gives the device's properties as environment.
     #[command(hide = true)]
     Note,
     /// Serve a device that answers every request at once and keeps nothing, until a signal comes: what a

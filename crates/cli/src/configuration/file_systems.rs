@@ -42,26 +42,26 @@ fn write(state: &Path, links: &str) -> io::Result<()> {
 /// Writes down the names that udev has for an array as the kernel's `kernel`: it is about to be ours, called
 /// `device`.
 pub fn note_of_kernel(kernel: &str, device: &str) -> io::Result<()> {
-    let mut links: BTreeMap<Option<u32>, String> = BTreeMap::new();
+    let mut links: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (_, kind) in TAGS {
         for entry in fs::read_dir(format!("{NAMES}{kind}")).into_iter().flatten().flatten() {
             let real = fs::canonicalize(entry.path()).ok();
             let part = real.and_then(|real| part_of(real.to_str()?, kernel));
             if let (Some(part), Some(link)) = (part, entry.path().to_str()) {
-                let of_part = part.map_or_else(String::new, |part| format!("-part{part}"));
-                let all = links.entry(part).or_insert_with(|| format!("{DEVICES}{device}{of_part}"));
-                *all += &format!(" {link}");
+                links.entry(format!("{DEVICES}{device}{part}")).or_default().push(link.to_owned());
             }
         }
     }
-    links.values().try_for_each(|links| write(&state::folder(), links))
+    links
+        .into_iter()
+        .try_for_each(|(ours, links)| write(&state::folder(), &format!("{ours} {}", links.join(" "))))
 }
 
-/// Whether a path is that of the kernel's device, or of which partition of it.
-pub fn part_of(path: &str, kernel: &str) -> Option<Option<u32>> {
+/// What our device's name has behind it for the kernel's device (nothing), or for a partition of it.
+pub fn part_of(path: &str, kernel: &str) -> Option<String> {
     match path.strip_prefix("/dev/")?.strip_prefix(kernel)? {
-        "" => Some(None),
-        part => part.strip_prefix('p')?.parse().ok().map(Some),
+        "" => Some(String::new()),
+        part => part.strip_prefix('p')?.parse::<u32>().ok().map(|number| format!("-part{number}")),
     }
 }
 
@@ -73,7 +73,8 @@ pub fn known() -> Vec<(String, String)> {
 fn read(state: &Path) -> Vec<(String, String)> {
     let files = fs::read_dir(state.join(FOLDER)).into_iter().flatten().flatten();
     let names = |file: fs::DirEntry| {
-        let device = file.file_name().into_string().ok()?;
+        // One that begins with a dot is what a write that was cut off has left.
+        let device = file.file_name().into_string().ok().filter(|name| !name.starts_with('.'))?;
         let text = fs::read_to_string(file.path()).ok()?;
         Some(text.lines().map(|name| (name.to_owned(), format!("{DEVICES}{device}"))).collect::<Vec<_>>())
     };
@@ -90,11 +91,12 @@ pub fn path(word: &str) -> String {
 
 /// A name as udev has it in /dev.
 fn encoded(name: &str) -> String {
-    let plain = |letter: char| {
-        letter.is_ascii_alphanumeric() || !letter.is_ascii() || "#+-.:=@_".contains(letter)
-    };
+    let plain =
+        |letter: char| letter.is_ascii_alphanumeric() || !letter.is_ascii() || "#+-.:=@_".contains(letter);
     name.chars()
-        .map(|letter| if plain(letter) { letter.to_string() } else { format!("\\x{:02x}", u32::from(letter)) })
+        .map(
+            |letter| if plain(letter) { letter.to_string() } else { format!("\\x{:02x}", u32::from(letter)) },
+        )
         .collect()
 }
 
@@ -116,12 +118,14 @@ mod tests {
         assert_eq!(known(), [], "nothing is on it");
         write(folder.path(), "/dev/disk/by-uuid/a /dev/pinstripe/data /dev/disk/by-label/x\\x20y").unwrap();
         write(folder.path(), "/dev/pinstripe/data-part1 /dev/disk/by-uuid/b").unwrap();
-        let pair = |name: &str, device: &str| (format!("/dev/disk/by-{name}"), format!("/dev/pinstripe/{device}"));
+        let pair =
+            |name: &str, device: &str| (format!("/dev/disk/by-{name}"), format!("/dev/pinstripe/{device}"));
         let (label, first) = (pair("label/x\\x20y", "data"), pair("uuid/a", "data"));
         assert_eq!(known(), [label, first, pair("uuid/b", "data-part1")]);
         write(folder.path(), "/dev/pinstripe/data /dev/disk/by-uuid/c").unwrap();
         assert_eq!(known(), [pair("uuid/b", "data-part1"), pair("uuid/c", "data")], "it was made anew");
         write(folder.path(), "/dev/pinstripe/data").unwrap();
+        fs::write(folder.path().join(FOLDER).join(".tmpAbCdEf"), "/dev/disk/by-uuid/b").unwrap();
         assert_eq!(known(), [pair("uuid/b", "data-part1")], "it was erased");
     }
 
@@ -144,14 +148,14 @@ mod tests {
     #[test]
     fn partitions_of_the_kernels_device_are_told_from_other_devices() {
         for (path, part) in [
-            ("/dev/md127", Some(None)),
-            ("/dev/md127p12", Some(Some(12))),
+            ("/dev/md127", Some("")),
+            ("/dev/md127p12", Some("-part12")),
             ("/dev/md127px", None),
             ("/dev/md1270", None),
             ("/dev/md12", None),
             ("/dev/md/md127", None),
         ] {
-            assert_eq!(part_of(path, "md127"), part, "{path}");
+            assert_eq!(part_of(path, "md127").as_deref(), part, "{path}");
         }
     }
 }

@@ -22,6 +22,8 @@ pub struct Mount {
     pub unit: String,
     pub device: String,
     pub array: String,
+    /// All at a boot waits for it, the network too.
+    pub is_early: bool,
 }
 
 impl Mount {
@@ -39,8 +41,8 @@ impl Mount {
     }
 }
 
-/// The mounts of a file system table that are on configured arrays. `known`: names in /dev/disk, each with its
-/// device's in [`DEVICES`]. `host`: this machine's name.
+/// The mounts of a file system table that are on configured arrays. `known`: names in /dev/disk, each with
+/// its device's in [`DEVICES`]. `host`: this machine's name.
 pub fn mounts(
     fstab: &str,
     known: &[(String, String)],
@@ -53,10 +55,13 @@ pub fn mounts(
         // A swap has no place, and the root is there before any generator.
         let place = Some(decoded(place)).filter(|place| place.starts_with('/') && kind != "swap")?;
         let device = file_systems::path(&decoded(device));
-        let ours = known.iter().find(|(name, _)| *name == device).map_or(&device, |(_, ours)| ours);
-        let array = array(ours, configuration, host)?;
+        let options = fields.next().unwrap_or_default();
+        let is_early = !options.split(',').any(|option| ["nofail", "_netdev", "noauto"].contains(&option));
+        // What is known of an array that is none of ours any more hides no other.
+        let known = known.iter().filter(|(name, _)| *name == device).map(|(_, ours)| ours);
+        let array = known.chain([&device]).find_map(|ours| array(ours, configuration, host))?;
         let unit = unit_of(resolved(Path::new(&place)).to_str()?, "mount")?;
-        Some(Mount { unit, device: unit_of(&device, "device")?, array })
+        Some(Mount { unit, device: unit_of(&device, "device")?, array, is_early })
     };
     fstab.lines().filter_map(mount).collect()
 }
@@ -200,13 +205,20 @@ mod tests {
     #[test]
     fn mounts_are_found_by_names_of_file_systems_that_udev_has_seen_on_arrays() {
         let on = |name: &str, device: &str| (format!("/dev/disk/by-{name}"), format!("{DEVICES}{device}"));
-        let known =
-            [on("uuid/1-a", "data"), on("label/my\\x20data", "data"), on("uuid/2", "net-part1-part2"), on("uuid/3", "other")];
+        let known = [
+            on("uuid/1-a", "data"),
+            on("label/my\\x20data", "data"),
+            on("uuid/2", "net-part1-part2"),
+            on("uuid/3", "other"),
+            on("uuid/4", "other"),
+            on("uuid/4", "data"),
+        ];
         for (line, array) in [
             ("UUID=1-a /srv ext4", "data"),
             ("/dev/disk/by-uuid/1-a /srv ext4", "data"),
             ("LABEL=my\\040data /srv ext4", "data"),
             ("UUID=2 /srv ext4", "net-part1"),
+            ("UUID=4 /srv ext4", "data"),
         ] {
             let array = format!("pinstripe@{array}.service");
             assert_eq!(found_with(&known, line), [("srv.mount".to_owned(), array)], "{line}");
@@ -249,6 +261,7 @@ mod tests {
             unit: "srv-my\\x2ddata.mount".to_owned(),
             device: String::new(),
             array: "pinstripe@data.service".to_owned(),
+            is_early: true,
         };
         let more = mount.more();
         assert_eq!(

@@ -45,7 +45,8 @@ name = "store"
 listen = "192.0.2.7:4420"
 nqn = "nqn.2026-01.com.example:store7"
 devices = ["/dev/disk/by-id/nvme-SAMSUNG_A", "/dev/disk/by-id/nvme-SAMSUNG_B"]
-dhchap-hosts = "/etc/pinstripe/hosts"
+dhchap-hosts = "/etc/pinstripe/secrets"
+dhchap-secrets = "/etc/pinstripe/secrets"
 state = "/var/lib/pinstripe"
 allow-missing = true
 ```

@@ -106,7 +106,7 @@ fn things(name: &str, value: &Value) -> Vec<Thing> {
     }
 }
 
-/// An address that can't be listened on now, and why.
+/// An address that can't be listened on now, and why. One that no interface has yet can be.
 pub fn taken(settings: &Settings) -> Option<String> {
     let things = settings.iter().flat_map(|(name, setting)| things(name, &setting.value));
     let mut ports = things.filter_map(|thing| match thing {
@@ -114,7 +114,8 @@ pub fn taken(settings: &Settings) -> Option<String> {
         Thing::Path(_) => None,
     });
     ports.find_map(|address| {
-        let error = TcpListener::bind(address).err()?;
+        let is_to_come = |error: &io::Error| error.kind() == io::ErrorKind::AddrNotAvailable;
+        let error = TcpListener::bind(address).err().filter(|error| !is_to_come(error))?;
         Some(format!("can't listen on {address}: {error}"))
     })
 }
@@ -229,6 +230,21 @@ fn named(settings: &Settings, name: &str, look: impl FnOnce(&Place, &Path)) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_that_no_interface_has_yet_is_not_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pinstripe.toml");
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let taken_at = |address: &str| {
+            let text = format!("[[array]]\nname = 'data'\nnbd = ['tcp:{address}']\n");
+            fs::write(&path, text).unwrap();
+            taken(&Configuration::load(Some(&path)).unwrap().arrays[0].settings)
+        };
+        // For documentation (RFC 5737).
+        assert_eq!(taken_at("192.0.2.7:10809"), None);
+        assert!(taken_at(&other.local_addr().unwrap().to_string()).is_some());
+    }
 
     #[test]
     fn what_the_daemon_would_run_is_looked_for() {

@@ -27,7 +27,7 @@ use crate::{
     called::{host, in_dev},
     command_line::ConfigUnitsArguments,
     failure::Failure,
-    output,
+    joined, output,
     systemd::{PROGRAM, TARGET_TEMPLATE, TEMPLATE, UNITS},
 };
 
@@ -35,6 +35,8 @@ use crate::{
 const AT_BOOT: &str = "pinstripe.target";
 /// Options of `serve` that name a file of secrets. A credential of this name takes the file's place.
 pub const SECRETS: &[&str] = &["dhchap-hosts", "dhchap-secrets", "nvme-tls-hosts", "nvme-tls-secrets"];
+/// Those of them that count when they change. A credential would be the copy from the unit's start.
+const LASTING: &[&str] = &["dhchap-hosts", "nvme-tls-hosts"];
 
 /// What isn't needed if the array is no block device.
 const WITHOUT_UBLK: &str = "\
@@ -42,7 +44,8 @@ const WITHOUT_UBLK: &str = "\
 CapabilityBoundingSet=
 DeviceAllow=
 DeviceAllow=block-* rw
-DeviceAllow=char-nvme-generic rw";
+DeviceAllow=char-nvme-generic rw
+DeviceAllow=char-dax rw";
 /// What the server mounts must be seen outside of it, so it can have no name space of mounts of its own.
 const WITH_FUSE: &str = "\
 # The array's file is mounted for all.
@@ -140,7 +143,15 @@ fn generated(
         if entry.auto {
             files.push(at_boot(&unit, TEMPLATE));
         }
-        files.push(beside(&unit, more(entry)));
+        let early = mounts.iter().find(|mount| mount.array == unit && mount.is_early);
+        let has_joined = entry.uuid.is_some_and(|uuid| !joined::on_servers(uuid).is_empty());
+        if let Some(mount) = early.filter(|_| has_joined || is_on_servers(entry)) {
+            remarks.push(format!(
+                "{}: the array has or may get members on servers: give its line in /etc/fstab ({}) `_netdev`, or it may not be mounted at a boot",
+                entry.place, mount.unit
+            ));
+        }
+        files.push(beside(&unit, more(entry, needs_network(entry, has_joined, early.is_some()))));
     }
     for target in configuration.targets.iter().filter(|target| !wrong.contains(&target.place)) {
         let unit = unit_of_target(&target.name);
@@ -165,10 +176,21 @@ fn beside(unit: &str, text: String) -> Generated {
     Generated::Text { path: Path::new(&format!("{unit}.d")).join("50-pinstripe.conf"), text }
 }
 
+/// Whether the entry says that members are, or may come to be, on servers.
+fn is_on_servers(entry: &Array) -> bool {
+    entry.members.iter().any(|member| is_server(member)) || wants(entry, "spare-pool")
+}
+
+/// Whether an array's unit waits for the network. The network comes after the mounts that all at a boot waits
+/// for: one of them on the array would wait for itself. For a member that has joined later that isn't risked.
+fn needs_network(entry: &Array, has_joined: bool, has_early_mount: bool) -> bool {
+    is_on_servers(entry) || (has_joined && !has_early_mount)
+}
+
 /// What an array's unit says beside what all say.
-fn more(entry: &Array) -> String {
+fn more(entry: &Array, needs_network: bool) -> String {
     let mut lines = vec![format!("# Of {}", entry.place), "[Unit]".to_owned()];
-    if entry.members.iter().any(|member| is_server(member)) || wants(entry, "spare-pool") {
+    if needs_network {
         lines.extend(["Wants", "After"].map(|key| format!("{key}=network-online.target")));
     }
     lines.extend(mounted(&entry.members));
@@ -209,7 +231,7 @@ fn more_of_target(target: &Target) -> String {
     lines.extend(secrets(&target.settings));
     let mut command = vec![PROGRAM.to_owned(), "target".to_owned()];
     for (name, setting) in &target.settings {
-        if SECRETS.contains(name) {
+        if is_credential(name) {
             command.push(format!("--{name}=%d/{name}"));
         } else {
             command.extend(setting.words(name).iter().map(|word| quoted(word)));
@@ -240,9 +262,14 @@ fn quoted(word: &str) -> String {
     text + "\""
 }
 
+/// Whether systemd reads the file of this option for the process.
+fn is_credential(name: &str) -> bool {
+    SECRETS.contains(&name) && !LASTING.contains(&name)
+}
+
 /// Files of secrets, which systemd reads for the process.
 fn secrets(settings: &Settings) -> impl Iterator<Item = String> {
-    SECRETS.iter().filter_map(|name| match settings.get(name) {
+    SECRETS.iter().filter(|name| is_credential(name)).filter_map(|name| match settings.get(name) {
         Some(Setting { value: Value::Text(path), .. }) => {
             Some(format!("LoadCredential={name}:{}", path.replace('%', "%%")))
         }
@@ -343,6 +370,24 @@ mod tests {
     }
 
     #[test]
+    fn a_member_that_has_joined_from_a_server_does_not_have_an_early_mount_wait_for_the_network() {
+        let local = configuration("[[array]]\nname = 'data'\n");
+        let remote = configuration(
+            "[[array]]\nname = 'data'\nmembers = ['nvme-tcp://192.0.2.1:4420/nqn.2026-01.com.example:a?nsid=1']\n",
+        );
+        let needs = |of: &Configuration, joined, early| needs_network(&of.arrays[0], joined, early);
+        assert!(!needs(&local, false, false) && needs(&local, true, false) && !needs(&local, true, true));
+        assert!(needs(&remote, false, true));
+        for (options, remarks) in [("defaults", 1), ("defaults,_netdev", 0), ("nofail", 0)] {
+            let fstab = format!("/dev/pinstripe/data /srv ext4 {options} 0 2\n");
+            for (of, expected) in [(&remote, remarks), (&local, 0)] {
+                let mounts = mounts::mounts(&fstab, &[], of, &host());
+                assert_eq!(generated(of, &[], &mounts).1.len(), expected, "{options}");
+            }
+        }
+    }
+
+    #[test]
     fn two_arrays_of_a_name_are_told_apart_by_their_uuids() {
         let text = "[[array]]\nname = 'data'\nuuid = '6d41c174:a77e88e8:3d543c04:9a78354b'\n\
             [[array]]\nname = 'data'\nuuid = '00000000:a77e88e8:3d543c04:9a78354b'\n";
@@ -385,8 +430,7 @@ mod tests {
         let expected = [
             "Wants=dev-disk-by\\x2did-x\\x2d1.device\nAfter=dev-disk-by\\x2did-x\\x2d1.device\n",
             "RequiresMountsFor=/srv/m\nRequiresMountsFor=/var/lib/x\n",
-            "LoadCredential=dhchap-hosts:/etc/100%%\n",
-            "ExecStart=/usr/bin/pinstripe target --dhchap-hosts=%d/dhchap-hosts \"--listen=192.0.2.7:4420\" \
+            "ExecStart=/usr/bin/pinstripe target \"--dhchap-hosts=/etc/100%%\" \"--listen=192.0.2.7:4420\" \
                 \"--nqn=nqn.2026-01.com.example:a\" \"--state=/var/lib/x\" \"/dev/disk/by-id/x-1\" \
                 \"/srv/m/a $$b\\\"%%n\"\n",
         ];
@@ -442,17 +486,37 @@ mod tests {
     }
 
     #[test]
-    fn every_file_of_secrets_is_a_key_of_arrays_and_of_targets_and_reaches_both_as_a_credential() {
+    fn files_of_secrets_reach_arrays_and_targets_as_credentials_and_those_of_hosts_as_they_are() {
         let files: Vec<String> = SECRETS.iter().map(|name| format!("{name} = '/etc/{name}'\n")).collect();
         let files = files.concat();
         let array = format!("[[array]]\nname = 'a'\nnvme-tcp = '127.0.0.1:4420'\n{files}");
         let target = format!(
             "[[target]]\nname = 'b'\nlisten = '127.0.0.1:4421'\nnqn = 'nqn.2026-01.com.example:b'\ndevices = ['/dev/x']\n{files}"
         );
-        for text in [array, target] {
-            let text = texts(&text).remove(0);
+        for text in [&array, &target] {
+            let text = texts(text).remove(0);
             for name in SECRETS {
-                assert!(text.contains(&format!("LoadCredential={name}:/etc/{name}\n")), "{name}: {text}");
+                // Of those of hosts the copy would keep a restart between a change and its effect.
+                let is_copied = text.contains(&format!("LoadCredential={name}:/etc/{name}\n"));
+                assert_eq!(is_copied, name.ends_with("secrets"), "{name}: {text}");
+            }
+        }
+        let command = texts(&target).remove(0);
+        for word in ["\"--dhchap-hosts=/etc/dhchap-hosts\"", "--dhchap-secrets=%d/dhchap-secrets"] {
+            assert!(command.contains(word), "{command}");
+        }
+    }
+
+    #[test]
+    fn servers_may_read_files_of_hosts_wherever_root_can() {
+        for unit in [
+            include_str!("../../../../packaging/systemd/pinstripe@.service"),
+            include_str!("../../../../packaging/systemd/pinstripe-target@.service"),
+        ] {
+            let hides = ["User=", "DynamicUser=", "InaccessiblePaths=", "TemporaryFileSystem="];
+            for line in unit.lines() {
+                assert!(!hides.iter().any(|key| line.starts_with(key)), "{line}");
+                assert!(!line.starts_with("ProtectHome=") || line == "ProtectHome=read-only", "{line}");
             }
         }
     }
@@ -463,7 +527,8 @@ mod tests {
             include_str!("../../../../packaging/systemd/pinstripe@.service"),
             include_str!("../../../../packaging/systemd/pinstripe-target@.service"),
         ] {
-            for line in ["DeviceAllow=block-* rw", "DeviceAllow=char-nvme-generic rw"] {
+            for kind in ["block-*", "char-nvme-generic", "char-dax"] {
+                let line = format!("DeviceAllow={kind} rw");
                 assert!(unit.lines().any(|is| is == line), "{line}: {unit}");
             }
             let filters: Vec<&str> =
@@ -492,6 +557,19 @@ mod tests {
                 assert!(unit.lines().any(|is| is == *line), "{line}: {unit}");
             }
         }
+    }
+
+    #[test]
+    fn the_initial_ramdisk_is_looked_at_when_an_array_or_a_target_is_started() {
+        let array = include_str!("../../../../packaging/systemd/pinstripe@.service");
+        let target = include_str!("../../../../packaging/systemd/pinstripe-target@.service");
+        for unit in [array, target] {
+            assert!(unit.lines().any(|line| line == "Wants=pinstripe-ramdisk.service"), "{unit}");
+        }
+        let ramdisk = include_str!("../../../../packaging/systemd/pinstripe-ramdisk.service");
+        let mounts = ramdisk.lines().find_map(|line| line.strip_prefix("RequiresMountsFor="));
+        assert_eq!(mounts, Some("/var/lib/pinstripe"), "/boot may be for what needs it to mount");
+        assert!(ramdisk.contains("\nAfter=boot.mount "), "it isn't unmounted before this has ended");
     }
 
     #[test]

@@ -16,6 +16,9 @@ const UNSERVED_SECONDS: u64 = 60;
 /// Seconds after which a start is told of: a replay takes long, and so does a device that hangs.
 const STARTING_SECONDS: u64 = 600;
 
+/// Seconds after which a check that is due is told of, as the rule `PinstripeNotChecked` has it.
+const OVERDUE_SECONDS: u64 = 10 * 86_400;
+
 /// The kind of those of an array whose entry in the configuration is wrong.
 pub const MISCONFIGURED: &str = "Misconfigured";
 
@@ -148,6 +151,17 @@ pub fn read_only(array: &str, detail: &Detail) -> Option<(Subject, String)> {
     (detail.state == "read-only" && !is_told).then_some((subject, message))
 }
 
+/// What is wrong with an array that isn't checked as often as it should be. `now`: seconds since the epoch.
+pub fn overdue(status: &ArrayStatus, now: u64) -> Option<(Subject, String)> {
+    let overdue = now.saturating_sub(status.check_due?);
+    let subject =
+        Subject { array: status.array.clone(), kind: "CheckOverdue".to_owned(), device: String::new() };
+    let days = overdue / 86_400;
+    let words = "`pinstripe events` says why none begins or ends";
+    let message = format!("the check of its parity is due for {days} days: {words}");
+    (overdue > OVERDUE_SECONDS).then_some((subject, message))
+}
+
 /// What is wrong with an array whose entry is.
 pub fn left_out(array: &str, message: &str) -> (Subject, String) {
     let subject = Subject { array: array.to_owned(), kind: MISCONFIGURED.to_owned(), device: String::new() };
@@ -211,7 +225,7 @@ impl Asked<'_> {
                 self.disks.iter().any(|disk| disk.device == subject.device)
                     || self.detail.is_some_and(|detail| !is_part(detail, &subject.device))
             }
-            "Mismatch" | "Unreadable" => self.check,
+            "Mismatch" | "Unreadable" | "CheckOverdue" => self.check,
             // One that has failed lacks more than before.
             "Degraded" => {
                 self.server == Server::Answers && self.detail.is_none_or(|detail| detail.state != "failed")
@@ -472,6 +486,16 @@ mod tests {
         assert_eq!(of(&unread, None)[0].0.kind, "Unreadable");
         let good = ArrayStatus { checked_unreadable_stripes: Some(0), ..status("serving", 0) };
         assert!(of(&good, None).is_empty());
+    }
+
+    #[test]
+    fn a_check_that_is_long_overdue_is_told() {
+        let due = ArrayStatus { check_due: Some(1000), ..status("serving", 0) };
+        assert_eq!(overdue(&due, 0), None, "it is to come");
+        assert_eq!(overdue(&due, 1000 + OVERDUE_SECONDS), None);
+        let (subject, message) = overdue(&due, 1001 + OVERDUE_SECONDS).unwrap();
+        assert!(subject.kind == "CheckOverdue" && message.contains("10 days"), "{message}");
+        assert_eq!(overdue(&status("serving", 0), u64::MAX), None, "none is wanted");
     }
 
     #[test]

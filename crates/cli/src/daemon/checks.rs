@@ -164,7 +164,8 @@ pub fn is_due(duties: &Duties, record: &Record, now: Moment, up: Duration) -> bo
 pub fn due(duties: &Duties, record: &Record, first: u64) -> Option<u64> {
     let Some(Every::Time(every)) = duties.check_every else { return None };
     Some(match record.begun {
-        0 => first,
+        // The clock was not set then.
+        begun if begun < CLOCK_MIN => first,
         begun => begun.saturating_add(every.as_secs()),
     })
 }
@@ -446,6 +447,8 @@ mod tests {
         assert_eq!(due(&Duties::default(), &never, 7), None);
         assert_eq!(due(&duties("never", ""), &never, 7), None);
         assert_eq!(due(&duties("30d", ""), &never, 7), Some(7));
+        let unset = Record { begun: 60, ..Record::default() };
+        assert_eq!(due(&duties("30d", ""), &unset, 7), Some(7), "the clock was not set then");
         let mut record = never.next_round(CLOCK_MIN + 9);
         assert_eq!(
             due(&duties("30d", ""), &record, 7),

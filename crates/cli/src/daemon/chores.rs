@@ -338,7 +338,10 @@ impl Daemon {
         let (now, moment) = (self.now(), Moment::now().seconds);
         let mut told = Vec::new();
         for kept in self.arrays.values() {
-            let mut current = alerts::of(&kept.status(now, self.since), kept.detail.as_ref());
+            // The clock may have been set since the daemon began.
+            let status = kept.status(now, moment.saturating_sub(now.as_secs()));
+            let mut current = alerts::of(&status, kept.detail.as_ref());
+            current.extend(alerts::overdue(&status, moment));
             let detail = kept.detail.as_ref().filter(|_| !kept.read_only);
             current.extend(detail.and_then(|detail| alerts::read_only(&kept.label, detail)));
             told.extend(self.chores.book.update(kept.alerted(), current, kept.asked(), moment));

@@ -85,6 +85,14 @@ impl Kept {
         matches!(self.course.phase, Phase::Serving { .. } | Phase::Starting { .. })
     }
 
+    /// How long ago it was stopped, if it is.
+    pub fn stopped_for(&self, now: Duration) -> Option<Duration> {
+        match self.course.phase {
+            Phase::Stopped { since } => Some(now.saturating_sub(since)),
+            _ => None,
+        }
+    }
+
     /// Whether it is the array that is wanted: by the UUID, or by the server where that isn't known.
     pub fn is(&self, wanted: &Wanted) -> bool {
         match (wanted.uuid(), &self.course.phase) {
@@ -168,6 +176,7 @@ impl Kept {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::history::CLOCK_MIN;
 
     #[test]
     fn names_of_events_that_no_server_of_this_version_tells_make_no_labels_without_end() {
@@ -195,8 +204,8 @@ mod tests {
             assert_eq!(kept.status(Duration::ZERO, 7).check_due, known, "its server is away");
             (before, known)
         };
-        let checked = || Record { begun: 5, ..Record::default() };
-        let later = Some(5 + 30 * 86_400);
+        let checked = || Record { begun: CLOCK_MIN, ..Record::default() };
+        let later = Some(CLOCK_MIN + 30 * 86_400);
         assert_eq!(due("raid5", "active", false, Record::default()), (None, Some(7)));
         assert_eq!(due("raid5", "active", false, checked()), (later, later));
         assert_eq!(due("raid0", "active", false, Record::default()), (None, None));

@@ -428,9 +428,9 @@ impl Daemon {
         }
         self.remarks = remarks;
         // systemd may take long to answer, and is asked for each of several arrays.
-        let is_not_up = |unit: &str| {
+        let is_not_up = |unit: &str, stopped| {
             supervisor::tell_alive();
-            systemd::is_not_up(unit)
+            systemd::is_not_up(unit, stopped)
         };
         let keys: Vec<String> = all.iter().map(Wanted::identity).collect();
         self.rekey(&all, &keys);
@@ -443,20 +443,20 @@ impl Daemon {
         for ((mut wanted, key), label) in all.into_iter().zip(keys).zip(labels) {
             wanted.label = label;
             let now = self.now();
-            let is_stopped =
-                !self.starts && wanted.uuid().is_some_and(|uuid| self.stopped.was(&uuid.to_string()));
+            let uuid = wanted.uuid().filter(|_| !self.starts);
+            let stopped_before = uuid.and_then(|uuid| self.stopped.was(&uuid.to_string()));
             let kept = self.arrays.entry(key.clone()).or_insert_with(|| {
                 let mut kept = Kept::new(wanted.label.clone(), now);
-                if is_stopped {
+                if stopped_before.is_some() {
                     kept.course.ended(Ending::Ordered, now);
                 }
                 kept
             });
             // A restart ends a server as a person does. If it has failed, that is to be told.
-            if matches!(kept.course.phase, Phase::Stopped { .. })
+            if let Some(stopped) = kept.stopped_for(now).map(|stopped| stopped_before.unwrap_or(stopped))
                 && !self.starts
                 && wanted.served().is_none()
-                && wanted.unit.as_deref().is_some_and(is_not_up)
+                && wanted.unit.as_deref().is_some_and(|unit| is_not_up(unit, stopped))
             {
                 kept.course = Course::new(now);
             }

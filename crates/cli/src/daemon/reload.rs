@@ -12,14 +12,15 @@ use std::{
 
 use pinstripe_config::{Array, Configuration, Setting, Settings, Target, Value};
 use pinstripe_control::{
-    JournalModeParameters, Version,
+    Detail, JournalModeParameters, Version,
     client::{Client, ClientError},
     daemon::{Change, Effect},
     limit::{BURST_SECONDS, LimitParameters},
     maintenance::SyncParameters,
     size::ByteSize,
 };
-use pinstripe_engine::options::SyncSpeed;
+use pinstripe_engine::options::{JournalMode, SyncSpeed};
+use pinstripe_md::level::Level;
 
 use crate::configuration::units;
 
@@ -49,6 +50,21 @@ enum Live {
     JournalMode(String),
     /// All limits of the clients together.
     Limit(LimitParameters),
+}
+
+impl Live {
+    /// Whether an array in this state takes it. What none of its kind has may stand in `[defaults]`, and one
+    /// that isn't whole is written through its journal, as at a start.
+    fn is_for(&self, detail: &Detail) -> bool {
+        match self {
+            Self::Speed { .. } => detail.level != Level::Raid0.name(),
+            Self::JournalMode(mode) => {
+                detail.journal.as_ref().is_some_and(|journal| !journal.failed)
+                    && !(detail.degraded && *mode == JournalMode::WriteBack.name())
+            }
+            Self::Limit(_) => true,
+        }
+    }
 }
 
 /// From one configuration to another. `starts`: whether the daemon starts servers. Pure.
@@ -151,23 +167,34 @@ fn left_to_manager(unit: Option<&str>) -> String {
 
 /// What servers that run take of the entries of these arrays, whatever they have now: only a daemon knows
 /// what has changed. Arrays without a server are left out.
-pub fn told_anew<'a>(arrays: impl Iterator<Item = &'a Array>) -> Vec<Change> {
+pub fn told_anew(arrays: Vec<&Array>) -> Vec<Change> {
+    at_a_time(arrays, one_told_anew)
+}
+
+fn one_told_anew(array: &Array) -> Vec<Change> {
     let options = [
         ("sync-speed-max", "its sync speeds are as the configuration has them"),
         ("limit-iops", "its clients' limits are as the configuration has them"),
         ("journal-mode", "its journal's mode is as the configuration has it"),
     ];
-    let planned = arrays.flat_map(|array| {
-        options.into_iter().filter_map(|(name, what)| {
-            let change = Change { array: array.label(), effect: Effect::Live, what: what.to_owned() };
-            // A client finds the server by either.
-            let key = array.uuid.map_or_else(|| array.label(), |uuid| uuid.to_string());
-            Some(Planned { key, change, live: Some(live(name, &array.settings)?) })
-        })
+    // A client finds the server by either.
+    let key = array.uuid.map_or_else(|| array.label(), |uuid| uuid.to_string());
+    let detail = Client::connect(&key).and_then(|mut client| {
+        client.set_timeout(Some(LIMIT))?;
+        client.call::<Detail>("detail", serde_json::Value::Null)
     });
-    let served = planned
-        .filter(|planned| !matches!(Client::connect(&planned.key), Err(ClientError::NotServed { .. })));
-    carry_out(served.collect(), |key| Some(PathBuf::from(key)))
+    if matches!(detail, Err(ClientError::NotServed { .. })) {
+        return Vec::new();
+    }
+    let planned = options.into_iter().filter_map(|(name, what)| {
+        let change = Change { array: array.label(), effect: Effect::Live, what: what.to_owned() };
+        let live = live(name, &array.settings)?;
+        let is_for_it = detail.as_ref().map_or(true, |detail| live.is_for(detail));
+        is_for_it.then(|| Planned { key: key.clone(), change, live: Some(live) })
+    });
+    let planned = planned.collect();
+    let hangs = detail.err().filter(|error| matches!(error, ClientError::Silent { .. }));
+    carry_out_one(planned, Some(Path::new(&key)), hangs)
 }
 
 /// The keys of the arrays that aren't started any more.
@@ -229,29 +256,39 @@ pub fn carry_out(planned: Vec<Planned>, control: impl Fn(&str) -> Option<PathBuf
         }
         arrays
     });
+    let with_control = |array: Vec<Planned>| {
+        let control = control(&array[0].key);
+        (array, control)
+    };
+    let arrays: Vec<(Vec<Planned>, Option<PathBuf>)> = arrays.into_iter().map(with_control).collect();
+    at_a_time(arrays, |(array, control)| carry_out_one(array, control.as_deref(), None))
+}
+
+/// All at a time.
+fn at_a_time<T: Send>(all: Vec<T>, carry_out: impl Fn(T) -> Vec<Change> + Sync) -> Vec<Change> {
+    let carry_out = &carry_out;
     thread::scope(|scope| {
-        let told: Vec<_> = arrays
-            .into_iter()
-            .map(|array| {
-                let control = control(&array[0].key);
-                scope.spawn(move || carry_out_one(array, control.as_deref()))
-            })
-            .collect();
+        let told: Vec<_> = all.into_iter().map(|one| scope.spawn(move || carry_out(one))).collect();
         // A thread that panics ends the process.
         told.into_iter().filter_map(|thread| thread.join().ok()).flatten().collect()
     })
 }
 
-/// What is planned for one array.
-fn carry_out_one(planned: Vec<Planned>, control: Option<&Path>) -> Vec<Change> {
+/// What is planned for one array. `hangs`: its server was waited for already.
+fn carry_out_one(
+    planned: Vec<Planned>,
+    control: Option<&Path>,
+    mut hangs: Option<ClientError>,
+) -> Vec<Change> {
     let mut changes = Vec::new();
-    // One that hangs is waited for once.
-    let mut hangs = None;
     for Planned { mut change, live, .. } in planned {
         match (live, control) {
             (Some(live), Some(control)) => {
+                // One that hangs is waited for once.
+                let is_asked = hangs.is_none();
                 let told = hangs.take().map_or_else(|| tell(control, &live), Err);
-                if matches!(told, Err(ClientError::Silent { .. }))
+                if is_asked
+                    && matches!(told, Err(ClientError::Silent { .. }))
                     && matches!(live, Live::JournalMode(_))
                     && answers(control)
                 {
@@ -319,6 +356,25 @@ mod tests {
     }
 
     const DATA: &str = "[[array]]\nname = 'data'\n";
+
+    #[test]
+    fn an_array_takes_no_mode_of_a_journal_that_has_failed() {
+        let mut detail = crate::daemon::health::tests::array();
+        let mode = Live::JournalMode(JournalMode::WriteBack.name().to_owned());
+        assert!(!mode.is_for(&detail), "it has none");
+        for failed in [false, true] {
+            detail.journal = Some(pinstripe_control::detail::Journal {
+                device: "/dev/j".to_owned(),
+                failed,
+                slow: false,
+                mode: JournalMode::WriteThrough.name().to_owned(),
+                size_bytes: 0,
+                used_bytes: 0,
+                cached_bytes: 0,
+            });
+            assert_eq!(mode.is_for(&detail), !failed);
+        }
+    }
 
     #[test]
     fn each_option_that_changes_is_told_with_its_effect() {

@@ -5,6 +5,7 @@ use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use super::{kept::Kept, phase::Phase};
@@ -17,6 +18,8 @@ pub struct Stopped {
     folder: PathBuf,
     /// Those that the last daemon knew, and this one has not found yet.
     before: BTreeSet<String>,
+    /// When this was read, and how long before that it was written.
+    read: (Instant, Duration),
     /// What the file has.
     now: BTreeSet<String>,
 }
@@ -24,15 +27,19 @@ pub struct Stopped {
 impl Stopped {
     /// What the last daemon has left. A damaged file is none: the worst is an alert too many.
     pub fn of(folder: &Path) -> Self {
-        let text = fs::read(folder.join(FILE)).unwrap_or_default();
+        let path = folder.join(FILE);
+        let text = fs::read(&path).unwrap_or_default();
         let now: BTreeSet<String> = serde_json::from_slice(&text).unwrap_or_default();
-        Self { folder: folder.to_owned(), before: now.clone(), now }
+        let written = path.metadata().and_then(|file| file.modified()).ok();
+        let age = written.and_then(|written| written.elapsed().ok()).unwrap_or_default();
+        Self { folder: folder.to_owned(), before: now.clone(), read: (Instant::now(), age), now }
     }
 
-    /// Whether it was stopped when the last daemon ended. It is asked once for each array, and then the
-    /// daemon knows.
-    pub fn was(&mut self, uuid: &str) -> bool {
-        self.before.remove(uuid)
+    /// How long ago it was stopped at least, if it was when the last daemon ended. It is asked once for each
+    /// array, and then the daemon knows.
+    pub fn was(&mut self, uuid: &str) -> Option<Duration> {
+        let (read, age) = self.read;
+        self.before.remove(uuid).then(|| age + read.elapsed())
     }
 
     /// Keeps which ones are stopped now.

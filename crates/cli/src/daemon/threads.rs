@@ -85,7 +85,7 @@ fn is_new_by_person(configuration: &Configuration, followed: &[PathBuf], servers
 pub fn start(run: u64, wanted: Wanted, state: State, sender: Sender<Message>) -> io::Result<()> {
     spawn("start", move || {
         // A replay can take long. What is under way is shown, and not given up.
-        let way = Way { timeout: Duration::MAX, dry_run: false, quiet: true, by_units: false };
+        let way = Way { timeout: Duration::MAX, dry_run: false, quiet: true, by_units: false, run: false };
         let outcome: Box<Outcome> = Box::new(settle(&wanted, state, way));
         let _ = sender.send(Message::Started { run, outcome });
     })

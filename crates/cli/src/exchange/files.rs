@@ -244,17 +244,26 @@ pub fn hands_off(given: Option<&Path>, array: &FoundArray) -> Result<Vec<Edit>, 
     Ok(edits)
 }
 
-/// What takes that back.
-pub fn hands_on(given: Option<&Path>, array: Uuid) -> Result<Vec<Edit>, Failure> {
+/// What takes that back. An array that we have made has no host in its name, so mdadm takes it for another
+/// machine's, and calls it `NAME_0` from the next boot on, unless a line of its configuration names it.
+pub fn hands_on(given: Option<&Path>, array: &FoundArray) -> Result<Vec<Edit>, Failure> {
     let (main, others) = mdadm_files(given)?;
-    let mut edits = Vec::new();
-    for path in main.into_iter().chain(others) {
+    let mut texts = Vec::new();
+    for path in main.iter().cloned().chain(others) {
         let Some(old) = read(&path)? else { continue };
-        if let Some(new) = mdadm_conf::release(&old, array) {
-            edits.push(Edit::new(path, Some(old), Some(new)));
+        let new = mdadm_conf::release(&old, array.uuid).unwrap_or_else(|| old.clone());
+        texts.push((path, old, new));
+    }
+    let is_named = texts.iter().any(|(.., new)| mdadm_conf::names(new, array.uuid));
+    let name = array.short_name();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '+');
+    if !is_named && array.name == name && name.chars().all(is_plain) {
+        for (_, _, new) in texts.iter_mut().filter(|(path, ..)| Some(path) == main.as_ref()) {
+            *new = mdadm_conf::with_name(new, array.uuid, &name);
         }
     }
-    Ok(edits)
+    let changed = texts.into_iter().filter(|(_, old, new)| old != new);
+    Ok(changed.map(|(path, old, new)| Edit::new(path, Some(old), Some(new))).collect())
 }
 
 /// The file with the entry of an imported array.

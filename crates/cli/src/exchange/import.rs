@@ -9,7 +9,10 @@ use std::{
 
 use pinstripe_config::{Array, Configuration};
 use pinstripe_control::text::printable;
-use pinstripe_md::{identity::Uuid, superblock::Support};
+use pinstripe_md::{
+    identity::{Uuid, short_name},
+    superblock::Support,
+};
 use serde_json::{Value, json};
 
 use super::{
@@ -20,7 +23,7 @@ use super::{
 use crate::{
     ask_daemon,
     assemble::{Outcome, Report, State, Way, of_one, settle, would_start},
-    called::in_dev,
+    called::{beside, in_dev},
     command_line::ImportArguments,
     configuration::{self, file_systems},
     failure::Failure,
@@ -160,8 +163,9 @@ impl Plan {
             ));
         };
         if let Some(name) = &self.kernel {
-            // Its mounts are ordered by these names at the next boot. It is no reason to leave it to the kernel.
-            let _ = file_systems::note_of_kernel(name, &in_dev(&self.array.short_name()));
+            // Its mounts are ordered by these names at the next boot. It is imported without them, too.
+            let device = noted_as(&configuration, &self.array.short_name(), self.array.uuid);
+            let _ = file_systems::note_of_kernel(name, &device);
             stop(name)?;
             let members: Vec<String> = self.array.members.iter().map(|member| shown(&member.path)).collect();
             wait_until_free(self.array.uuid, &members)?;
@@ -249,23 +253,84 @@ fn stop(name: &str) -> Result<(), Failure> {
 
 /// Waits until the kernel has let the members go, and sees that they stay free.
 fn wait_until_free(array: Uuid, members: &[String]) -> Result<(), Failure> {
-    let begun = Instant::now();
-    let mut free_since = None;
+    let mut freed = Freed { begun: Instant::now(), since: None };
     loop {
         let seen = scan(Some(members));
         let holder =
             seen.arrays.iter().find(|found| found.uuid == array).and_then(|found| found.kernel().pop());
-        match (holder, free_since) {
-            (None, None) => free_since = Some(Instant::now()),
-            (None, Some(since)) if since.elapsed() >= STAYS => return Ok(()),
-            (None, Some(_)) => {}
-            (Some(name), _) if begun.elapsed() > LETS_GO => {
-                return Err(Failure::new(format!(
-                    "the kernel has the array as /dev/{name} again: something on this machine assembles it; see that mdadm's configuration is the one that counts"
-                )));
-            }
-            (Some(_), _) => free_since = None,
+        if let Some(result) = freed.seen(holder, Instant::now()) {
+            return result;
         }
         thread::sleep(LOOK);
+    }
+}
+
+/// How long the kernel has not had an array.
+struct Freed {
+    begun: Instant,
+    since: Option<Instant>,
+}
+
+impl Freed {
+    /// What a look has to end with, if it is the last one. `holder`: what the kernel has the array as.
+    fn seen(&mut self, holder: Option<String>, now: Instant) -> Option<Result<(), Failure>> {
+        match (holder, self.since) {
+            (None, None) => self.since = Some(now),
+            (None, Some(since)) if now - since >= STAYS => return Some(Ok(())),
+            (None, Some(_)) => {}
+            (Some(name), _) if now - self.begun > LETS_GO => {
+                return Some(Err(Failure::new(format!(
+                    "the kernel has the array as /dev/{name} again: something on this machine assembles it; see that mdadm's configuration is the one that counts"
+                ))));
+            }
+            (Some(_), _) => self.since = None,
+        }
+        None
+    }
+}
+
+/// What an array that is called `name` is called in /dev/pinstripe beside the configured ones.
+fn noted_as(configuration: &Configuration, name: &str, uuid: Uuid) -> String {
+    let is_other = |entry: &&Array| {
+        let own = entry.name.as_deref().map(short_name);
+        entry.uuid != Some(uuid) && own.is_some_and(|own| in_dev(own) == in_dev(name))
+    };
+    let other = configuration.arrays.iter().find(is_other);
+    in_dev(&other.map_or_else(|| name.to_owned(), |_| beside(name, uuid)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_note_of_another_array_of_the_name_is_not_overwritten() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pinstripe.toml");
+        let uuid: Uuid = "6d41c174:a77e88e8:3d543c04:9a78354b".parse().unwrap();
+        let own = format!("[[array]]\nname = 'other:data'\nuuid = '{uuid}'\n");
+        for (more, expected) in [("", "data"), ("[[array]]\nname = 'data'\n", "data_6d41c174")] {
+            std::fs::write(&path, format!("{own}{more}")).unwrap();
+            let configuration = configuration::load(Some(&path)).unwrap();
+            assert_eq!(noted_as(&configuration, "data", uuid), expected);
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_takes_again_is_waited_for_and_what_it_keeps_is_an_error() {
+        let begun = Instant::now();
+        let after = |tenths: u32| begun + Duration::from_millis(100) * tenths;
+        let held = || Some("md127".to_owned());
+        let mut freed = Freed { begun, since: None };
+        for (holder, tenths, is_over) in
+            [(None, 0, false), (held(), 5, false), (None, 6, false), (None, 15, false), (None, 16, true)]
+        {
+            assert_eq!(freed.seen(holder, after(tenths)).is_some(), is_over, "{tenths}");
+        }
+        let mut freed = Freed { begun, since: None };
+        assert!(freed.seen(held(), after(50)).is_none());
+        assert!(freed.seen(None, after(51)).is_none());
+        let kept = freed.seen(held(), after(52)).unwrap().unwrap_err();
+        assert!(kept.sentence().contains("/dev/md127 again"), "{}", kept.sentence());
     }
 }

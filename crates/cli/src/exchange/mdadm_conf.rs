@@ -213,6 +213,17 @@ pub fn release(text: &str, array: Uuid) -> Option<String> {
     changed.then(|| kept.join("\n") + end)
 }
 
+/// Whether an entry that is in force names the array by its UUID.
+pub fn names(text: &str, array: Uuid) -> bool {
+    entries(&lines_of(text)).iter().any(|entry| entry.uuid() == Some(array) && !entry.is_ignored())
+}
+
+/// The text with an entry by which the array appears as `/dev/md/NAME`.
+pub fn with_name(text: &str, array: Uuid, name: &str) -> String {
+    let end = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
+    format!("{text}{end}ARRAY /dev/md/{name} UUID={array}\n")
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

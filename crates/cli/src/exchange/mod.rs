@@ -36,12 +36,14 @@ use crate::{
     failure::Failure,
     joined,
     scan::{FoundArray, LIMIT, look_at},
+    state,
 };
 
-/// What a person should do about the initial ramdisk, if it has a copy of mdadm's configuration that changes.
-/// `has_unit`: the array's unit is started, which sees to that.
+/// What a person should do about the initial ramdisk, if it has a copy of mdadm's configuration that changes,
+/// here or by our hook. `has_unit`: the array's unit is started, which sees to that.
 fn of_ramdisk(edits: &[Edit], has_unit: bool) -> Option<&'static str> {
-    let is_in_it = Path::new("/usr/sbin/update-initramfs").exists() && edits.iter().any(Edit::is_of_mdadm);
+    let changes = edits.iter().any(Edit::is_of_mdadm) || state::folder().join("ramdisk").exists();
+    let is_in_it = changes && Path::new("/usr/sbin/update-initramfs").exists();
     (is_in_it && !has_unit).then_some(
         "mdadm's configuration is in the initial ramdisk, too: `update-initramfs -u` writes it there",
     )

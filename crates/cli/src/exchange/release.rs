@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use super::{
     files::{self, Edit, Turn},
     find, of_ramdisk,
+    remarks::of_release,
 };
 use crate::{
     ask_daemon,
@@ -101,7 +102,7 @@ impl Plan {
         }
         let served = served.map(|served| served.control);
         // A crash between two of them leaves an array that both have, not one that nothing starts.
-        let mut edits = files::hands_on(arguments.mdadm_conf.as_deref(), array.uuid)?;
+        let mut edits = files::hands_on(arguments.mdadm_conf.as_deref(), &array)?;
         edits.extend(files::without_entry(own, &files::written(&array))?);
         Ok(Self { array, served, edits })
     }
@@ -170,8 +171,14 @@ impl Plan {
         let files: Vec<String> = self.edits.iter().map(|edit| shown(&edit.path)).collect();
         json!({
             "array": self.array.short_name(), "uuid": self.array.uuid.to_string(), "stopped": self.served.is_some(),
-            "files": files, "dry_run": dry_run,
+            "files": files, "dry_run": dry_run, "remarks": self.remarks(),
         })
+    }
+
+    /// What a person should see to.
+    fn remarks(&self) -> Vec<String> {
+        let of_ramdisk = of_ramdisk(&self.edits, false).map(str::to_owned);
+        of_ramdisk.into_iter().chain(of_release(&self.array.short_name())).collect()
     }
 
     fn in_words(&self, dry_run: bool) -> String {
@@ -181,7 +188,7 @@ impl Plan {
         lines.extend(
             self.edits.iter().map(|edit| format!("{would}changed: {}", printable(&shown(&edit.path)))),
         );
-        lines.extend(of_ramdisk(&self.edits, false).map(str::to_owned));
+        lines.extend(self.remarks().iter().map(|remark| format!("note: {}", printable(remark))));
         let devices = self.array.members.iter().map(|member| shown(&member.path));
         let words = iter::once(format!("/dev/md/{}", self.array.short_name())).chain(devices);
         let words: Vec<String> = words.map(|word| shell_word(&word)).collect();

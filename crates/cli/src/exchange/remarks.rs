@@ -8,7 +8,7 @@ use pinstripe_config::{Array, Configuration, duties::Every};
 use crate::{
     ask_daemon,
     called::in_dev,
-    configuration::file_systems,
+    configuration::{file_systems, mounts::DEVICES},
     scan::{FoundArray, shown},
 };
 
@@ -22,12 +22,7 @@ pub fn remarks(configuration: &Configuration, array: &FoundArray, kernel: Option
     let mut all: Vec<String> = TABLES
         .iter()
         .flat_map(|(path, word)| lines(path, &fs::read_to_string(path).unwrap_or_default(), *word, is_it))
-        .map(|line| {
-            format!(
-                "{line}: served with `ublk`, the array is /dev/pinstripe/{}",
-                in_dev(&short)
-            )
-        })
+        .map(|line| format!("{line}: served with `ublk`, the array is /dev/pinstripe/{}", in_dev(&short)))
         .collect();
     // An array without parity bears no loss, and has nothing to check.
     let has_parity = array.freshest.array.level.parity_count() > 0;
@@ -42,6 +37,25 @@ pub fn remarks(configuration: &Configuration, array: &FoundArray, kernel: Option
         all.extend(unwatched(configuration, entry, ask_daemon::is_there()));
     }
     all
+}
+
+/// For an array that is given back: what names the device that it has had here.
+pub fn of_release(short: &str) -> Vec<String> {
+    let is_it = |device: &str| is_ours(device, short);
+    let in_table = |(path, word): &(&str, usize)| {
+        lines(path, &fs::read_to_string(path).unwrap_or_default(), *word, is_it)
+    };
+    let named = TABLES.iter().flat_map(in_table);
+    named.map(|line| format!("{line}: with mdadm the array is /dev/md/{short}")).collect()
+}
+
+/// Whether it is the array's device here, or a partition of it.
+fn is_ours(device: &str, short: &str) -> bool {
+    let rest = device.strip_prefix(DEVICES).and_then(|name| name.strip_prefix(&in_dev(short)));
+    rest.is_some_and(|rest| {
+        let part = rest.strip_prefix("-part");
+        rest.is_empty() || part.is_some_and(|part| part.bytes().all(|byte| byte.is_ascii_digit()))
+    })
 }
 
 /// What is missing of that which mdadm's timers and its monitor do.
@@ -91,5 +105,19 @@ mod tests {
         assert_eq!(found, ["t:2 names /dev/md9990", "t:3 names /dev/md9990p12", "t:8 names /dev/md/home"]);
         assert_eq!(lines("t", "secret /dev/md9990 none luks\n", 1, is_it), ["t:1 names /dev/md9990"]);
         assert!(!is_device("/dev/md9990", None, "home"));
+    }
+
+    #[test]
+    fn lines_that_name_the_device_that_the_array_has_had_here_are_found() {
+        for (device, is_it) in [
+            ("/dev/pinstripe/a_b", true),
+            ("/dev/pinstripe/a_b-part12", true),
+            ("/dev/pinstripe/a_b-partx", false),
+            ("/dev/pinstripe/a_b2", false),
+            ("/dev/md/a_b", false),
+            ("UUID=a_b", false),
+        ] {
+            assert_eq!(is_ours(device, "a b"), is_it, "{device}");
+        }
     }
 }

@@ -141,7 +141,7 @@ fn of_devices(command: &str) -> Parts {
         "target" => (
             &[(
                 "Two devices, for hosts that authenticate:",
-                "pinstripe target --listen 192.0.2.7:4420 --dhchap-hosts /etc/pinstripe/secrets --state /var/lib/pinstripe --nqn nqn.2026-01.com.example:store7 /dev/disk/by-id/nvme-A /dev/disk/by-id/nvme-B",
+                "pinstripe target --listen 192.0.2.7:4420 --dhchap-hosts /etc/pinstripe/secrets --dhchap-secrets /etc/pinstripe/secrets --state /var/lib/pinstripe --state-create --nqn nqn.2026-01.com.example:store7 /dev/disk/by-id/nvme-A /dev/disk/by-id/nvme-B",
             )],
             &[STATE, SECRETS],
             &["", "discover", "serve", "nvme-connect(1)"],

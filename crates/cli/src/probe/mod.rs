@@ -19,8 +19,8 @@ use std::{
 pub use md::{BadBlockSummary, BitmapHead, BitmapSummary, MdFinding, Metadata, find as superblocks};
 use pinstripe_md::superblock::Superblock;
 use pinstripe_runtime::{
-    DeviceError, DeviceErrorKind, DeviceInfo, DeviceSource, Outcome, ShardHandle,
-    uring::{OpenFile, path_of, readable_path},
+    DeviceError, DeviceErrorKind, DeviceInfo, DeviceSource, Memory, Outcome, ShardHandle,
+    uring::{OpenFile, map_device_dax, path_of, readable_path},
 };
 use serde::Serialize;
 use thiserror::Error;
@@ -85,6 +85,8 @@ pub struct Probed {
 /// Where the bytes come from.
 enum Reader {
     File(fs::File),
+    /// A device DAX.
+    Mapped(Arc<Memory>),
     /// A device of a shard that runs meanwhile.
     Device {
         source: Arc<dyn DeviceSource>,
@@ -109,6 +111,10 @@ impl Probed {
     fn open_at(path: &Path, place: &Path) -> Result<Self, ProbeError> {
         use std::os::unix::fs::FileTypeExt;
         let failed = |source| ProbeError::Open { path: path.to_owned(), source };
+        if let Some(memory) = map_device_dax(place).map_err(failed)? {
+            let size = memory.size() as u64;
+            return Ok(Self { path: path.to_owned(), reader: Reader::Mapped(memory), size });
+        }
         let readable = readable_path(place);
         // Opening a fifo would wait for its other end.
         let kind = fs::metadata(&readable).map_err(failed)?.file_type();
@@ -141,6 +147,7 @@ impl Probed {
         match &self.reader {
             // A file has none.
             Reader::File(file) => rustix::fs::ioctl_blksszget(file).unwrap_or(512),
+            Reader::Mapped(_) => 512,
             Reader::Device { block, .. } => *block,
         }
     }
@@ -158,6 +165,10 @@ impl Probed {
             Reader::File(file) => {
                 let mut bytes = vec![0; length];
                 file.read_exact_at(&mut bytes, offset).map(|()| bytes)
+            }
+            Reader::Mapped(memory) => {
+                let mut bytes = vec![0; length];
+                memory.copy_out(offset, &mut bytes).map(|()| bytes).map_err(io::Error::other)
             }
             Reader::Device { source, block, shard } => {
                 read_device(source, (*block).into(), shard, offset, length)
@@ -216,6 +227,9 @@ pub struct Finding {
     /// The bytes of the mark by which it was found.
     #[serde(skip)]
     pub mark: Range<u64>,
+    /// It is MD's metadata of version 0.90.
+    #[serde(skip)]
+    pub is_old_md: bool,
 }
 
 impl fmt::Display for Finding {
@@ -254,6 +268,11 @@ impl Contents {
     /// The bytes of the marks of all but MD's metadata.
     pub fn marks(&self) -> impl Iterator<Item = Range<u64>> {
         self.others.iter().map(|found| found.mark.clone())
+    }
+
+    /// The bytes of the marks of MD's metadata of version 0.90.
+    pub fn old_md(&self) -> impl Iterator<Item = Range<u64>> {
+        self.others.iter().filter(|found| found.is_old_md).map(|found| found.mark.clone())
     }
 
     /// All of it in words; empty if nothing is known.

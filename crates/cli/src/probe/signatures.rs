@@ -168,7 +168,7 @@ fn mark(at: u64, magic: &[u8]) -> Range<u64> {
 }
 
 fn finding(what: impl Into<String>, mark: Range<u64>) -> Finding {
-    Finding { what: what.into(), name: None, uuid: None, mark }
+    Finding { what: what.into(), name: None, uuid: None, mark, is_old_md: false }
 }
 
 fn describe(device: &Searched<'_>, signature: &Signature) -> Result<Finding, ProbeError> {
@@ -180,7 +180,7 @@ fn describe(device: &Searched<'_>, signature: &Signature) -> Result<Finding, Pro
         Some((at, length)) => text(&device.read(at, length)?),
         None => None,
     };
-    Ok(Finding { what: signature.what.to_owned(), name, uuid, mark: mark(signature.at, signature.magic) })
+    Ok(Finding { name, uuid, ..finding(signature.what, mark(signature.at, signature.magic)) })
 }
 
 /// Text up to its first NUL; `None` if there is none.
@@ -341,7 +341,8 @@ fn md_0_90(device: &Searched<'_>) -> Result<Option<Finding>, ProbeError> {
         if big_endian { word.swap_bytes() } else { word }
     });
     let uuid = uuid.map(|word| format!("{word:08x}")).join(":");
-    Ok(Some(Finding { uuid: Some(uuid), ..finding("an MD superblock of version 0.90", at..at + 4) }))
+    let found = finding("an MD superblock of version 0.90", at..at + 4);
+    Ok(Some(Finding { uuid: Some(uuid), is_old_md: true, ..found }))
 }
 
 /// RAID metadata of firmware lies in the last sectors, that of DRBD in the last 4 KiB.

@@ -46,12 +46,14 @@ pub fn block_device_generations() -> Vec<String> {
     all
 }
 
-/// Whether a path is of something that can be a member: a block device or a file. One that can't be seen may
-/// be.
+/// Whether a path is of something that can be a member: a block device, a file, or a device DAX. One that
+/// can't be seen may be.
 pub fn may_be_member(path: &Path) -> bool {
     use std::os::unix::fs::FileTypeExt;
     let (path, _) = pinstripe_runtime::uring::path_of(path);
-    fs::metadata(path).map_or(true, |found| found.is_file() || found.file_type().is_block_device())
+    let found = fs::metadata(path);
+    found.map_or(true, |found| found.is_file() || found.file_type().is_block_device())
+        || pinstripe_runtime::uring::is_device_dax(path)
 }
 
 /// Whether a device of this folder isn't searched.

@@ -123,7 +123,7 @@ fn settle(plain: &[Candidate], doubtful: Vec<Candidate>) -> (Vec<Candidate>, Vec
 /// that isn't there already.
 fn may_be_member(claim: &Superblock, known: &[&Superblock]) -> bool {
     let peers = || known.iter().filter(|other| other.array.set_uuid == claim.array.set_uuid);
-    let Some(freshest) = peers().max_by_key(|superblock| superblock.array.events) else { return true };
+    let Some(freshest) = peers().max_by_key(|superblock| superblock.freshness()) else { return true };
     let is_there = peers().any(|other| {
         let (own, other_own) = (&claim.member, &other.member);
         own.device_uuid == other_own.device_uuid
@@ -176,7 +176,7 @@ fn add(devices: &mut Vec<Device>, mut new: Device) {
 
 fn array(uuid: Uuid, devices: Vec<Device>, overlaps: &[(PathBuf, PathBuf)]) -> Option<FoundArray> {
     let freshest =
-        devices.iter().map(|device| &device.superblock).max_by_key(|superblock| superblock.array.events)?;
+        devices.iter().map(|device| &device.superblock).max_by_key(|superblock| superblock.freshness())?;
     let freshest = freshest.clone();
     let current = freshest.array.events;
     let is_current = |device: &Device| event_is_current(current, device.superblock.array.events);
@@ -363,6 +363,23 @@ mod tests {
         assert_eq!(left_out(&[candidate(0, 9, all), candidate(1, 9, all), failed.clone()]), [""; 0]);
         // Too few are left, and what is to become of that is for the server to say.
         assert_eq!(left_out(&[candidate(0, 10, two), failed]), [""; 0]);
+    }
+
+    #[test]
+    fn a_spare_with_more_events_than_the_members_makes_none_of_them_stale() {
+        let all: &[u16] = &[0, 1, 2];
+        let members = (0..3).map(|number| candidate(number, 20, all));
+        let (arrays, _) = group(members.chain([candidate(3, 24, &[0])]).collect());
+        let stale = arrays[0].members.iter().filter(|member| member.stale).count();
+        assert_eq!((arrays[0].freshest.array.events, stale), (20, 0));
+    }
+
+    #[test]
+    fn what_mdadm_has_forced_together_is_not_stale() {
+        let all: &[u16] = &[0, 1, 2];
+        let without = candidate(1, 20, &[0, 1]);
+        let (arrays, _) = group(vec![candidate(0, 20, all), candidate(2, 20, all), without]);
+        assert!(arrays[0].members.iter().all(|member| !member.stale));
     }
 
     /// Of arrays of which the data covers a place of a superblock.

@@ -17,6 +17,7 @@ use pinstripe_md::{
     superblock::{Claims, MetadataVersion, Role},
     units::{SECTOR_BYTES, sector_range},
 };
+use pinstripe_nvme::initiator::NvmeSource;
 use pinstripe_runtime::{
     DeviceInfo, DeviceSource, Memory, MemorySource, shard,
     uring::{OpenOptions, blocking, path_of},
@@ -51,6 +52,8 @@ const LOOK_NANOSECONDS: u64 = 30_000_000_000;
 #[derive(Default)]
 pub struct OpenedDevices {
     pub sources: Vec<Arc<dyn DeviceSource>>,
+    /// Those of them that are namespaces of servers.
+    pub namespaces: Vec<Arc<NvmeSource>>,
     /// Whether members were waited for in vain.
     pub left_out: bool,
     /// Those of them that are on servers, which may answer later.
@@ -196,6 +199,9 @@ impl OpenedDevices {
     fn take(&mut self, member: &Member) {
         member.remember();
         self.sources.push(member.source());
+        if let Member::Remote(source) = member {
+            self.namespaces.push(Arc::clone(source));
+        }
     }
 
     fn leave_out(&mut self, why: &Failure) {

@@ -87,8 +87,8 @@ use crate::{
     failure::Failure,
     limits, log, member,
     memory::Division,
-    nvme_server::{self, Hosts},
-    on_shards,
+    nvme_hosts::Hosts,
+    nvme_server, on_shards,
     supervisor::{self, Supervised},
 };
 
@@ -335,6 +335,9 @@ async fn start(
     let takeover = plan.arguments.takeover;
     let array = assembled.map_err(|error| Failure::new(not_assembled(&error, takeover)))?;
     standing.array = Some(array.clone());
+    if !plan.arguments.read_only {
+        members.namespaces.into_iter().for_each(|source| pool::let_go(source, &array));
+    }
     if let Some(inherited) = inherited {
         array.pause_sync(inherited.settings().sync_paused);
     }

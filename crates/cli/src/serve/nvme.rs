@@ -1,14 +1,14 @@
 //! The array as a namespace of an NVMe/TCP subsystem.
 
-use std::{cell::RefCell, mem, net::SocketAddr, sync::Arc};
+use std::{cell::RefCell, net::SocketAddr, rc::Rc, sync::Arc};
 
-use pinstripe_block::BlockService;
+use pinstripe_block::{BlockService, first_of::first_of};
 use pinstripe_nvme::controller::{
     LeftQueue, LeftSubsystem, NamespaceConfig, Subsystem, TlsHosts, uuid_of, uuid_text,
 };
 use pinstripe_runtime::{
     ShardHandle,
-    shard::JoinHandle,
+    shard::{self, JoinHandle},
     uring::{Connection, Listener},
 };
 
@@ -19,7 +19,8 @@ use super::{
 use crate::{
     command_line::ServeArguments,
     failure::Failure,
-    nvme_server::{self, Hosts},
+    nvme_hosts::{Door, Hosts},
+    nvme_server,
 };
 
 pub const KIND: Kind = Kind { check, bind };
@@ -32,8 +33,8 @@ struct NvmeTcp {
     address: SocketAddr,
     nqn: String,
     uuid: [u8; 16],
-    /// The hosts that may connect. Until the subsystem has them.
-    hosts: Hosts,
+    /// The hosts that may connect. Until connections are taken: then a task has them.
+    hosts: RefCell<Option<Hosts>>,
     hosts_are_known: bool,
     tls: Option<Arc<TlsHosts>>,
     /// What the program before has left.
@@ -67,7 +68,7 @@ fn bind<'a>(arguments: &'a ServeArguments, identity: Identity<'a>) -> Binding<'a
             hosts_are_known: hosts.are_known(),
             tls: hosts.tls(&nqn)?,
             nqn,
-            hosts,
+            hosts: Some(hosts).into(),
             restored: identity.inherited.and_then(Inheritance::subsystem),
             left: RefCell::default(),
             subsystem: None,
@@ -78,7 +79,7 @@ fn bind<'a>(arguments: &'a ServeArguments, identity: Identity<'a>) -> Binding<'a
 
 impl NvmeTcp {
     /// The subsystem that all shards serve.
-    fn subsystem(&mut self, service: &impl BlockService) -> Result<Arc<Subsystem>, Failure> {
+    fn subsystem(&self, service: &impl BlockService) -> Result<Arc<Subsystem>, Failure> {
         let namespace = NamespaceConfig {
             uuid: self.uuid,
             size_bytes: service.size_bytes(),
@@ -86,8 +87,8 @@ impl NvmeTcp {
             preferred_block: service.preferred_block(),
             read_only: service.read_only(),
         };
-        let hosts = mem::take(&mut self.hosts);
-        let subsystem = nvme_server::subsystem(&self.nqn, self.address, vec![namespace], hosts, None)?;
+        let keys = self.hosts.borrow().as_ref().and_then(Hosts::authentication);
+        let subsystem = nvme_server::subsystem(&self.nqn, self.address, vec![namespace], keys, None)?;
         if let Some(left) = &self.restored {
             subsystem.restore(left);
         }
@@ -128,7 +129,15 @@ impl FrontEnd for NvmeTcp {
 
     fn accept(&self, way: Accepting<'_>) -> Vec<JoinHandle<()>> {
         let accept = |listener| way.hand_out(PROTOCOL, listener, nvme_server::hand_over);
-        self.listener.take().map(accept).into_iter().collect()
+        let accepting = self.listener.take().map(accept);
+        let watching = self.hosts.take().zip(self.subsystem.clone()).map(|(hosts, subsystem)| {
+            let door = Door { subsystem, tls: self.tls.clone(), shards: way.shards.to_vec() };
+            let stopping = Rc::clone(way.stopping);
+            shard::spawn_joined(async move {
+                first_of(stopping.wanted(), hosts.watch(door)).await;
+            })
+        });
+        accepting.into_iter().chain(watching).collect()
     }
 
     /// The NQN of each controller's host.

@@ -4,7 +4,8 @@
 //! what they have, and the smallest namespace that fits and is blank is added, of whichever server has the
 //! fewest members of the array. Several arrays may share a pool: a server that wants a blank namespace for
 //! its array reserves it, looks whether it is still blank, and lets go of it when the array's superblock is
-//! there; after that it isn't blank any more.
+//! there; after that it isn't blank any more. A server that was killed in between leaves the reservation
+//! behind, which would keep the next host from writing its member: it goes when the array is started next.
 
 use std::{path::PathBuf, rc::Rc, sync::Arc};
 
@@ -185,9 +186,7 @@ async fn ends_are_zero(source: &NvmeSource) -> Result<bool, Failure> {
 /// Adds a namespace if it is blank.
 async fn take(source: &Arc<NvmeSource>, array: &Array, keeper: &Rc<Keeper>) -> Result<(), Failure> {
     let name = source.name();
-    let [a, b, c, d, e, f, g, h, ..] = namespace_uuid(&array.detail().uuid);
-    // The same after a crash, so that a claim that was left behind is ours.
-    let key = u64::from_be_bytes([a, b, c, d, e, f, g, h]).max(1);
+    let key = key(array);
     // First without a claim, which would keep others from writing what is theirs.
     check_blank(source).await?;
     source.claim(key).await?;
@@ -198,12 +197,26 @@ async fn take(source: &Arc<NvmeSource>, array: &Array, keeper: &Rc<Keeper>) -> R
         Ok::<_, Failure>(Member::Remote(Arc::clone(source)).join(joining).await?)
     };
     let added = added.await;
-    // If this isn't heard, the claim keeps others from writing a namespace that is ours, until a host takes
-    // the array over or the server is started anew.
+    // If this isn't heard, the claim keeps others from writing a namespace that is ours: see `let_go`.
     let _ = source.disclaim(key).await;
     added?;
     array.tell(EventKind::MoveSpare { device: name });
     Ok(())
+}
+
+/// Of the array's claims: the same after a crash, so that one that was left behind is known.
+fn key(array: &Array) -> u64 {
+    let [a, b, c, d, e, f, g, h, ..] = namespace_uuid(&array.detail().uuid);
+    u64::from_be_bytes([a, b, c, d, e, f, g, h]).max(1)
+}
+
+/// Gives up a claim of a namespace that has become a member, should one have been left behind. If there is
+/// none the server refuses this, and nothing waits for its answer.
+pub fn let_go(source: Arc<NvmeSource>, array: &Array) {
+    let key = key(array);
+    shard::spawn(async move {
+        let _ = source.disclaim(key).await;
+    });
 }
 
 #[cfg(test)]

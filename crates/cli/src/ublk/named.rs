@@ -26,22 +26,33 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Between two looks whether it is done.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// The file with a device's array. It goes with this.
-pub struct Named(PathBuf);
+/// The file with a device's array. It goes with this, unless it is of another device by then, which has got
+/// the number of this one.
+pub struct Named {
+    folder: PathBuf,
+    device: u32,
+    mark: u64,
+}
 
 impl Named {
     /// Of the device that this process is about to start. `words` is what udev's rules get to know. Without
     /// the file there is no name in /dev, which is a convenience.
     pub fn write(folder: &Path, device: u32, mark: u64, words: &str) -> Option<Self> {
-        // A part of it, which is all that a full file system takes, would be another name: it goes with this.
-        let named = Self(path(folder, device));
-        fs::write(&named.0, format!("{mark:016x}\n{words}")).ok().map(|()| named)
+        let path = path(folder, device);
+        if fs::write(&path, format!("{mark:016x}\n{words}")).is_err() {
+            // A part of it, which is all that a full file system takes, would be another name.
+            let _ = fs::remove_file(&path);
+            return None;
+        }
+        Some(Self { folder: folder.to_owned(), device, mark })
     }
 }
 
 impl Drop for Named {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
+        if read(&self.folder, self.device, self.mark).is_some() {
+            let _ = fs::remove_file(path(&self.folder, self.device));
+        }
     }
 }
 
@@ -115,6 +126,12 @@ mod tests {
         assert_eq!(read(folder.path(), 4, 7), None);
         drop(named);
         assert_eq!(read(folder.path(), 3, 7), None);
+        // Another server's device has got the number before this server has ended.
+        let named = Named::write(folder.path(), 3, 7, "PINSTRIPE_NAME=data\n").unwrap();
+        let other = Named::write(folder.path(), 3, 8, "PINSTRIPE_NAME=other\n").unwrap();
+        drop(named);
+        assert_eq!(read(folder.path(), 3, 8).as_deref(), Some("PINSTRIPE_NAME=other\n"));
+        drop(other);
         // Where there is no room, a part of it would be the name of another array.
         std::os::unix::fs::symlink("/dev/full", path(folder.path(), 3)).unwrap();
         assert!(Named::write(folder.path(), 3, 7, "PINSTRIPE_NAME=data\n").is_none());

@@ -209,6 +209,7 @@ fn an_array_is_found_configured_assembled_used_and_stopped() {
     world.raid5(3);
     let found = configured.run(&["examine", "--scan"]).ok().out;
     assert!(found.contains("raid5, 3 of 3 members") && found.contains("name = \"data\""), "{found}");
+    assert!(found.contains("\n# Then: pinstripe assemble --scan\n"), "{found}");
     configured.write("conf.d/found.toml", &found);
     let checked = configured.run(&["config", "check"]).ok().out;
     assert_eq!(checked, "OK: 1 array of 2 files\n");
@@ -387,6 +388,27 @@ fn a_configuration_that_others_can_write_is_refused() {
 }
 
 #[test]
+fn a_person_has_an_array_started_without_a_member_that_is_late() {
+    let configured = Configured::new(DATA);
+    let world = &configured.world;
+    let members = world.raid5(4);
+    let away = |slot: usize| world.path(&format!("away{slot}"));
+    for slot in [1, 3] {
+        fs::rename(world.path(&members[slot]), away(slot)).unwrap();
+    }
+    let run = |options: &[&str]| {
+        let name = ["assemble", "--name", "data", "--json"];
+        configured.run(&[&name[..], options].concat())
+    };
+    run(&["--run"]).refused(1, &["too few members"]);
+    fs::rename(away(3), world.path(&members[3])).unwrap();
+    run(&[]).refused(1, &["slot 1 is missing", "`pinstripe assemble --run --name NAME`"]);
+    configured.run(&["assemble", "--scan", "--run"]).refused(64, &["--scan"]);
+    let started = run(&["--run"]).ok().json();
+    assert_eq!((&started[0]["state"], &started[0]["degraded"]), (&"started".into(), &true.into()));
+}
+
+#[test]
 fn an_array_that_lacks_members_is_not_started_unless_the_configuration_says_so() {
     let configured = Configured::new(DATA);
     let world = &configured.world;
@@ -544,25 +566,16 @@ pub fn superblock(world: &World, member: &str, version: MetadataVersion) -> Supe
     Superblock::decode(&bytes[usize::try_from(place.0).unwrap() * 512..][..4096], place, sectors).unwrap()
 }
 
-/// An array of members with metadata 1.0 and data from sector 0 on, as mdadm makes them: a client that
-/// writes at byte 4096 of it writes where metadata 1.2 has its superblock.
-fn as_mdadm_has_it(world: &World, members: &[String]) {
-    world.create(&["--level", "5", "--name", "own", "--metadata", "1.0", "--assume-clean"], members).ok();
-    for member in members {
-        let mut superblock = superblock(world, member, MetadataVersion::V1_0);
-        superblock.member.data_size.0 += superblock.member.data_offset.0;
-        superblock.member.data_offset.0 = 0;
-        world.poke(member, superblock.member.super_offset.0 * 512, &superblock.encode(512).unwrap());
-    }
-}
-
+/// With metadata 1.0 a client that writes at byte 4096 of the array writes where metadata 1.2 has its
+/// superblock.
 #[test]
 fn what_a_client_writes_takes_no_member_away_and_gives_it_to_no_array() {
     let entries = "[[array]]\nname = 'own'\n[[array]]\nname = 'victim'\n";
     let configured = Configured::new(&format!("{SCAN}{entries}"));
     let world = &configured.world;
     let members = world.members(6);
-    as_mdadm_has_it(world, &members[..3]);
+    let own = ["--level", "5", "--name", "own", "--metadata", "1.0", "--assume-clean"];
+    world.create(&own, &members[..3]).ok();
     world.create(&["--level", "5", "--name", "victim", "--assume-clean"], &members[3..]).ok();
     let victims = |member: &str, identity: Uuid| {
         let mut superblock = superblock(world, member, MetadataVersion::V1_2);
@@ -617,26 +630,6 @@ fn what_a_client_writes_takes_no_member_away_and_gives_it_to_no_array() {
     assert_eq!(world.hashes(&members), before);
     assert_eq!(configured.run(&["assemble", "--uuid", &own, "--json"]).ok().json()[0]["state"], "started");
     world.run(&["stop", "own"]).ok();
-}
-
-#[test]
-fn clients_of_a_new_array_reach_no_place_of_a_superblock() {
-    let world = World::new();
-    let members = world.members(3);
-    world.create(&["--level", "5", "--name", "own", "--metadata", "1.0", "--assume-clean"], &members).ok();
-    let others: Vec<String> = (0..3).map(|slot| world.file(&format!("other{slot}"), MEMBER_BYTES)).collect();
-    world.create(&["--level", "5", "--name", "other", "--assume-clean"], &others).ok();
-    let forged = superblock(&world, &others[0], MetadataVersion::V1_2).encode(512).unwrap();
-    let server = world.serve(&["--shards", "1"], &members);
-    let mut client = Client::connect(&server.nbd());
-    let places = (0..16).map(|place| place * 4096);
-    assert!(places.into_iter().all(|place| client.write(place, &forged) == 0));
-    world.run(&["stop", "own", "--force"]).ok();
-    assert_eq!(server.ended(), 0);
-    for examined in world.run(&["examine", "--json", "member0", "member1"]).ok().json().as_array().unwrap() {
-        assert_eq!(examined["member"]["array"]["name"], "own", "{examined}");
-        assert_eq!(examined["also"], serde_json::json!([]), "{examined}");
-    }
 }
 
 #[test]
@@ -1232,4 +1225,33 @@ fn without_a_daemon_reload_tells_the_servers_what_they_can_take() {
     // Arrays without a server are none of this.
     configured.run(&["stop", "data"]).ok();
     assert_eq!(configured.run(&["reload", "--json"]).ok().json()["changes"], serde_json::json!([]));
+}
+
+/// By it units and sockets are called, and `import` writes the name whole.
+#[test]
+fn a_reload_knows_an_array_by_its_name_without_the_host() {
+    let text = DATA.replace("'data'", "'away:data'");
+    let configured = Configured::new(&text);
+    for member in &configured.world.raid5(3) {
+        rename(&configured.world, member, b"away:data");
+    }
+    configured.assemble();
+    configured.write("pinstripe.toml", &format!("{text}limit-iops = 70\n"));
+    let said = configured.run(&["reload", "data"]).ok().out;
+    assert!(said.contains("away:data: its clients' limits"), "{said}");
+    assert_eq!(configured.run(&["detail", "data", "--json"]).ok().json()["limit"]["iops"], 70);
+    configured.run(&["reload", "away"]).refused(1, &["the configuration has no array away"]);
+}
+
+#[test]
+fn a_reload_tells_no_array_what_none_of_its_kind_takes() {
+    let text = DATA.replace("shards = 1\n", "shards = 1\njournal-mode = 'write-back'\n");
+    let configured = Configured::new(&text);
+    let members = configured.world.members(2);
+    configured.world.create(&["--level", "0", "--name", "data"], &members).ok();
+    configured.assemble();
+    let reloaded = configured.run(&["reload", "--json"]).ok().json();
+    let changes = reloaded["changes"].as_array().unwrap();
+    let told = |change: &Value| change["what"].as_str().unwrap().contains("limits");
+    assert!(changes.len() == 1 && told(&changes[0]) && changes[0]["effect"] == "live", "{reloaded}");
 }

@@ -213,6 +213,26 @@ fn a_control_socket_in_the_current_folder_is_a_path_with_a_slash_or_its_ending()
     assert_eq!(server.ended(), 0);
 }
 
+/// What the server calls a disk that was pulled, a person need not know.
+#[test]
+fn what_has_failed_is_removed_without_its_name() {
+    let world = World::new();
+    let members = world.members(4);
+    world.create(&["--level", "6", "--name", "data", "--assume-clean"], &members).ok();
+    let server = world.serve(&["--shards", "1"], &members);
+    assert_eq!(world.run(&["remove", "data", "failed"]).ok().out, "no device of the array is faulty\n");
+    for slot in ["1", "3"] {
+        world.run(&["fail", "data", slot]).ok();
+    }
+    let removed = world.run(&["remove", "data", "failed", "--json"]).ok().json();
+    assert_eq!(removed.as_array().unwrap().len(), 2, "{removed}");
+    let detail = world.run(&["detail", "data", "--json"]).ok().json();
+    assert_eq!(detail["failed"], json!([]), "{detail}");
+    world.run(&["add", "data", "member1", "--wait"]).ok();
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
+}
+
 #[test]
 fn the_log_says_what_was_asked_for_when_and_of_which_array() {
     let world = World::new();

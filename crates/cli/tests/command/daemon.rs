@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::{
     configured::{ALL, Configured, DATA, SCAN},
     nbd::{Client, header, pattern},
-    world::{LoopDevice, MEMBER_BYTES, PATIENCE, Port, Server},
+    world::{LoopDevice, MEMBER_BYTES, PATIENCE, Port, Server, wait_until},
 };
 
 /// A daemon of a configuration; killed if the test ends without stopping it.
@@ -323,6 +323,10 @@ fn a_new_configuration_counts_where_it_can_and_a_wrong_one_changes_nothing() {
         (&detail["sync_speed_min_kib"], &detail["sync_speed_max_kib"]),
         (&20000.into(), &50000.into())
     );
+
+    let other = configured.world.path("pinstripe.toml").display().to_string();
+    configured.run(&["reload", "--config", &other]).refused(1, &["a daemon runs", "--config"]);
+    configured.run(&["reload", "--config", &other, "data"]).ok();
 
     configured.write("pinstripe.toml", &format!("{DATA}shard = 1\n"));
     configured
@@ -1126,7 +1130,7 @@ fn what_a_person_has_stopped_is_stopped_for_the_next_daemon_too_where_something_
 fn an_array_whose_restart_has_failed_is_not_one_that_a_person_has_stopped() {
     let configured = Configured::new(DATA);
     let members = configured.world.raid5(3);
-    configured.program("bin/systemctl", "#!/bin/sh\ncat @/unit\n");
+    configured.program("bin/systemctl", "#!/bin/sh\necho >>@/asked\ncat @/unit\n");
     let unit = |state: &str| configured.write("unit", &format!("SubState=x\nActiveState={state}\n"));
     let is_served = |daemon: &Daemon| {
         unit("active");
@@ -1144,6 +1148,14 @@ fn an_array_whose_restart_has_failed_is_not_one_that_a_person_has_stopped() {
     let daemon = Daemon::start(&configured, &["--no-start"]);
     let served = is_served(&daemon);
     is_stopped(&daemon, served);
+    // It has failed beside this server, before a person has stopped that.
+    unit("failed\nInactiveExitTimestampMonotonic=1");
+    for _ in 0..2 {
+        let _ = fs::remove_file(configured.world.path("asked"));
+        configured.run(&["reload"]).ok();
+        wait_until("asked", || configured.world.path("asked").exists());
+    }
+    assert_eq!(of(&daemon.status().unwrap(), "data")["state"], "stopped");
     unit("failed");
     configured.run(&["reload"]).ok();
     daemon.wait_for("data", "waiting");

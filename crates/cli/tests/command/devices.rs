@@ -85,6 +85,16 @@ fn a_device_with_a_state_is_one_targets_for_as_long_as_that_serves_it() {
 }
 
 #[test]
+fn a_target_that_forgets_which_host_was_replaced_warns_of_it() {
+    let world = World::new();
+    let device = [world.file("device", MEMBER_BYTES)];
+    let warns = |options: &[&str]| target(&world, options, &device).end().1.contains("without --state");
+    assert!(warns(&[]));
+    assert!(!warns(&["--state", "state", "--state-create"]));
+    assert!(!warns(&["--offload", "off"]));
+}
+
+#[test]
 fn a_state_directory_that_is_missing_is_not_made_unasked() {
     let world = World::new();
     let device = world.file("device", MEMBER_BYTES);
@@ -331,6 +341,11 @@ fn stand_in(world: &World, device: &str) -> Receiver<String> {
         "sync_speed_min_kib": 0, "sync_speed_max_kib": 0, "errors": [], "advice": null, "nbd": [], "shards": 1, "statistics": {},
         "addresses": [{ "protocol": "ublk", "uri": device }],
     });
+    stand_in_saying(world, detail)
+}
+
+/// The same, with this answer to `detail`.
+fn stand_in_saying(world: &World, detail: Value) -> Receiver<String> {
     fs::DirBuilder::new().mode(0o700).recursive(true).create(world.path("pinstripe")).unwrap();
     let listener = UnixListener::bind(world.path("pinstripe/data.sock")).unwrap();
     let (sender, asked) = channel();
@@ -386,4 +401,32 @@ fn an_array_is_not_stopped_while_a_program_has_its_block_device_open() {
         assert!(begun.elapsed() >= Duration::from_secs_f64(seconds), "it was not waited for");
         brief.wait().unwrap();
     }
+}
+
+#[test]
+fn all_are_stopped_where_an_array_lies_on_another_ones_block_device() {
+    let world = World::new();
+    let file = world.file("disk", MEMBER_BYTES);
+    let Some(device) = LoopDevice::new(&world, &file, &[]) else { return };
+    let asked = stand_in(&world, &device.path);
+    let others = ["other0", "other1"].map(|name| world.file(name, MEMBER_BYTES));
+    let members = [&[device.path.clone()][..], &others].concat();
+    world.create(&["--level", "5", "--name", "upper", "--assume-clean"], &members).ok();
+    let upper = world.serve(&["--shards", "1"], &members);
+    world.run(&["stop", "data"]).refused(1, &["is open in pinstripe", "nothing was stopped"]);
+    let stopped = world.run(&["stop", "--all"]).ok().out;
+    let lines: Vec<&str> = stopped.lines().collect();
+    assert!(lines[0].ends_with("upper.sock") && lines[1].ends_with("data.sock"), "{stopped}");
+    assert_eq!(upper.ended(), 0);
+    assert_eq!(asked.try_recv().unwrap(), "stop");
+}
+
+#[test]
+fn an_array_of_which_nothing_can_be_known_is_stopped_by_force() {
+    let world = World::new();
+    let asked = stand_in_saying(&world, Value::Null);
+    world.run(&["stop", "data"]).refused(1, &["an answer that can't be read"]);
+    assert!(asked.try_recv().is_err());
+    world.run(&["stop", "data", "--force"]).ok();
+    assert_eq!(asked.try_recv().unwrap(), "stop");
 }

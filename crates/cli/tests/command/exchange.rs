@@ -73,10 +73,9 @@ fn an_array_goes_from_mdadm_to_us_and_back_and_nothing_of_it_is_left() {
     assert_eq!(configured.mdadm_conf(), now, "what is refused changes nothing");
     assert!(configured.entry(&uuid).exists());
     drop(client);
-    in_order(
-        &configured.release(&[&uuid, "--dry-run", "--json"]).ok().json()["files"],
-        ["mdadm.conf", "imported-"],
-    );
+    let planned = configured.release(&[&uuid, "--dry-run", "--json"]).ok().json();
+    in_order(&planned["files"], ["mdadm.conf", "imported-"]);
+    assert!(planned["remarks"].is_array(), "{planned}");
     // As a start by its unit leaves them, by which the next one would go though its entry is gone.
     let last = ["data", &uuid].map(|asked| configured.world.path(&format!("pinstripe/{asked}.last")));
     for path in &last {
@@ -373,6 +372,20 @@ fn an_array_that_is_resynced_is_not_stopped_to_be_refused_then() {
     configured.release(&["data", "--force"]).ok();
 }
 
+/// Without that, mdadm calls it `/dev/md/data_0` from the next boot on: it has no host in its name.
+#[test]
+fn a_released_array_of_ours_is_named_in_mdadms_configuration() {
+    let (configured, uuid, _) = world();
+    configured.write("mdadm.conf", "MAILADDR root");
+    let named = format!("MAILADDR root\nARRAY /dev/md/data UUID={uuid}\n");
+    for _ in 0..2 {
+        configured.import(&["data", "--no-start"]).ok();
+        assert!(configured.mdadm_conf().contains(&format!("ARRAY <ignore> UUID={uuid}\n")));
+        configured.release(&["data"]).ok();
+        assert_eq!(configured.mdadm_conf(), named);
+    }
+}
+
 #[test]
 fn a_command_to_copy_is_quoted_for_the_shell() {
     let configured = Configured::new(SCAN);
@@ -506,56 +519,160 @@ fn an_array_that_only_its_double_parity_log_makes_whole_is_not_released_by_force
 }
 
 impl Configured {
-    /// Runs a script of packaging/initramfs with our program in its path, and what the folder `bin` has.
-    fn script(&self, name: &str, variable: (&str, &str)) -> crate::world::Ran {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/initramfs").join(name);
+    /// A command with our program in its path, and what the folder `bin` has.
+    fn with_path(&self, mut command: Command) -> Command {
         let program = Path::new(env!("CARGO_BIN_EXE_pinstripe")).parent().unwrap().to_owned();
         let usual = std::env::var_os("PATH").unwrap();
         let folders = [self.world.path("bin"), program].into_iter().chain(std::env::split_paths(&usual));
+        command.env("PATH", std::env::join_paths(folders).unwrap());
+        command.env("PINSTRIPE_CONFIG", self.world.path("pinstripe.toml"));
+        command.env("PINSTRIPE_STATE_DIR", self.world.path("state"));
+        command.env("DPKG_ADMINDIR", self.world.path("dpkg"));
+        command
+    }
+
+    /// Runs the hook of initramfs-tools, with `ramdisk` as what becomes the initial ramdisk.
+    fn hook(&self) -> crate::world::Ran {
         let mut command = Command::new("sh");
-        command.arg(script).env("PATH", std::env::join_paths(folders).unwrap());
-        command.env("PINSTRIPE_CONFIG", self.world.path("pinstripe.toml")).env(variable.0, variable.1);
-        crate::world::Ran::of(&command.output().unwrap())
+        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/initramfs/hook"));
+        command.env("DESTDIR", self.world.path("ramdisk"));
+        crate::world::Ran::of(&self.with_path(command).output().unwrap())
+    }
+
+    /// The same for a ramdisk of which mdadm's own hook has made this.
+    fn hook_of(&self, copied: &str) -> crate::world::Ran {
+        self.write("ramdisk/etc/mdadm/mdadm.conf", copied);
+        self.hook()
+    }
+
+    fn in_ramdisk(&self, name: &str) -> String {
+        fs::read_to_string(self.world.path("ramdisk").join(name)).unwrap()
+    }
+
+    fn update_ramdisk(&self) -> Command {
+        self.with_path(self.world.command(&["config", "ramdisk", "--update"]))
     }
 }
+
+const STORE: &str = "[[target]]\nname = 'store'\nlisten = '127.0.0.1:4420'\n\
+    nqn = 'nqn.2026-01.com.example:store'\ndevices = ['/dev/disk/by-id/nvme-A', '@/file']\n";
+const IN_RAMDISK: &str = "etc/mdadm/mdadm.conf";
 
 #[test]
 fn mdadm_is_told_in_the_initial_ramdisk_which_arrays_are_not_its_own() {
     let configured = Configured::new("[[array]]\nname = 'host:data'\nulbk = true\n");
-    let folder = configured.world.path("ramdisk").display().to_string();
-    let hook = || configured.script("hook", ("DESTDIR", &folder)).ok();
-    hook();
+    configured.hook().ok();
     assert!(!configured.world.path("ramdisk").exists(), "a ramdisk without mdadm stays as it is");
     // What mdadm's own hook makes of members that it finds.
-    configured.write("ramdisk/etc/mdadm/mdadm.conf", "MAILADDR root\nARRAY /dev/md/data name=host:data\n");
-    hook();
-    let told = fs::read_to_string(configured.world.path("ramdisk/etc/mdadm/mdadm.conf")).unwrap();
+    configured.hook_of("MAILADDR root\nARRAY /dev/md/data name=host:data\n").ok();
     assert_eq!(
-        told,
-        "ARRAY <ignore> name=\"host:data\"\nMAILADDR root\n#pinstripe# ARRAY /dev/md/data name=host:data\n"
+        configured.in_ramdisk(IN_RAMDISK),
+        "MAILADDR root\n#pinstripe# ARRAY /dev/md/data name=host:data\nARRAY <ignore> name=\"host:data\"\n"
     );
+    let names = fs::read_dir(configured.world.path("ramdisk/etc/mdadm")).unwrap();
+    assert_eq!(names.count(), 1, "nothing else is left there");
+}
+
+#[test]
+fn mdadm_is_kept_off_the_devices_of_targets_in_the_initial_ramdisk() {
+    let configured = Configured::new(STORE);
+    configured.hook_of("MAILADDR root\n").ok();
+    let rules = configured.in_ramdisk("lib/udev/rules.d/63-pinstripe.rules");
+    assert!(
+        rules.contains("\nSYMLINK==\"disk/by-id/nvme-A\", ENV{PINSTRIPE_TARGET}=\"1\"\n"),
+        "rules: {rules}"
+    );
+    assert_eq!(rules, configured.run(&["config", "ramdisk"]).ok().out, "it is noted and compared, too");
+    assert_eq!(configured.in_ramdisk(IN_RAMDISK), "MAILADDR root\n");
+}
+
+/// An error in a file may be about any array, and what mdadm has once taken at a boot our units don't get.
+#[test]
+fn a_ramdisk_that_is_made_while_the_configuration_is_wrong_says_what_the_others_say() {
+    let array = "[[array]]\nname = 'host:data'\n";
+    let configured = Configured::new(&(array.to_owned() + STORE));
+    let said = configured.run(&["config", "ramdisk"]).ok().out;
+    configured.write("state/ramdisk", &said);
+    configured.write("pinstripe.toml", &format!("{array}{STORE}[[array"));
+    configured.write("conf.d/a.toml", "[[array]]\nname = 'host:more'\n");
+    let ran = configured.hook_of("ARRAY /dev/md/data name=host:data\n").ok();
+    assert!(ran.error.contains("pinstripe.toml:"), "{}", ran.error);
+    assert_eq!(
+        configured.in_ramdisk(IN_RAMDISK),
+        "#pinstripe# ARRAY /dev/md/data name=host:data\n\
+        ARRAY <ignore> name=\"host:data\"\nARRAY <ignore> name=\"host:more\"\n"
+    );
+    assert!(configured.in_ramdisk("lib/udev/rules.d/63-pinstripe.rules").contains("disk/by-id/nvme-A"));
+    assert!(configured.world.path("state/ramdisk").exists(), "as far as it goes it is said");
+    // Nor are all made anew by what is left of the configuration.
+    configured.program("bin/update-initramfs", "#!/bin/sh\n: >@/made\n");
+    let ran = crate::world::Ran::of(&configured.update_ramdisk().output().unwrap());
+    ran.refused(1, &["pinstripe.toml:"]);
+    assert!(!configured.world.path("made").exists());
+}
+
+#[test]
+fn a_ramdisk_that_says_something_else_has_all_of_them_made_anew() {
+    let configured = Configured::new("[[array]]\nname = 'host:data'\n");
+    let said = configured.run(&["config", "ramdisk"]).ok().out;
+    for (noted, stays) in [(said.as_str(), true), ("", false), ("ARRAY <ignore> name=\"host:x\"\n", false)] {
+        for note in ["state/ramdisk", "state/ramdisk.new"] {
+            configured.write(note, noted);
+        }
+        configured.hook_of("MAILADDR root\n").ok();
+        assert!(configured.world.path("state/ramdisk.made").exists(), "it says that one is made");
+        for note in ["state/ramdisk", "state/ramdisk.new"] {
+            assert_eq!(configured.world.path(note).exists(), stays, "{note}: {noted}");
+        }
+    }
 }
 
 #[test]
 fn the_initial_ramdisk_is_made_anew_when_the_configuration_has_other_arrays() {
     let configured = Configured::new("[[array]]\nname = 'host:data'\n");
-    let state = configured.world.path("state").display().to_string();
-    fs::create_dir(&state).unwrap();
-    // The first one finds no room. While the second one is made another array is configured.
+    // The first one finds no room. While the second one is made another array is configured. Of the third one
+    // the hook says that it is not as it should be.
     configured.program(
         "bin/update-initramfs",
         "#!/bin/sh\necho \"$@\" >>@/made\n[ -e @/again ] || { touch @/again; exit 1; }\n\
-         echo \"[[array]]\nname = 'host:$(wc -l <@/made)'\" >@/pinstripe.toml\n\
-         [ \"$(wc -l <@/made)\" -lt 3 ] || echo \"[[array]]\nname = 'host:2'\" >@/pinstripe.toml\n",
+         case $(wc -l <@/made) in\n\
+         2) echo \"[[array]]\nname = 'host:2'\" >@/pinstripe.toml ;;\n\
+         3) rm @/state/ramdisk.new ;;\n\
+         esac\n[ -e @/off ] || : >@/state/ramdisk.made\n",
     );
-    let update = || configured.script("update-ramdisk", ("STATE_DIRECTORY", &state));
+    let update = || crate::world::Ran::of(&configured.update_ramdisk().output().unwrap());
     let made = || fs::read_to_string(configured.world.path("made")).unwrap().lines().count();
     assert_eq!(update().status, 1);
     assert_eq!(made(), 1);
     update().ok();
-    assert_eq!(made(), 3);
+    assert_eq!(made(), 4);
     let said = fs::read_to_string(configured.world.path("state/ramdisk")).unwrap();
     assert_eq!(said, "ARRAY <ignore> name=\"host:2\"\n");
     update().ok();
-    assert_eq!(made(), 3, "nothing has changed");
+    assert_eq!(made(), 4, "nothing has changed");
+    // What makes none and says nothing, as it is configured to, leaves the others as they are.
+    configured.write("off", "");
+    configured.write("pinstripe.toml", "[[array]]\nname = 'host:3'\n");
+    for tries in [5, 6] {
+        let said = update().ok().error;
+        assert!(made() == tries && said.contains("`update_initramfs=no`"), "{said}");
+    }
+}
+
+/// Two makers of one initial ramdisk write one file.
+#[test]
+fn the_initial_ramdisk_is_not_made_while_dpkg_may_make_it() {
+    let configured = Configured::new("[[array]]\nname = 'host:data'\n");
+    configured.program("bin/update-initramfs", "#!/bin/sh\n: >@/made\n: >@/state/ramdisk.made\n");
+    configured.write("dpkg/lock-frontend", "");
+    let path = configured.world.path("dpkg/lock-frontend");
+    let dpkg = fs::File::options().write(true).open(path).unwrap();
+    rustix::fs::fcntl_lock(&dpkg, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let mut update = configured.update_ramdisk().spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    let (is_made, ended) = (configured.world.path("made").exists(), update.try_wait().unwrap());
+    drop(dpkg);
+    assert!(update.wait().unwrap().success());
+    assert!(!is_made && ended.is_none(), "{is_made} {ended:?}");
+    assert!(configured.world.path("made").exists());
 }

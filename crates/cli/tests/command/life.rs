@@ -5,9 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use pinstripe_md::superblock::MetadataVersion;
 use serde_json::Value;
 
 use crate::{
+    configured::superblock,
     nbd::{Client, pattern},
     world::{MEMBER_BYTES, MIB, World, wait_until},
 };
@@ -97,6 +99,16 @@ fn every_level_and_metadata_version_is_made_served_and_checked() {
         server.signal("TERM");
         assert_eq!(server.ended(), 0, "{options:?}");
         assert_clean(&world, &members);
+    }
+}
+
+/// `mdadm --grow` hands a time of whole seconds back to the kernel, which refuses another one than it has.
+#[test]
+fn the_time_of_creation_is_in_whole_seconds() {
+    let world = World::new();
+    let members = world.raid5(3);
+    for member in &members {
+        assert_eq!(superblock(&world, member, MetadataVersion::V1_2).array.created.microseconds(), 0);
     }
 }
 

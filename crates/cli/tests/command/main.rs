@@ -12,6 +12,7 @@ mod disaggregated;
 mod exchange;
 mod fuse;
 mod handover;
+mod hosts;
 mod https;
 mod life;
 mod limit;

@@ -18,7 +18,7 @@ use crate::{
     world::{LoopDevice, MEMBER_BYTES, PATIENCE, Port, Server, World, wait_until},
 };
 
-const NQN: &str = "nqn.2026-01.com.example:members";
+pub const NQN: &str = "nqn.2026-01.com.example:members";
 
 fn target(world: &World, address: &str, devices: &[String]) -> Server {
     world.target(&["--listen", address, "--nqn", NQN, "--shards", "1"], devices)
@@ -403,6 +403,26 @@ fn a_blank_namespace_that_another_array_takes_meanwhile_is_not_taken_from_it() {
 }
 
 #[test]
+fn a_claim_that_the_pool_may_have_left_behind_is_given_up_at_the_next_start() {
+    let (world, port) = (World::new(), Port::new());
+    let mut members = world.raid5(3);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let passes = listener.local_addr().unwrap().to_string();
+    let (heard, go) = hold_first_claim(listener, port.address);
+    go.send(()).unwrap();
+    let listen = port.address.to_string();
+    let store = target(&world, &listen, &members[2..]);
+    members[2] = store.ready["namespaces"][0].as_str().unwrap().replace(&listen, &passes);
+    let server = world.serve(&["--shards", "1"], &members);
+    heard.recv_timeout(PATIENCE).expect("nothing is said of a reservation");
+    let mut client = Client::connect(&server.nbd());
+    assert_eq!(client.write(0, &pattern(1, 1 << 20)), 0);
+    assert_eq!(detail(&world)["degraded"], false);
+    world.run(&["stop", "data", "--force"]).ok();
+    assert_eq!(server.ended(), 0);
+}
+
+#[test]
 fn what_the_pool_gave_is_a_member_at_the_next_start_though_the_entry_does_not_name_it() {
     let configured = Configured::new("");
     let world = &configured.world;
@@ -467,9 +487,9 @@ fn what_the_pool_gave_is_a_member_at_the_next_start_though_the_entry_does_not_na
 }
 
 /// What the host and the controller prove to have.
-const SECRETS: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR: DHHC-1:00:ZGVmZ2hpamtsbW5vcHFyc3R1dnd4eXp7fH1+f4CBgoOeXryU:";
+pub const SECRETS: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR: DHHC-1:00:ZGVmZ2hpamtsbW5vcHFyc3R1dnd4eXp7fH1+f4CBgoOeXryU:";
 
-fn secrets_file(world: &World, name: &str, text: &str, mode: u32) -> String {
+pub fn secrets_file(world: &World, name: &str, text: &str, mode: u32) -> String {
     use std::os::unix::fs::PermissionsExt;
     let path = world.path(name);
     std::fs::write(&path, text).unwrap();
@@ -542,24 +562,24 @@ fn an_address_that_others_reach_needs_authentication_and_a_file_that_they_cannot
 }
 
 /// Keys for TLS, as `nvme gen-tls-key` writes them.
-const TLS_KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+pub const TLS_KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
 const OTHER_TLS_KEY: &str =
     "NVMeTLSkey-1:02:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwP/w0S89ELi3W2LxIcLXVsDn8kXZQ==:";
 
-fn uris(store: &Server) -> Vec<String> {
+pub fn uris(store: &Server) -> Vec<String> {
     let namespaces = store.ready["namespaces"].as_array().unwrap();
     namespaces.iter().map(|uri| uri.as_str().unwrap().to_owned()).collect()
 }
 
 /// The address of an array that is served over NVMe/TCP.
-fn exported(server: &Server) -> String {
+pub fn exported(server: &Server) -> String {
     let addresses = server.ready["addresses"].as_array().unwrap();
     let uris = addresses.iter().map(|address| address["uri"].as_str().unwrap());
     uris.into_iter().find(|uri| uri.starts_with("nvme-tcp://")).unwrap().to_owned()
 }
 
 /// This host's NQN, as it says if a server knows no key of it.
-fn own_nqn(world: &World, device: &str) -> String {
+pub fn own_nqn(world: &World, device: &str) -> String {
     secrets_file(world, "strangers", &format!("nqn.2026-01.com.example:host {TLS_KEY}\n"), 0o600);
     let options = ["--listen", "127.0.0.1:0", "--nqn", NQN, "--shards", "1", "--nvme-tls-hosts", "strangers"];
     let store = world.target(&options, &[device.to_owned()]);

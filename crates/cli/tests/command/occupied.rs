@@ -86,11 +86,31 @@ fn an_old_superblock_never_stands_in_front_of_the_new_one() {
     world.run(&["check", "new"]).ok();
 }
 
+/// It lies in the new array's data, and where `mdadm.conf` names the old array mdadm would start that.
+#[test]
+fn a_superblock_of_version_0_90_goes_wherever_it_is() {
+    let world = World::new();
+    let members = world.members(3);
+    let magic = 0xa92b_4efc_u32.to_le_bytes();
+    let place = MEMBER_BYTES - (64 << 10);
+    for member in &members {
+        world.poke(member, place, &magic);
+    }
+    world.run(&["zero-superblock", "member2"]).refused(1, &["member2", "version 0.90", "--force"]);
+    let erased = world.run(&["zero-superblock", "--force", "--json", "member2"]).ok().json();
+    assert_eq!(erased[0]["sectors"], serde_json::json!([place / 512]));
+    world.create(&["--level", "5", "--force"], &members).ok();
+    let reports = world.run(&["examine", "--json", "member0", "member1", "member2"]).ok().json();
+    for report in reports.as_array().unwrap() {
+        assert_eq!(report["also"], serde_json::json!([]), "{report}");
+    }
+}
+
 #[test]
 fn an_array_that_is_made_anew_over_its_data_keeps_all_of_it() {
     let world = World::new();
     let members = world.members(3);
-    // With metadata 1.0 the data begins at sector 16, so this mark lies in it.
+    // With metadata 1.0 the data begins at sector 0, so this mark lies in it.
     let options = ["--level", "5", "--metadata", "1.0", "--assume-clean", "--bitmap", "none"];
     world.create(&options, &members).ok();
     world.poke("member0", 0x10040, b"_BHRfS_M");

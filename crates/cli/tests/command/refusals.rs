@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     nbd::{Client, pattern},
-    world::{MEMBER_BYTES, MIB, World, without_privileges},
+    world::{MEMBER_BYTES, MIB, World, wait_until, without_privileges},
 };
 
 #[test]
@@ -407,6 +407,30 @@ fn a_member_that_its_stopped_array_can_not_do_without_is_erased_by_force_only() 
     let striped = ["striped0", "striped1"].map(|name| world.file(name, MEMBER_BYTES));
     world.create(&["--level", "0"], &striped).ok();
     erase(&["striped0"]).refused(1, &["can't do without it", "of 2 members", "1 would be left"]);
+}
+
+/// All superblocks say that it has its slot, and only its own that it has next to nothing of it.
+#[test]
+fn a_member_that_is_being_rebuilt_does_not_stand_for_another_that_is_erased() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let spare = world.file("spare", MEMBER_BYTES);
+    let slowly = ["--shards", "1", "--sync-speed-min", "1", "--sync-speed-max", "1"];
+    let server = world.serve(&slowly, &members);
+    world.run(&["fail", "data", "2"]).ok();
+    world.run(&["remove", "data", &members[2]]).ok();
+    world.run(&["add", "data", &spare]).ok();
+    let state = || world.run(&["detail", "data", "--json"]).ok().json()["members"][2]["state"].clone();
+    wait_until("rebuilt", || state() == "recovering");
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
+    let examined = world.run(&["examine", &spare, "--json"]).ok().json();
+    let device = &examined[0]["member"]["device"];
+    assert!(device["slot"] == 2 && device["rebuilt_up_to_sector"].is_u64(), "{examined}");
+    let before = world.hashes(&members);
+    world.run(&["zero-superblock", "member1"]).refused(1, &["of 2 members that it needs, 1 would be left"]);
+    assert_eq!(world.hashes(&members), before);
+    world.run(&["zero-superblock", &spare]).ok();
 }
 
 /// Of another array it says nothing.

@@ -184,6 +184,20 @@ fn a_target_tells_its_manager_of_its_life() {
 }
 
 #[test]
+fn a_target_tells_its_manager_which_namespaces_are_missing() {
+    let world = World::new();
+    let (members, manager) = (world.raid5(3), Manager::new(&world));
+    let options = ["target", "--listen", "127.0.0.1:0", "--nqn", "nqn.2026-01.com.example:told"];
+    let mut command = world.command(&options);
+    command.args(["--allow-missing", members[0].as_str(), "nowhere"]);
+    let mut unit = manager.start(command);
+    unit.wait("STATUS=1 of 2 namespaces, hosts: 0; missing: 2");
+    unit.signal("TERM");
+    unit.wait("STATUS=stopping");
+    assert!(unit.child.wait().unwrap().success());
+}
+
+#[test]
 fn a_server_that_died_is_started_as_it_was_while_the_configuration_has_an_error() {
     let configured = Configured::new(DATA);
     let (world, manager) = (&configured.world, Manager::new(&configured.world));
@@ -280,6 +294,13 @@ fn in_the_foreground_members_that_are_late_are_waited_for_and_the_manager_is_tol
         ran.status.code() == Some(1) && said.contains("data was not started: slot 2 is missing"),
         "{said}"
     );
+    // A person has it go on, as `assemble --run` does: once.
+    let mut unit = manager.start(configured.foreground(&manager));
+    unit.wait("slot 2 is missing");
+    configured.write("pinstripe/data.run", "");
+    unit.wait("READY=1");
+    assert!(!world.path("pinstripe/data.run").exists());
+    drop(unit);
     configured.run(&["assemble", "--scan", "--foreground"]).refused(64, &["--scan"]);
 }
 
@@ -408,6 +429,24 @@ fn watched(plain: &Command) -> Command {
         };
     }
     command
+}
+
+/// What has joined by `add`, or from the pool, no entry names.
+#[test]
+fn an_array_with_a_member_that_has_joined_on_a_server_is_stopped_before_the_network() {
+    let uuid = "6d41c174:a77e88e8:3d543c04:9a78354b";
+    let configured = Configured::new(&format!("[[array]]\nname = 'data'\nuuid = '{uuid}'\n"));
+    let more = |folder: &str| {
+        configured.run(&["config", "units", folder]).ok();
+        let file = format!("{folder}/pinstripe@data.service.d/50-pinstripe.conf");
+        fs::read_to_string(configured.world.path(&file)).unwrap()
+    };
+    let network = "After=network-online.target";
+    assert!(!more("before").contains(network));
+    let device = "nvme-tcp://192.0.2.1:4420/nqn.2026-01.com.example:a?nsid=1";
+    let joined = serde_json::json!([{ "device": device, "lasting_name": null, "slot": 1 }]).to_string();
+    configured.write(&format!("state/joined/{}.json", uuid.replace(':', "")), &joined);
+    assert!(more("after").contains(network));
 }
 
 #[test]

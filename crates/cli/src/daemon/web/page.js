@@ -5,7 +5,8 @@
 (() => {
   const main = document.querySelector('main[data-live]');
   const state = document.getElementById('state');
-  if (!main || !state) return;
+  const pause = document.getElementById('pause');
+  if (!main || !state || !pause) return;
 
   const key = (node) => (node.nodeType === Node.ELEMENT_NODE ? node.getAttribute('data-key') : null);
 
@@ -53,8 +54,11 @@
     main.classList.toggle('lost', lost);
   };
 
+  let source;
+  let later;
+
   const connect = () => {
-    const source = new EventSource(main.dataset.live);
+    source = new EventSource(main.dataset.live);
     source.addEventListener('page', (event) => {
       const now = new DOMParser().parseFromString(event.data, 'text/html').querySelector('main');
       const focus = document.activeElement;
@@ -64,8 +68,22 @@
     });
     source.addEventListener('error', () => {
       say('Not live: the daemon does not answer, or the session is over. What is shown may be old.', true);
-      if (source.readyState === EventSource.CLOSED) setTimeout(connect, 5000);
+      if (source.readyState === EventSource.CLOSED) later = setTimeout(connect, 5000);
     });
   };
+
+  // What changes by itself can be kept as it is, to be read.
+  pause.addEventListener('click', () => {
+    const paused = pause.getAttribute('aria-pressed') !== 'true';
+    pause.setAttribute('aria-pressed', String(paused));
+    clearTimeout(later);
+    source.close();
+    if (paused) {
+      say(`Paused: what is shown is of ${new Date().toLocaleTimeString()}.`, main.classList.contains('lost'));
+    } else {
+      connect();
+    }
+  });
+  pause.hidden = false;
   connect();
 })();

@@ -59,6 +59,8 @@ pub fn overview(live: &Markup, form: &str, notice: Option<&str>) -> Markup {
             p class="notice" role="status" { (shown(notice)) }
         }
         p id="state" class="small" role="status" { noscript { "Load the page again to see what is new." } }
+        // Outside of what changes (WCAG 2.2.2); the script shows it.
+        button id="pause" type="button" class="quiet" aria-pressed="false" hidden { "Pause" }
         (live)
     };
     shell("Pinstripe", Some(form), &body)
@@ -196,6 +198,13 @@ mod tests {
             is_clean(&text);
             is_clean(&message("No", name, None).into_string());
         }
+    }
+
+    #[test]
+    fn what_changes_by_itself_can_be_paused() {
+        let text = overview(&content(&sample::view("data")), "f0", None).into_string();
+        let button = "<button id=\"pause\" type=\"button\"";
+        assert!(text.find(button).is_some_and(|place| place < text.find("<main").unwrap()), "{text}");
     }
 
     #[test]

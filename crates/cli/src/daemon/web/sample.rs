@@ -143,4 +143,4 @@ pub fn fault(page: &str) -> Option<String> {
 }
 
 /// Attributes without a value.
-const WORDS: [&str; 3] = ["defer", "required", "autofocus"];
+const WORDS: [&str; 4] = ["defer", "required", "autofocus", "hidden"];

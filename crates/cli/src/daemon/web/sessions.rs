@@ -19,8 +19,9 @@ use tokio::sync::watch;
 
 /// Sessions at a time; one more ends the one that was not used for the longest time.
 const SESSIONS_MAX: usize = 32;
-/// A session that isn't used for so long ends.
-const IDLE: Duration = Duration::from_hours(12);
+/// A session that isn't used for so long ends. Less than 20 hours would have to be extended on the page (WCAG
+/// 2.2.1).
+const IDLE: Duration = Duration::from_hours(24);
 /// Characters of a token: fewer could be guessed.
 const TOKEN_MIN: usize = 32;
 const TOKEN_MAX: u64 = 4096;
@@ -241,6 +242,8 @@ mod tests {
         assert!(sessions.of([name.as_str()].into_iter(), now).is_none());
         sessions.close([id(&one)].into_iter());
         assert!(sessions.of([id(&one)].into_iter(), now).is_none());
+        let next_day = now + Duration::from_hours(21);
+        assert!(sessions.of([id(&other)].into_iter(), next_day).is_some(), "WCAG 2.2.1");
         assert!(sessions.of([id(&other)].into_iter(), now + IDLE * 99 / 100).is_some());
         assert!(sessions.of([id(&other)].into_iter(), now + IDLE).is_some(), "it was used since");
         assert!(sessions.unused([id(&other)].into_iter(), now + IDLE * 3 / 2).is_some());

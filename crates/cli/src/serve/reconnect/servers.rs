@@ -26,7 +26,7 @@ use pinstripe_runtime::{DeviceErrorKind, DeviceSource, shard};
 use super::{PAUSE_NANOSECONDS_MIN, Reconnector, SUPERBLOCK_NANOSECONDS, Trouble, add};
 use crate::{
     member::{self, Member},
-    serve::stopping::Stopping,
+    serve::{pool::let_go, stopping::Stopping},
 };
 
 /// The longest pause. Each is twice the one before.
@@ -296,7 +296,10 @@ async fn open(address: &Address) -> Result<Arc<NvmeSource>, Trouble> {
 /// Takes a namespace in that was reached. It isn't left half done.
 async fn taken_in(reached: Result<Arc<NvmeSource>, Trouble>, array: &Array) -> Result<(), Trouble> {
     let source = reached?;
-    Member::Remote(Arc::clone(&source)).join(add(source, array)).await
+    let adding = add(Arc::clone(&source) as Arc<dyn DeviceSource>, array);
+    Member::Remote(Arc::clone(&source)).join(adding).await?;
+    let_go(source, array);
+    Ok(())
 }
 
 /// Slots that have a member.
