@@ -1,7 +1,7 @@
 #!/bin/bash
 # CPU seconds of the server per GiB of NBD over TCP on loopback, plain and by TLS in turns.
 set -eu
-P=$1; TURNS=${2:-5}; GIB=2
+P=$(realpath "$1"); TURNS=${2:-5}; GIB=2
 W=$(mktemp -d /dev/shm/pinstripe-tls.XXXX); cd $W; export PINSTRIPE_RUNTIME_DIR=$W/run
 trap 'kill $plain $tls 2>/dev/null; rm -rf $W' EXIT
 mkdir tls client; cd tls

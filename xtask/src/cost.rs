@@ -183,6 +183,27 @@ mod tests {
         assert_eq!(gone(&record, &cases()), ["flush"]);
     }
 
+    /// The table of what comes on top of `raid5-write-4k`.
+    #[test]
+    fn the_page_of_the_engine_says_what_is_on_record() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let record = read_record(root).unwrap();
+        let page = std::fs::read_to_string(root.join("docs/results/engine.md")).unwrap();
+        let of = |suffix: &str| record[&format!("raid5-write-4k{suffix}")].cast_signed();
+        let mut rows = 0;
+        for line in page.lines().filter(|line| line.starts_with("| ")) {
+            let Some((suffix, rest)) = line.split_once("(`").and_then(|(_, rest)| rest.split_once("`) | "))
+            else {
+                continue;
+            };
+            let said: i64 = rest.split(' ').next().unwrap().replace(',', "").parse().unwrap();
+            let now = of(suffix) - of("");
+            assert!((said - now).abs() <= (now.abs() / 10).max(30), "{suffix}: {said} is said, it is {now}");
+            rows += 1;
+        }
+        assert_eq!(rows, 5);
+    }
+
     #[test]
     fn every_case_of_the_record_is_a_count() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

@@ -48,7 +48,6 @@ const CONTENTS: &[&str] = &[
     "usr/lib/systemd/system/pinstripe@.service",
     "usr/lib/tmpfiles.d/pinstripe.conf",
     "usr/lib/udev/rules.d/63-pinstripe.rules",
-    "usr/libexec/pinstripe/update-ramdisk",
     "usr/share/bash-completion/completions/pinstripe",
     "usr/share/doc/pinstripe/changelog.Debian.gz",
     "usr/share/doc/pinstripe/copyright",
@@ -98,7 +97,7 @@ pub struct Deb {
 }
 
 pub fn run(root: &Path, deb: &Deb) -> Result<()> {
-    crate::packages::ensure()?;
+    crate::packages::ensure_deb()?;
     let parts = Parts::make(root)?;
     parts.check_pages()?;
     parts.check_completions()?;
@@ -116,7 +115,7 @@ pub fn run(root: &Path, deb: &Deb) -> Result<()> {
 /// The package, with the checks of it as it is and of its completions: where it is. Its units are started
 /// where this is for.
 pub fn package(root: &Path) -> Result<PathBuf> {
-    crate::packages::ensure()?;
+    crate::packages::ensure_deb()?;
     let parts = Parts::make(root)?;
     parts.check_completions()?;
     parts.package(root)
@@ -248,10 +247,7 @@ impl Parts {
         said(self.pinstripe(&["config", "units", "--config"]).arg(&configuration).arg(&units), "pinstripe")?;
         // The program is not installed here.
         let read = |path: PathBuf| -> Result<String> {
-            let text = fs::read_to_string(path)?;
-            let scripts = root.join("packaging/initramfs").display().to_string();
-            let text = text.replace("/usr/libexec/pinstripe", &scripts);
-            Ok(text.replace("/usr/bin/pinstripe", &self.program.display().to_string()))
+            Ok(fs::read_to_string(path)?.replace("/usr/bin/pinstripe", &self.program.display().to_string()))
         };
         let unit = |name: &str| read(root.join("packaging/systemd").join(name));
         let template = unit("pinstripe@.service")?;

@@ -21,9 +21,14 @@ const FAULT_MODEL: Shown =
 const RULES: Shown = Shown { page: "docs/correctness.md", from: "## What shows each rule", to: "" };
 
 /// The walks of CONTRIBUTING.md each end with the tests that tell that it is right.
-const WALKS: [Shown; 3] = [
+const WALKS: [Shown; 4] = [
     Shown { page: "CONTRIBUTING.md", from: "### Tests of a front end", to: "## To add a consistency policy" },
-    Shown { page: "CONTRIBUTING.md", from: "### Tests of a consistency policy", to: "## To add a level" },
+    Shown {
+        page: "CONTRIBUTING.md",
+        from: "### Tests of a consistency policy",
+        to: "## To add a write policy",
+    },
+    Shown { page: "CONTRIBUTING.md", from: "### Tests of a write policy", to: "## To add a level" },
     Shown { page: "CONTRIBUTING.md", from: "### Tests of a level", to: "## License" },
 ];
 
@@ -48,18 +53,24 @@ pub fn check(root: &Path, documents: &[String], sources: &[String]) -> Result<Ve
                 findings.push(Finding { file: file.clone(), line, message });
             }
         }
-        if !HISTORY.iter().any(|folder| file.starts_with(folder)) {
-            findings.extend(unknown_files(file, &text, sources));
-        }
     }
-    let (mut known, mut words) = (HashSet::new(), HashSet::new());
+    let (mut known, mut words, mut texts) = (HashSet::new(), HashSet::new(), Vec::new());
     for file in sources {
         let text = read(root, file)?;
         known.extend(definitions(&text));
         words.extend(text.split(|c| !is_part_of_word(c)).map(str::to_owned));
         if file.ends_with("/mutants.rs") {
             known.extend(defects(&text));
+            if documents.iter().any(|file| file == RULES.page) {
+                findings.extend(defects_not_shown(&read(root, RULES.page)?, &text));
+            }
         }
+        texts.push((without_src(file), text));
+    }
+    for file in documents.iter().filter(|file| !HISTORY.iter().any(|folder| file.starts_with(folder))) {
+        let text = read(root, file)?;
+        findings.extend(unknown_files(file, &text, sources));
+        findings.extend(misplaced(file, &text, &texts));
     }
     for shown in [FAULT_MODEL, RULES].into_iter().chain(WALKS) {
         if documents.iter().any(|file| file == shown.page) {
@@ -92,7 +103,6 @@ fn links(text: &str) -> impl Iterator<Item = (usize, &str)> {
 
 /// Source files in backticks that are none: a name, or the end of a path, with or without `src`.
 fn unknown_files(file: &str, text: &str, sources: &[String]) -> Vec<Finding> {
-    let without_src = |path: &str| format!("/{}", path.replace("/src/", "/"));
     let paths: Vec<String> = sources.iter().map(|path| without_src(path)).collect();
     let names = (1..)
         .zip(text.lines())
@@ -108,6 +118,40 @@ fn unknown_files(file: &str, text: &str, sources: &[String]) -> Vec<Finding> {
         message: format!("no source file is called {name}"),
     };
     unknown.map(finding).collect()
+}
+
+fn without_src(path: &str) -> String {
+    format!("/{}", path.replace("/src/", "/"))
+}
+
+/// Names that a page says are in a source file, and aren't: "`name` in [file](path)" and "`file.rs` (`name`,
+/// `name`)". The texts of the sources have their paths without `src`.
+fn misplaced(page: &str, text: &str, sources: &[(String, String)]) -> Vec<Finding> {
+    let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let quoted_before = |end: usize| flat[..end].rsplit('`').next().unwrap_or_default();
+    let linked = flat.match_indices("` in [").filter_map(|(at, found)| {
+        let (target, _) = flat[at + found.len()..].split_once("](")?.1.split_once(')')?;
+        Some((target.rsplit("../").next()?, vec![quoted_before(at)]))
+    });
+    let bracketed = flat.match_indices(".rs` (`").filter_map(|(at, found)| {
+        let (names, _) = flat[at + found.len()..].split_once(')')?;
+        Some((quoted_before(at + ".rs".len()), names.split('`').step_by(2).collect::<Vec<_>>()))
+    });
+    let mut findings = Vec::new();
+    for (file, names) in linked.chain(bracketed).filter(|(file, _)| file.strip_suffix(".rs").is_some()) {
+        let end = without_src(file);
+        let has = |word: &str| {
+            let mut texts = sources.iter().filter(|(path, _)| path.ends_with(&end));
+            texts.any(|(_, text)| text.split(|c| !is_part_of_word(c)).any(|each| each == word))
+        };
+        for name in names.into_iter().filter(|name| name.chars().all(|c| is_part_of_word(c) || c == ':')) {
+            if !name.split("::").all(has) {
+                let message = format!("{file} has nothing that is called {name}");
+                findings.push(Finding { file: page.to_owned(), line: 1, message });
+            }
+        }
+    }
+    findings
 }
 
 /// Names of the code in backticks that no source has: of two words at least, for one is often prose. Names of
@@ -208,19 +252,57 @@ fn alerts_not_told(page: &str, rules: &str, kinds: &str) -> Vec<Finding> {
     missing.map(finding).collect()
 }
 
-/// Rules without a row in the table of what shows them.
+/// Rules without a row in the table of what shows them, and those of which the sentence below it doesn't say
+/// rightly whether they have a defect.
 fn rules_not_shown(page: &str) -> Vec<Finding> {
     let rules = (1..).zip(page.lines()).filter_map(|(number, line)| {
         let (rule, _) = line.strip_prefix("- **")?.split_once(',')?;
         Some((number, rule))
     });
-    let missing =
-        rules.filter(|(_, rule)| !page.lines().any(|line| line.starts_with(&format!("| {rule} |"))));
+    let sentence = page.lines().find(|line| line.starts_with("Without a defect")).unwrap_or_default();
+    let (sentence, _) = sentence.split_once('.').unwrap_or_default();
+    let is_without = |rule: &str| sentence.split(|c| !is_part_of_word(c)).any(|word| word == rule);
+    let wrong = rules.filter(|(_, rule)| {
+        defects_of(page, rule).is_none_or(|defects| defects.trim().is_empty() != is_without(rule))
+    });
     let finding = |(line, rule)| {
-        let message = format!("no test is listed for rule {rule}");
+        let message = format!("the table has no row of {rule}, or not what is said below of its defects");
         Finding { file: RULES.page.to_owned(), line, message }
     };
-    missing.map(finding).collect()
+    wrong.map(finding).collect()
+}
+
+/// Of the row of a rule, its first one, the defects.
+fn defects_of<'a>(page: &'a str, rule: &str) -> Option<&'a str> {
+    let start = format!("| {rule} |");
+    page.lines().find(|line| line.starts_with(&start))?.split('|').nth(3)
+}
+
+/// Defects of a source that a rule's row lacks, although their comments name the rule.
+fn defects_not_shown(page: &str, source: &str) -> Vec<Finding> {
+    let is_rule = |word: &&str| {
+        let number = word.strip_prefix('C').unwrap_or_default();
+        !number.is_empty() && number.chars().all(|c| c.is_ascii_digit())
+    };
+    let (mut findings, mut comment) = (Vec::new(), String::new());
+    for line in source.lines().map(str::trim) {
+        if let Some(words) = line.strip_prefix("///") {
+            comment.push_str(words);
+            continue;
+        }
+        for name in defects(line) {
+            let named = format!("`{name}`");
+            let rules = comment.split(|c| !is_part_of_word(c)).filter(is_rule);
+            let rules = rules.filter(|rule| defects_of(page, rule).is_none_or(|row| !row.contains(&named)));
+            findings.extend(rules.map(|rule| Finding {
+                file: RULES.page.to_owned(),
+                line: 1,
+                message: format!("the row of {rule} lacks the defect {name}"),
+            }));
+        }
+        comment.clear();
+    }
+    findings
 }
 
 fn is_part_of_name(character: char) -> bool {
@@ -282,6 +364,15 @@ mod tests {
     }
 
     #[test]
+    fn a_name_that_is_in_another_file_is_found() {
+        let sources = [("/crates/a/b.rs", "fn one() {}"), ("/crates/a/c.rs", "fn two() { T::U }")];
+        let sources = sources.map(|(path, text)| (path.to_owned(), text.to_owned()));
+        let found = |text: &str| misplaced("page.md", text, &sources).len();
+        assert_eq!(found("`one` in\n[b](../crates/a/src/b.rs), `b.rs` (`one`), `c.rs` (`two`,\n`T::U`)"), 0);
+        assert_eq!(found("`one` in [c](crates/a/src/c.rs), `b.rs` (`two`, `a b`), `x` in [d](d.md)"), 2);
+    }
+
+    #[test]
     fn a_name_of_the_code_that_is_no_more_is_found() {
         let known = ["write_in_place", "StripeWrite"].map(str::to_owned).into();
         let found = |text: &str| unknown_words("page.md", text, &known).len();
@@ -304,9 +395,12 @@ mod tests {
 
     #[test]
     fn a_rule_that_nothing_shows_is_found() {
-        let page = "- **C1, one.** Text\n- **C2, two.**\n| rule |\n| C1 | `a` | |\n";
-        let found = rules_not_shown(page);
+        let page = "- **C1, a.** Text\n- **C2, b.**\n- **C3, c.**\n| C1 | `a` | `B` |\n| C3 | `c` | |\n";
+        let found = rules_not_shown(&format!("{page}Without a defect is C3. It is C1.\n"));
         assert!(found.len() == 1 && found[0].to_string().contains("C2"), "{found:?}");
+        assert_eq!(rules_not_shown(&format!("{page}Without a defect is C1.\n")).len(), 3);
+        let found = defects_not_shown(page, "/// Of one (C1).\nB,\n/// Of three\n/// (C1, C3).\nD,\nE,\n");
+        assert_eq!(found.len(), 2, "{found:?}");
         assert_eq!(defects("    /// Doc.\n    Broken,\n    other(x),\n").collect::<Vec<_>>(), ["Broken"]);
     }
 

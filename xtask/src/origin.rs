@@ -38,7 +38,8 @@ impl Origin {
     /// The commit, for a page.
     pub fn commit_in_words(&self) -> String {
         let changed = self.commit.strip_suffix("-dirty");
-        changed.map_or_else(|| self.commit.clone(), |name| format!("{name} with changes that are in no commit"))
+        changed
+            .map_or_else(|| self.commit.clone(), |name| format!("{name} with changes that are in no commit"))
     }
 }
 

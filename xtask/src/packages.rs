@@ -46,28 +46,22 @@ const PACKAGES: &[Package] = &[
 /// The kernel package; its proof is a file in `/boot`, looked for by [`crate::vm::image`].
 const KERNEL: &str = "linux-image-6.12-amd64";
 
+/// What checks the package that `xtask deb` makes. Its making installs no more: mdadm would take members of
+/// this machine's arrays.
+const OF_DEB: &[&str] = &["systemd", "lintian", "zsh", "fish"];
+
 /// Installs what is missing when we are root on a machine with apt; otherwise says exactly what to install.
 pub fn ensure() -> Result<()> {
-    let mut missing: Vec<&str> = PACKAGES
-        .iter()
-        .filter(|package| !package.proof.iter().any(|file| Path::new(file).exists()))
-        .map(|package| package.name)
-        .collect();
+    let mut missing = missing(|_| true);
     if !has_kernel() {
         missing.push(KERNEL);
     }
-    if missing.is_empty() {
-        return Ok(());
-    }
-    let by_hand = format!("apt-get install --no-install-recommends {}", missing.join(" "));
-    if !is_root() || !Path::new("/usr/bin/apt-get").exists() {
-        bail!("the tests need packages that are not installed; as root: {by_hand}");
-    }
-    println!("installing: {}", missing.join(" "));
-    apt(&["update", "-q"])?;
-    let mut install = vec!["install", "-q", "-y", "--no-install-recommends"];
-    install.extend(&missing);
-    apt(&install)
+    install("the tests need", &missing)
+}
+
+/// Installs what `xtask deb` needs.
+pub fn ensure_deb() -> Result<()> {
+    install("the package's checks need", &missing(|package| OF_DEB.contains(&package.name)))
 }
 
 /// Installs what makes the image of [`crate::vm::debian`].
@@ -94,17 +88,27 @@ pub fn ensure_postgres() -> Result<()> {
 
 /// Installs packages that only one thing needs, if this file isn't there.
 fn ensure_for(what: &str, packages: &[&str], proof: &str) -> Result<()> {
-    if Path::new(proof).exists() {
+    let is_there = Path::new(proof).exists();
+    install(&format!("{what} needs"), if is_there { &[] } else { packages })
+}
+
+fn missing(is_wanted: impl Fn(&Package) -> bool) -> Vec<&'static str> {
+    let is_there = |package: &&Package| package.proof.iter().any(|file| Path::new(file).exists());
+    PACKAGES.iter().filter(|package| is_wanted(package) && !is_there(package)).map(|each| each.name).collect()
+}
+
+fn install(what_needs: &str, packages: &[&str]) -> Result<()> {
+    if packages.is_empty() {
         return Ok(());
     }
-    let install: Vec<&str> =
-        ["install", "-q", "-y", "--no-install-recommends"].iter().chain(packages).copied().collect();
+    let mut words = vec!["install", "-q", "-y", "--no-install-recommends"];
+    words.extend(packages);
     if !is_root() || !Path::new("/usr/bin/apt-get").exists() {
-        bail!("{what} needs packages that are not installed; as root: apt-get {}", install.join(" "));
+        bail!("{what_needs} packages that are not installed; as root: apt-get {}", words.join(" "));
     }
     println!("installing: {}", packages.join(" "));
     apt(&["update", "-q"])?;
-    apt(&install)
+    apt(&words)
 }
 
 /// The folder with promtool, if it isn't in the usual places: the package prometheus is unpacked under
@@ -147,4 +151,16 @@ fn apt(arguments: &[&str]) -> Result<()> {
         bail!("apt-get {} failed", arguments.join(" "));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn making_the_package_installs_neither_mdadm_nor_a_kernel() {
+        let known = |name: &&str| PACKAGES.iter().any(|package| package.name == *name);
+        assert!(OF_DEB.iter().all(known), "{OF_DEB:?}");
+        assert!(!OF_DEB.contains(&"mdadm"), "{OF_DEB:?}");
+    }
 }

@@ -26,6 +26,27 @@ cmp /tmp/conf /etc/mdadm/mdadm.conf || die "refused, and mdadm.conf is changed"
 umount /mnt
 out refused yes
 
+say "what something has the kernel take again stays mdadm's"
+{
+    until [ -z "$(ls -d /sys/block/md* 2>/dev/null)" ]; do
+        sleep 0.05
+    done
+    # Again and again, until that is given up.
+    while [ ! -e /tmp/refused ]; do
+        # shellcheck disable=SC2086
+        mdadm --assemble /dev/md/home --config /tmp/conf $disks >/dev/null 2>&1 || true
+        sleep 0.2
+    done
+} &
+taker=$!
+pinstripe import /dev/md/home >/tmp/import 2>&1 && die "imported, and the kernel has it"
+: >/tmp/refused
+wait $taker
+grep -q 'again' /tmp/import || die "refused, for another reason: $(cat /tmp/import)"
+cmp /tmp/conf /etc/mdadm/mdadm.conf || die "refused, and mdadm.conf is changed"
+[ -z "$(ls /etc/pinstripe/conf.d 2>/dev/null)" ] || die "refused, and configured: $(ls /etc/pinstripe/conf.d)"
+[ -e /dev/md/home ] || die "mdadm does not have it: $(cat /proc/mdstat)"
+
 say "import"
 pinstripe import /dev/md/home >/tmp/import 2>&1 || die "import: $(cat /tmp/import)"
 # The kernel takes a stopped array's device away on a thread of its own.

@@ -208,8 +208,8 @@ load average before {load}. Medians of {} rounds, with the lowest and the highes
     }
     text + "
 A transaction waits for a flush of its log. On the array that is a partial write: its parity needs reads
-first, and then a flush of each member that was written, all on the same disk here. Other programs' compilers
-kept both CPUs busy: where the rounds of a line differ more than the lines do, the lines don't differ.
+first, and then a flush of each member that was written, all on the same disk here.
+Where the rounds of a line differ more than the lines do, the lines don't differ.
 
 How the same databases take a `kill -9` of the server: `cargo xtask apps` ([how](../lab.md)).
 "

@@ -37,7 +37,8 @@ use self::experiment::Rows;
 const FOLDER: &str = "docs/results/papers";
 
 /// What measures the fourth paper's.
-const DRAID: &str = "dRAID's figures are measured by `cargo xtask net --figures`, --objects and --rocksdb, as root";
+const DRAID: &str =
+    "dRAID's figures are measured by `cargo xtask net --figures`, --objects and --rocksdb, as root";
 
 /// Rounds, unless the user says how many.
 const ROUNDS: u32 = 3;

@@ -640,31 +640,32 @@ pub mod tests {
         assert_eq!(ratio(Claim { base: "", ..CLAIM }), Some(6.0));
     }
 
+    const COMPARED: &[Experiment] = &[Experiment {
+        name: "e",
+        title: "",
+        series: Series::Virtual,
+        places: experiment::Places::Depths(&[1]),
+        arms: &[("a", ""), ("b", "")],
+        options: "",
+        is_short: true,
+    }];
+    const COMPARISONS: &[Claim] = &[
+        CLAIM,
+        Claim { wanted: Wanted::Less, ..CLAIM },
+        Claim { why: "", ..CLAIM },
+        Claim { base: "c", ..CLAIM },
+        Claim { arm: "c", ..CLAIM },
+        Claim { base: "d", ..CLAIM },
+        Claim { base_at: ("f", ""), ..CLAIM },
+    ];
+
     #[test]
     fn a_comparison_that_was_not_kept_says_why() {
-        const EXPERIMENTS: &[Experiment] = &[Experiment {
-            name: "e",
-            title: "",
-            series: Series::Virtual,
-            places: experiment::Places::Depths(&[1]),
-            arms: &[("a", ""), ("b", "")],
-            options: "",
-            is_short: true,
-        }];
-        const CLAIMS: &[Claim] = &[
-            CLAIM,
-            Claim { wanted: Wanted::Less, ..CLAIM },
-            Claim { why: "", ..CLAIM },
-            Claim { base: "c", ..CLAIM },
-            Claim { arm: "c", ..CLAIM },
-            Claim { base: "d", ..CLAIM },
-            Claim { base_at: ("f", ""), ..CLAIM },
-        ];
         let paper = Paper {
             name: "p",
             head: "",
-            experiments: EXPERIMENTS,
-            claims: &[CLAIMS],
+            experiments: COMPARED,
+            claims: &[COMPARISONS],
             figures: &[],
             differs: "",
             threads: 1,

@@ -155,12 +155,7 @@ const FIGURES: &[Figure] = &[
     Figure {
         title: "With locks held for 2 us longer",
         paper: text::HELD,
-        panels: &[
-            panel("held", Throughput),
-            panel("held", Waiting),
-            panel("held", P999),
-            panel("held", Cpu),
-        ],
+        panels: &[panel("held", Throughput), panel("held", Waiting), panel("held", P999), panel("held", Cpu)],
     },
     Figure {
         title: "The bitmap",

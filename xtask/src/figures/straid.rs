@@ -10,7 +10,7 @@ use super::quantity::Quantity;
 const MD: Arm = ("orig-raid", "--ablate orig-raid");
 const STRAID: Arm = ("straid", "--ablate straid");
 const ALONE: Arm = ("straid, no joining", "--ablate straid,join=off");
-const HELD: Arm = ("orig-raid, locks held 5 us longer", "--ablate orig-raid,hold=5000");
+const HELD: Arm = ("orig-raid, locks held 2 us longer", "--ablate orig-raid,hold=2000");
 const OURS: Arm = ("pinstripe", "--ablate pinstripe");
 const BARE: Arm = ("straid, no cache", "--ablate straid,cache=0");
 const ALL: &[Arm] = &[MD, STRAID, OURS];

@@ -149,7 +149,9 @@ impl Lab<'_> {
                     let measured = self.point(point, arm, goodput)?;
                     let (rate, busy) = (measured.bytes_per_second() / 1e6, measured.busy * 100.0);
                     let (place, name, share) = (point.place(), arm.name(), rate / goodput);
-                    println!("  {place:26} {name:34} {rate:6.1} MB/s, {share:.3} of goodput; {busy:.0} % busy");
+                    println!(
+                        "  {place:26} {name:34} {rate:6.1} MB/s, {share:.3} of goodput; {busy:.0} % busy"
+                    );
                     keep(&place, arm, values(point, arm, &measured, goodput));
                 }
             }

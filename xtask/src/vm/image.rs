@@ -39,6 +39,8 @@ const MODULES: &[&str] = &[
     "scsi_debug",
     "nd_e820",
     "nd_pmem",
+    "dax_pmem",
+    "device_dax",
     "nvme",
     "nvme-tcp",
     "nvmet-tcp",

@@ -38,6 +38,13 @@ const OURS: &[Geometry] = &[
     Geometry::new("l6-pf6", 6, 5, 16, "parity-first-6"),
 ];
 
+/// Arrays of ours to which mdadm gives another shape, with their metadata's versions.
+const GROWN: &[(Geometry, &str)] = &[
+    (Geometry::new("g5", 5, 4, 64, "left-symmetric"), "1.2"),
+    (Geometry::new("g5-at-end", 5, 4, 64, "left-symmetric").without_bitmap(), "1.0"),
+    (Geometry::new("g6", 6, 5, 16, "left-symmetric"), "1.1"),
+];
+
 /// Arrays that mdadm creates, and of which it loses members.
 const THEIRS: &[Geometry] = &[
     Geometry::new("m0", 0, 4, 64, ""),
@@ -78,7 +85,34 @@ pub fn ours(lab: &Lab) -> Result<()> {
     for geometry in OURS {
         serve_and_verify(lab, geometry, &both, &[])?;
     }
-    Ok(())
+    grown(lab)
+}
+
+/// Created by us on a part of their members; mdadm removes bitmaps, takes all of the members, and one more;
+/// equal with us.
+fn grown(lab: &Lab) -> Result<()> {
+    let first = members::first_writes();
+    let mut machine = Machine::new("grow", include_str!("../../vm/mdadm-grow.sh"));
+    let mut wider = Vec::new();
+    for (geometry, version) in GROWN {
+        let with_another = Geometry { members: geometry.members + 1, bitmap: false, ..*geometry };
+        let devices = with_another.make_members(lab)?;
+        let devices = &devices[..devices.len() - 1];
+        server::create(lab, geometry, devices, &["--metadata", version, "--size", "8M"])
+            .context(geometry.name)?;
+        let server = Server::start(lab, geometry.name, devices)?;
+        let mut client = server.client()?;
+        pattern::write(&mut client, &first).context(geometry.name)?;
+        drop(client);
+        server.wait_until_in_sync().context(geometry.name)?;
+        server.stop()?;
+        with_another.attach(lab, &mut machine, &first);
+        wider.push(with_another);
+    }
+    let arrays: Vec<Geometry> = GROWN.iter().map(|(geometry, _)| *geometry).collect();
+    let outcome = lab.boot(machine.modules(super::LEVELS).variable("ARRAYS", &members::lines(&arrays)))?;
+    ensure!(outcome.all("grown").len() == GROWN.len(), "not every array has grown: {outcome:?}");
+    wider.iter().try_for_each(|geometry| serve_and_verify(lab, geometry, &first, &[]))
 }
 
 /// Created by mdadm, complete and degraded; equal with us, written and partly rebuilt by us; equal in the

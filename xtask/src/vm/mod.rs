@@ -65,7 +65,7 @@ const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "ours-in-kernel",
-        about: "created by us, written over NBD, equal and clean in the kernel, written there, equal with us",
+        about: "created by us, written over NBD, equal and clean in the kernel, written and grown there, equal with us",
         run: interop::ours,
     },
     Scenario {
@@ -245,7 +245,7 @@ const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "pmem",
-        about: "members in files on a DAX file system: mapped, written, killed, and the same files without pmem:",
+        about: "members in files on a DAX file system, and in device DAX: mapped, written, killed, looked at",
         run: pmem::members,
     },
     Scenario {

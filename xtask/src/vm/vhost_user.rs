@@ -26,8 +26,8 @@ fn machine(name: &str, script: &'static str, socket: &Path) -> Result<Machine> {
     Ok(machine)
 }
 
-/// fio and ext4 in a guest whose server is killed, then told to end, and then upgraded, under load; then a boot
-/// whose root is on the array.
+/// fio and ext4 in a guest whose server is killed, then told to end, and then upgraded, under load; then a
+/// boot whose root is on the array.
 pub fn guest(lab: &Lab) -> Result<()> {
     let devices = GEOMETRY.make_members(lab)?;
     server::create(lab, &GEOMETRY, &devices, &["--assume-clean", "--force"])?;
@@ -80,7 +80,10 @@ fn interrupt(first: Server, start: &impl Fn() -> Result<Server>, results: &Path)
         std::thread::sleep(Duration::from_millis(50));
     }
     let said = std::fs::read_to_string(results)?;
-    ensure!(!said.contains("@out load ends"), "fio was over before the server had ended twice and was upgraded");
+    ensure!(
+        !said.contains("@out load ends"),
+        "fio was over before the server had ended twice and was upgraded"
+    );
     Ok(third)
 }
 

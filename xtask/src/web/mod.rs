@@ -72,8 +72,7 @@ fn play(world: &World, daemon: &mut Child, root: &Path, web: &Web) -> Result<()>
     log_in(world, &browser, &address)?;
     let mut client = world.client("data")?;
     fill(&mut client, 24)?;
-    world.pinstripe(&["add", "data", &world.file("spare", MEMBER_BYTES)?])?;
-    browser.wait("it shows the spare", "document.querySelector('.disk.spare')")?;
+    pause_by_keyboard(world, &browser)?;
     fail_by_keyboard(world, &browser)?;
     fill(&mut client, 16)?;
     follow_rebuild(&browser)?;
@@ -112,6 +111,22 @@ fn log_in(world: &World, browser: &Browser, address: &str) -> Result<()> {
     let cookie = browser.run("return document.cookie")?;
     ensure!(cookie == "", "a script can read the session's cookie");
     Ok(())
+}
+
+/// Paused, the page doesn't show a spare that is added, and shows it when it goes on.
+fn pause_by_keyboard(world: &World, browser: &Browser) -> Result<()> {
+    tab_to(browser, "document.activeElement.id === 'pause'")?;
+    browser.press(ENTER)?;
+    let says = |word: &str| format!("document.getElementById('state').textContent.startsWith('{word}')");
+    browser.wait("it says that it is paused", &says("Paused"))?;
+    world.pinstripe(&["add", "data", &world.file("spare", MEMBER_BYTES)?])?;
+    // Longer than the daemon takes to ask the server again.
+    std::thread::sleep(Duration::from_secs(7));
+    let spares = browser.run("return document.querySelectorAll('.disk.spare').length")?;
+    ensure!(spares == 0, "the page changes while it is paused");
+    browser.press(ENTER)?;
+    browser.wait("it is live again", &says("Live"))?;
+    browser.wait("it shows the spare", "document.querySelector('.disk.spare')")
 }
 
 /// Fails the member in slot 1: with Tab and Enter only.

@@ -63,7 +63,14 @@ for place in data net; do
 done
 (cd /srv/data && find systemd -type f -exec sha256sum {} +) >/root/sums
 
-say "a target"
+say "a target, of whose array mdadm would take what this machine has"
+# shellcheck disable=SC2046
+mdadm --create /dev/md8 --quiet --run --level=1 --raid-devices=2 --metadata=1.2 $(by_id t0) missing ||
+    die "mdadm --create on t0"
+udevadm settle
+until_true 60 "mdadm --stop" mdadm --stop /dev/md8
+udevadm settle
+only_md0
 systemctl start pinstripe-target@store || die "start: $(journalctl -u pinstripe-target@store --no-pager)"
 serves_t0
 sed -i /state-create/d /etc/pinstripe/pinstripe.toml && systemctl daemon-reload || die "without state-create"
@@ -83,7 +90,9 @@ mount /dev/pinstripe/home /srv/home && cp -a /usr/bin/perl /srv/home/ || die "wr
 say "the initial ramdisk has mdadm, and not our rule"
 # The starts have had it made anew: if that is over nothing is left to do, and if it isn't this waits for it.
 systemctl start pinstripe-ramdisk || die "ramdisk: $(journalctl -u pinstripe-ramdisk --no-pager)"
-grep -q 'name="data"' /var/lib/pinstripe/ramdisk || die "it was not made: $(cat /var/lib/pinstripe/ramdisk)"
+for what in 'name="data"' 'SYMLINK=="disk/by-id/scsi-0QEMU_QEMU_HARDDISK_t0"'; do
+    grep -qF "$what" /var/lib/pinstripe/ramdisk || die "it was not made: $(cat /var/lib/pinstripe/ramdisk)"
+done
 only_md0
 # A start that takes longer than its mount waits for a device.
 late=/etc/systemd/system/pinstripe@net.service.d

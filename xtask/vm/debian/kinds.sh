@@ -24,6 +24,19 @@ asked_disk() {
     grep -E '"device":"[^"]*nvme[^"]*"[^}]*"temperature_celsius":[0-9]' /tmp/status || { cat /tmp/status; return 1; }
 }
 
+# lets_in NQN: the target's file has a line for this host and no other, and nothing is restarted.
+lets_in() {
+    (
+        umask 077
+        echo "$1 $secrets" >/srv/small/hosts
+    )
+}
+
+# lacks_one NAME: a member of the array is gone.
+lacks_one() {
+    ! in_sync "$1" 3
+}
+
 say "arrays by FUSE and by NBD, for others than root, of files, of an NVMe disk and of a target's"
 nvme=/dev/disk/by-id/nvme-QEMU_NVMe_Ctrl_v0
 mkdir /srv/small
@@ -80,6 +93,13 @@ cmp -n 262144 /root/block /srv/file || die "the file differs"
 
 begins remote
 takes_load remote nbd://127.0.0.1:10811
+say "a host that goes from the file of a target is cut off, and comes back with its line"
+target=$(main_pid pinstripe-target@safe)
+lets_in nqn.2026-01.com.example:none
+until_true 60 "a host without a line is not cut off" lacks_one remote
+lets_in '*'
+until_true 120 "a host with a line is not let in" in_sync remote 3
+[ "$(main_pid pinstripe-target@safe)" = "$target" ] || die "the target was started again"
 
 begins shared
 is_given_away

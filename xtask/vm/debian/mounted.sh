@@ -27,6 +27,9 @@ target=$(main_pid pinstripe-target@store)
 kill -KILL "$target"
 until_true 60 "the target is not started again" is_another pinstripe-target@store "$target"
 serves_t0
+# Without our rules, when the package is removed, it would be mdadm's.
+systemctl stop pinstripe-target@store && mdadm --zero-superblock "$(by_id t0 | tr -d ' ')" || die "zero t0"
+systemctl start pinstripe-target@store || die "start the target: $(journalctl -u pinstripe-target@store --no-pager)"
 
 say "it goes back to mdadm"
 umount /srv/home || die "umount home"

@@ -1,10 +1,15 @@
 # The package is upgraded under load, removed, and purged.
 
+# package COMMAND...: dpkg's lock may be ours, while the initial ramdisk is made anew.
+package() {
+    apt-get --yes --quiet --option DPkg::Lock::Timeout=600 "$@"
+}
+
 say "upgrade"
 server=$(main_pid pinstripe@data)
 daemon=$(main_pid pinstripe-daemon)
 start_load
-apt-get install --yes --quiet /job/second.deb || die "apt-get install of the upgrade"
+package install /job/second.deb || die "apt-get install of the upgrade"
 [ "$(dpkg-query --showformat='${Version}' --show pinstripe)" = "$(cat /job/second)" ] || die "it is not upgraded"
 [ "$(main_pid pinstripe@data)" = "$server" ] || die "the upgrade has restarted the server"
 case $(readlink "/proc/$server/exe") in
@@ -28,7 +33,7 @@ only_md0
 out step upgraded
 
 say "remove is refused while arrays are in use"
-if apt-get remove --yes --quiet pinstripe; then
+if package remove pinstripe; then
     die "the package is removed under mounted file systems"
 fi
 mounted /srv/data /dev/pinstripe/data
@@ -39,7 +44,7 @@ say "remove"
 umount /srv/data /srv/net || die "umount"
 sed -i -e /pinstripe/d -e '\#/srv/net#d' /etc/fstab
 systemctl daemon-reload
-apt-get remove --yes --quiet pinstripe || die "apt-get remove"
+package remove pinstripe || die "apt-get remove"
 # It is udev that takes the names of devices away.
 udevadm settle
 [ -z "$(pgrep pinstripe)" ] || die "processes are left: $(pgrep -a pinstripe)"
@@ -56,7 +61,7 @@ comm -13 /root/before /root/removed | grep -vE '^/(etc|var/lib)/pinstripe(/|$)|^
 out step removed
 
 say "purge"
-apt-get purge --yes --quiet pinstripe || die "apt-get purge"
+package purge pinstripe || die "apt-get purge"
 files >/root/purged
 comm -13 /root/before /root/purged >/tmp/left
 [ ! -s /tmp/left ] || die "after purge, there is: $(cat /tmp/left)"

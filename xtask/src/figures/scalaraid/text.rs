@@ -52,6 +52,7 @@ pub const FIGURE_5: &str = "full stripes in sequence on 2+1: MD's throughput end
 pub const FIGURE_6: &str = "ScalaRAID has 1.9, 1.8 and 1.6 times MD's throughput on streams of full stripes over 2+1, 4+1 and 6+1, \
      and 1.67 times on average on random ones. For as much CPU HemiRAID has 1.26 times the throughput, \
      ScalaRAID 1.75 times.";
-pub const HELD: &str = "no figure has this. It stands for the paper's many threads: see *locks held for longer*.";
+pub const HELD: &str =
+    "no figure has this. It stands for the paper's many threads: see *locks held for longer*.";
 pub const BITMAP: &str = "no figure has the array without one; what ScalaRAID changes is what counting for it costs. Wanted is \
      that our bitmap costs at most 2 %.";

@@ -113,6 +113,7 @@ pub const CLAIMS: &[&[Claim]] = &[
         Claim {
             arm: HELD.0,
             base: "",
+            why: text::HELD,
             ..claim(
                 "the meter: % of their time that threads wait for locks that are held for longer",
                 "meter",
@@ -129,7 +130,10 @@ pub const CLAIMS: &[&[Claim]] = &[
             because(text::CACHE, claim("10: 4 KiB random, one user: 2.1", "random-4k", Throughput, More)),
         ),
         at("1", bare(claim("10: the same without StRAID's cache", "random-4k", Throughput, More))),
-        at("RAID5, 4 KiB", claim("10: the same with a cache that was filled before", "filled", Throughput, More)),
+        at(
+            "RAID5, 4 KiB",
+            claim("10: the same with a cache that was filled before", "filled", Throughput, More),
+        ),
         claim("10: 4 KiB random, over models of drives", "ssd-random-4k", Throughput, More),
         claim("10: 64 KiB random: 2.9", "random-64k", Throughput, More),
         at("1", claim("10: the same, one user: 1.5", "random-64k", Throughput, More)),
