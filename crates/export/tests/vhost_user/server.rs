@@ -92,13 +92,14 @@ impl Disk {
     async fn pass_limit(&self) -> Result<(), ServiceError> {
         for _ in 0..100 {
             if !self.0.is_limited.load(Ordering::SeqCst) {
-                break;
+                return Ok(());
             }
             if CLIENT.with_borrow(Client::has_hung_up) {
                 return Err(ServiceError::Io);
             }
             shard::sleep(100_000_000).await;
         }
+        self.note("it has waited for long".into());
         Ok(())
     }
 
